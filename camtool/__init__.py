@@ -1,0 +1,80 @@
+"""See, and check, what an image model looked at.
+
+``camtool.explain(model, "photo.jpg").save("where.png")`` is the whole of it; the README tells more.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from camtool.errors import (
+        CamtoolError,
+        GeometryError,
+        ImageError,
+        LayerError,
+        MethodError,
+        ModelError,
+        TargetError,
+    )
+    from camtool.evidence import Evidence
+    from camtool.explanation import Explainer, Explanation, explain
+    from camtool.hooks import Record, Recorder
+    from camtool.methods import METHODS, method
+    from camtool.models import Loaded, load
+
+_HOMES = {
+    "METHODS": "methods",
+    "CamtoolError": "errors",
+    "Evidence": "evidence",
+    "Explainer": "explanation",
+    "Explanation": "explanation",
+    "GeometryError": "errors",
+    "ImageError": "errors",
+    "LayerError": "errors",
+    "Loaded": "models",
+    "MethodError": "errors",
+    "ModelError": "errors",
+    "Record": "hooks",
+    "Recorder": "hooks",
+    "TargetError": "errors",
+    "explain": "explanation",
+    "load": "models",
+    "method": "methods",
+}
+"""Where each public name lives. A room is opened when a name of it is first used: `import camtool` costs nothing."""
+
+__all__ = [
+    "METHODS",
+    "CamtoolError",
+    "Evidence",
+    "Explainer",
+    "Explanation",
+    "GeometryError",
+    "ImageError",
+    "LayerError",
+    "Loaded",
+    "MethodError",
+    "ModelError",
+    "Record",
+    "Recorder",
+    "TargetError",
+    "explain",
+    "load",
+    "method",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'camtool' has no attribute {name!r}")
+    value = getattr(import_module(f"camtool.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,76 @@
+"""Every exception that camtool raises on purpose, so that people can catch what they can mend.
+
+::
+
+    CamtoolError
+    ├── ImageError      a picture cannot be read, or is no picture
+    ├── GeometryError   a transform's crop and scale cannot be told
+    ├── LayerError      no layer, or not the layer asked for, can carry a map
+    ├── TargetError     what should be explained does not fit the model's output
+    ├── MethodError     an unknown method or option, or one this model cannot serve
+    └── ModelError      a model, its weights or its labels cannot be had
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "CamtoolError",
+    "GeometryError",
+    "ImageError",
+    "LayerError",
+    "MethodError",
+    "ModelError",
+    "TargetError",
+    "near",
+]
+
+
+class CamtoolError(Exception):
+    """The root: ``except camtool.CamtoolError`` catches all that camtool raises on purpose."""
+
+
+class ImageError(CamtoolError, ValueError):
+    """A picture cannot be read, or what was given is no picture."""
+
+
+class GeometryError(CamtoolError, ValueError):
+    """A transform is not a crop and a scale, so a map cannot be put back onto the photo."""
+
+
+class LayerError(CamtoolError, ValueError):
+    """No layer, or not the layer asked for, can carry a map."""
+
+
+class TargetError(CamtoolError, ValueError):
+    """What should be explained does not fit the model's output."""
+
+
+class MethodError(CamtoolError, ValueError):
+    """A method or an option is unknown, or the model cannot serve the method."""
+
+
+class ModelError(CamtoolError, ValueError):
+    """A model, its weights or its labels cannot be had."""
+
+
+def near(word: str, known: Iterable[str], *, most: int = 3) -> str:
+    """A clause that suggests names close to ``word``: ``" Did you mean 'tabby'?"``, or nothing.
+
+    Args:
+        word: What was asked for.
+        known: The names that exist.
+        most: How many names to suggest at most.
+
+    Returns:
+        A sentence that starts with a space, or the empty string where nothing is near.
+    """
+    by_folded = {name.casefold(): name for name in known}
+    folded = word.casefold()
+    matches = get_close_matches(folded, by_folded, n=most, cutoff=0.6)
+    # A part of a longer name ("tabby" in "tabby cat") is near too, though its edit distance is large.
+    matches += [name for name in by_folded if len(folded) > 2 and folded in name and name not in matches]
+    names = [repr(by_folded[match]) for match in matches[:most]]
+    return f" Did you mean {' or '.join(names)}?" if names else ""

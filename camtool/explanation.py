@@ -1,0 +1,335 @@
+"""The road from a photo to an explanation of what the model saw in it.
+
+:func:`explain` is :class:`Explainer` for one use; both give :class:`Explanation`, or lists of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camtool import images, maps, overlay, targets
+from camtool.errors import LayerError, MethodError, TargetError
+from camtool.evidence import Evidence, Scene
+from camtool.layers import resolve
+from camtool.methods import Method, MethodFunction, check_options, find
+from camtool.models import Loaded, Transform, usual_labels
+from camtool.pictures import Picture, Preparer, Source, chunks, is_batch
+from camtool.trust import doubts
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+__all__ = ["Explainer", "Explanation", "explain"]
+
+Pictures: TypeAlias = "Source | Sequence[Source]"
+Wants: TypeAlias = "targets.Want | Sequence[targets.Want | Sequence[targets.Want]] | Tensor | NDArray[np.integer[Any]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Where a model looked, for one image, one target and one method.
+
+    Attributes:
+        heatmap: ``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look.
+        raw: ``(h, w)`` float32, the method's own values at the layer's size, not normalised.
+        photo: ``(H, W, 3)`` uint8, what was given, upright.
+        seen: ``(H, W)`` booleans: the part of the photo that reached the model.
+        label: What was explained: the class' name, ``"class 281"`` where names are not known, or the target's.
+        index: The class' index; ``None`` for a target that is not about a class.
+        score: The target's value, a logit for a class.
+        probability: The class' probability; ``None`` for a target that is not about a class.
+        method: The method's name.
+        layer: The layer's dotted name; several are joined by ``" + "``.
+        warnings: Reasons not to trust this map, in plain words; empty where there are none.
+    """
+
+    heatmap: NDArray[np.float32]
+    raw: NDArray[np.float32] = field(repr=False)
+    photo: NDArray[np.uint8] = field(repr=False)
+    seen: NDArray[np.bool_] = field(repr=False)
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    method: str
+    layer: str
+    warnings: tuple[str, ...] = ()
+
+    def overlay(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
+        """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
+
+        Args:
+            alpha: How much the colours cover where the map is hot, 0 to 1.
+            colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+        """
+        return overlay.blend(self.photo, self.heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+
+    def masked(self) -> NDArray[np.uint8]:
+        """The photo times the heatmap, ``(H, W, 3)`` uint8: what is left is what counted."""
+        return overlay.multiply(self.photo, self.heatmap, seen=self.seen)
+
+    def boxes(self, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
+        """Boxes ``(x0, y0, x1, y1)`` around the hot regions, the largest first.
+
+        Args:
+            threshold: From which heat on; by default where Otsu's method parts the map in two.
+        """
+        return overlay.boxes(self.heatmap, threshold=threshold)
+
+    def contours(self, threshold: float | None = None) -> list[NDArray[np.float32]]:
+        """Outlines of the hot regions, each ``(K, 2)`` of x and y, the longest first.
+
+        Args:
+            threshold: As for :meth:`boxes`.
+        """
+        return overlay.contours(self.heatmap, threshold=threshold)
+
+    def save(self, path: str | PathLike[str], *, alpha: float = 0.5, colormap: str = "turbo") -> Path:
+        """Write the overlay, whole or not at all; the suffix decides the format (png, jpg, webp).
+
+        Raises:
+            ImageError: The suffix is unknown.
+        """
+        return images.write(path, self.overlay(alpha, colormap))
+
+    def show(self) -> None:
+        """Show the overlay: in a notebook below the cell, elsewhere in the system's picture viewer."""
+        images.show(self.overlay())
+
+    def _repr_png_(self) -> bytes:
+        return images.encode(self.overlay())
+
+    def __repr__(self) -> str:
+        probability = "" if self.probability is None else f", probability {self.probability:.1%}"
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        return f"<Explanation of {self.label!r}{probability}: {self.method} at {self.layer}{warned}>"
+
+
+def explain(
+    model: nn.Module | Loaded,
+    img: Pictures,
+    target_class: Wants = None,
+    *,
+    method: str | MethodFunction | Sequence[str | MethodFunction] = "gradcam",
+    layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
+    merge: str | Callable[[Tensor], Tensor] = "mean",
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> Any:
+    """Show where a model looked.
+
+        result = camtool.explain(model, "cat.jpg", "tabby")
+        result.save("where.png")
+
+    The model is left exactly as it was found.
+
+    Args:
+        model: A module, or what :func:`camtool.load` returned.
+        img: A path, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of floats in [0, 1], or a
+            tensor; or a list of these. A 4-D tensor ``(N, C, H, W)``, and a floating 3-D one where no ``transform`` is
+            given, is taken as already prepared and not touched.
+        target_class: What to explain: ``None`` for the model's own top class, an index, a name, a
+            :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
+            images a list gives one per image; for one image a list asks for several; a list of lists does both.
+        method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several.
+        layer: Where to look: a dotted name, a module, or several. By default the best layer is found.
+        merge: How the maps of several layers become one: a name in :data:`camtool.maps.MERGES`, or a function.
+        transform: From PIL image to the model's input, where ``model`` does not bring it.
+        labels: The names of the classes, where ``model`` does not bring them.
+        device: Where the inputs go; by default where the model is.
+        batch_size: How many pictures run at once, at most.
+        **options: The method's own.
+
+    Returns:
+        An :class:`Explanation` for one image, one class and one method. Where several images, classes or methods were
+        given a list, nested in that order. A 4-D tensor is several images, even if it holds one.
+
+    Raises:
+        CamtoolError: Something does not fit; the kinds are in :mod:`camtool.errors`.
+    """
+    explainer = Explainer(
+        model,
+        method,
+        layer,
+        merge=merge,
+        transform=transform,
+        labels=labels,
+        device=device,
+        batch_size=batch_size,
+        **options,
+    )
+    return explainer(img, target_class)
+
+
+class Explainer:
+    """:func:`explain` with its settings kept: for many images, or batch after batch of a loader.
+
+        explainer = camtool.Explainer(model, method="layercam")
+        for batch, classes in loader:
+            results = explainer(batch, classes)
+
+    Nothing stays on the model between calls. The arguments are those of :func:`explain`.
+
+    Raises:
+        MethodError: A method, an option or a merge is unknown.
+        LayerError: A module given as ``layer`` is not part of the model.
+        CamtoolError: ``device`` is not where the model is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Loaded,
+        method: str | MethodFunction | Sequence[str | MethodFunction] = "gradcam",
+        layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
+        *,
+        merge: str | Callable[[Tensor], Tensor] = "mean",
+        transform: Transform | None = None,
+        labels: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 32,
+        **options: Any,
+    ) -> None:
+        loaded = model if isinstance(model, Loaded) else Loaded(model)
+        self._model = loaded.model
+        self._labels = labels if labels is not None else loaded.labels
+        self._methods = [find(each) for each in _as_list(method)]
+        self._several_methods = isinstance(method, (list, tuple))
+        self._layers = None if layer is None else [_name_in(self._model, each) for each in _as_list(layer)]
+        self._merge = maps.merge_function(merge)
+        self._prepare = Preparer(self._model, transform or loaded.transform, device)
+        self._batch_size = batch_size
+        self._options = options
+        check_options(self._methods, options)
+
+    def __call__(self, img: Pictures, target_class: Wants = None) -> Any:
+        """Explain; the arguments and the results are those of :func:`explain`."""
+        several = is_batch(img)
+        sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
+        wants = _per_image(target_class, len(sources)) if several else [_listed(target_class)]
+        is_prepared = several and isinstance(img, Tensor)
+        pictures = [self._prepare(source, is_prepared=is_prepared) for source in sources]
+        results = [
+            self._unwrapped(explanations, want)
+            for chunk in chunks(pictures, self._batch_size)
+            for explanations, want in zip(
+                self._explain(pictures[chunk.start : chunk.stop], wants[chunk.start : chunk.stop]),
+                wants[chunk.start : chunk.stop],
+                strict=True,
+            )
+        ]
+        return results if several else results[0]
+
+    def _unwrapped(self, by_target: list[list[Explanation]], want: Any) -> Any:
+        """One image's explanations by target and method, less the levels at which only one thing was asked for."""
+        found = [by_method if self._several_methods else by_method[0] for by_method in by_target]
+        return found if isinstance(want, (list, tuple, targets.Top)) else found[0]
+
+    def _explain(self, pictures: Sequence[Picture], wants: Sequence[Any]) -> list[list[list[Explanation]]]:
+        """Explanations by image, target and method, from one forward of all the pictures."""
+        batch = torch.stack([picture.tensor for picture in pictures])
+        scene = Scene(self._model, batch, resolve(self._model, batch, self._layers))
+        labels = self._labels if self._labels is not None else usual_labels(self._model, scene.logits.shape[1])
+        chosen = [
+            [target for each in _as_list(want) for target in targets.choose(each, output, labels)]
+            for want, output in zip(wants, scene.logits, strict=True)
+        ]
+        results: list[list[list[Explanation]]] = [[] for _ in pictures]
+        for turn in range(max(map(len, chosen))):
+            # All images are asked at once; one with fewer targets than others repeats its last, and that is left out.
+            question = [own[min(turn, len(own) - 1)] for own in chosen]
+            by_method = [self._answers(method, scene, question, pictures, labels) for method in self._methods]
+            for i, own in enumerate(chosen):
+                if turn < len(own):
+                    results[i].append([answers[i] for answers in by_method])
+        return results
+
+    def _answers(
+        self,
+        method: Method,
+        scene: Scene,
+        question: Sequence[targets.Target],
+        pictures: Sequence[Picture],
+        labels: Sequence[str] | None,
+    ) -> list[Explanation]:
+        """One explanation an image, by one method, about one target each."""
+        evidence = scene.evidence(question)
+        raw = self._raw_maps(method, evidence)
+        chances = targets.probabilities(scene.logits)
+
+        def answer(image: int, picture: Picture, target: targets.Target) -> Explanation:
+            index = targets.class_of(target)
+            return Explanation(
+                heatmap=picture.place(raw[image]),
+                raw=raw[image].float().cpu().numpy(),
+                photo=picture.photo,
+                seen=picture.geometry.seen,
+                label=targets.name_of(target, labels),
+                index=index,
+                score=float(evidence[0].scores[image]),
+                probability=None if index is None else float(chances[image, index].mean()),
+                method=method.name,
+                layer=" + ".join(layer.name for layer in scene.layers),
+                warnings=(*picture.notes, *doubts(evidence, raw, scene.logits, question, image)),
+            )
+
+        return [answer(i, picture, target) for i, (picture, target) in enumerate(zip(pictures, question, strict=True))]
+
+    def _raw_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
+        """The method's maps of all layers, merged: ``(N, *grid)``."""
+        options = {name: value for name, value in self._options.items() if name in method.options}
+        device_type = evidence[0].scores.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device_type, enabled=False):
+            found = [method(each, **options) for each in evidence]
+            for each, raw in zip(evidence, found, strict=True):
+                expected = tuple(each.activations[:, 0].shape)
+                came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+                if came != expected:
+                    raise MethodError(f"method {method.name!r} returned {came}; it must return maps {expected}.")
+            return maps.merge(found, self._merge)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _listed(wants: Any) -> Any:
+    """Classes that came as a tensor or an array, as a loader gives them, as integers."""
+    return wants.tolist() if isinstance(wants, (Tensor, np.ndarray)) else wants
+
+
+def _per_image(wants: Any, count: int) -> list[Any]:
+    """What is asked of each of several images.
+
+    Raises:
+        TargetError: A list has another length.
+    """
+    wants = _listed(wants)
+    if not isinstance(wants, (list, tuple)):
+        return [wants] * count
+    if len(wants) != count:
+        raise TargetError(
+            f"target_class has {len(wants)} entries for {count} images; give one entry per image "
+            "(a list of classes where an image should be asked for several), or a single one for all."
+        )
+    return list(wants)
+
+
+def _name_in(model: nn.Module, layer: str | nn.Module) -> str:
+    if isinstance(layer, str):
+        return layer
+    for name, module in model.named_modules():
+        if module is layer:
+            return name
+    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")

@@ -1,0 +1,82 @@
+"""Methods that weigh activations by the gradient of the score.
+
+``A`` are the activations and ``g`` the gradient of the score towards them, both ``(N, C, *grid)``. Every method ends in
+a ReLU: what is left speaks for the target.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from camtool.evidence import Evidence
+from camtool.methods.registry import method
+
+__all__ = ["gradcam", "gradcam_plus_plus", "hirescam", "layercam", "xgradcam"]
+
+
+@method("gradcam", paper="arXiv 1610.02391", needs="gradients")
+def gradcam(evidence: Evidence) -> Tensor:
+    """Each channel counts as much as its mean gradient (Selvaraju et al. 2017).
+
+    ``relu(Σ_k w_k A_k)`` with ``w_k`` the mean of ``g_k`` over the positions (eq. 1 and 2).
+    """
+    return _weighted_sum(_over_positions(evidence.gradients, "mean"), evidence.activations).relu()
+
+
+@method("gradcam++", paper="arXiv 1710.11063", needs="gradients")
+def gradcam_plus_plus(evidence: Evidence) -> Tensor:
+    """Positive gradients weigh a channel, less where it fires in many places (Chattopadhay et al. 2018).
+
+    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ α relu(g)`` and ``α = g² / (2 g² + g³ Σ A)`` (eq. 19, which takes the score
+    through an exponential), summed over the positions. ``g²`` cancels, so ``α = 1 / (2 + g Σ A)`` is computed: the
+    same number, and no underflow where ``g²`` and ``g³`` vanish in single precision. ``α`` is 0 where ``g`` is 0, and
+    where the denominator is: the paper takes rectified activations, for which it is 2 or more wherever it matters.
+    """
+    A, g = evidence.activations, evidence.gradients
+    denominator = 2 + g * _over_positions(A, "sum")
+    usable = (g > 0) & (denominator.abs() > torch.finfo(g.dtype).eps)
+    alpha = torch.where(usable, 1 / torch.where(usable, denominator, 1), 0)
+    return _weighted_sum(_over_positions(alpha * g.relu(), "sum"), A).relu()
+
+
+@method("xgradcam", paper="arXiv 2008.02312", needs="gradients")
+def xgradcam(evidence: Evidence) -> Tensor:
+    """Gradients are averaged where the channel fires, not everywhere (Fu et al. 2020).
+
+    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ g A / Σ A`` over the positions (eq. 8). A channel whose activations sum to
+    nothing gets no weight.
+    """
+    A, g = evidence.activations, evidence.gradients
+    total = _over_positions(A, "sum")
+    fires = total.abs() > torch.finfo(A.dtype).eps * _over_positions(A.abs(), "sum")
+    weights = torch.where(fires, _over_positions(g * A, "sum") / torch.where(fires, total, 1), 0)
+    return _weighted_sum(weights, A).relu()
+
+
+@method("hirescam", paper="arXiv 2011.08891", needs="gradients")
+def hirescam(evidence: Evidence) -> Tensor:
+    """Gradient times activation, position by position: just what the score used (Draelos and Carin 2020).
+
+    ``relu(Σ_k g_k A_k)``. The paper's map is signed (eq. 4); as in Grad-CAM the ReLU keeps what speaks for the target.
+    """
+    return (evidence.gradients * evidence.activations).sum(1).relu()
+
+
+@method("layercam", paper="10.1109/TIP.2021.3089943", needs="gradients")
+def layercam(evidence: Evidence) -> Tensor:
+    """Positive gradients weigh each position by itself, so that shallow layers give fine maps (Jiang et al. 2021).
+
+    ``relu(Σ_k relu(g_k) A_k)`` (eq. 4 and 5).
+    """
+    return (evidence.gradients.relu() * evidence.activations).sum(1).relu()
+
+
+def _over_positions(tensor: Tensor, how: str) -> Tensor:
+    """The sum or the mean over the grid, ``(N, C, 1, ...)``."""
+    axes = tuple(range(2, tensor.ndim))
+    return tensor.sum(axes, keepdim=True) if how == "sum" else tensor.mean(axes, keepdim=True)
+
+
+def _weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
+    return (weights * activations).sum(1)

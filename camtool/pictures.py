@@ -1,0 +1,167 @@
+"""What a person gave, on both sides of its preparation: the photo, and the tensor that the model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camtool import images, maps
+from camtool.errors import CamtoolError, ImageError
+from camtool.geometry import Geometry, _unwrapped as unwrapped, geometry_of
+from camtool.models import Transform, usual_transform
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Picture", "Preparer", "Source", "chunks", "is_batch"]
+
+Source: TypeAlias = "images.ImageSource | Tensor"
+
+_ASSUMED = (
+    "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
+    "pictures prepared otherwise, pass transform=."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One picture.
+
+    Attributes:
+        tensor: ``(C, h, w)``, the model's input, where the model is.
+        photo: ``(H, W, 3)`` uint8, what a person sees.
+        geometry: How the one became the other.
+        notes: What a person should know about the preparation.
+    """
+
+    tensor: Tensor
+    photo: NDArray[np.uint8]
+    geometry: Geometry
+    notes: tuple[str, ...] = ()
+
+    def place(self, raw: Tensor) -> NDArray[np.float32]:
+        """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
+        placed = self.geometry.place(raw.float())[None]
+        seen = self.geometry.seen
+        among = None if seen.all() else torch.from_numpy(seen).to(placed.device)
+        heatmap: NDArray[np.float32] = maps.normalise(placed, among)[0].cpu().numpy()
+        return heatmap
+
+
+class Preparer:
+    """Turns whatever was given into :class:`Picture`.
+
+    Args:
+        model: Decides where the tensors go and, for photos, of which floating type they are.
+        transform: From PIL image to tensor; ``None`` where it is not known.
+        device: Where the tensors go; by default where the model is.
+
+    Raises:
+        CamtoolError: ``device`` is not where the model is.
+    """
+
+    def __init__(self, model: nn.Module, transform: Transform | None, device: torch.device | str | None) -> None:
+        self._model, self._transform = model, transform
+        self._device = _device_of(model, device)
+        self._geometries: dict[tuple[int, int], Geometry] = {}
+
+    def __call__(self, source: Source, *, is_prepared: bool = False) -> Picture:
+        """One picture.
+
+        Args:
+            source: A photo in any form; or a tensor.
+            is_prepared: The tensor is the model's input already. A floating one ``(C, h, w)`` is taken so in any case
+                where there is no transform.
+
+        Raises:
+            ImageError: The source is no picture, or the transform made no input of it.
+            GeometryError: The transform is more than a crop and a scale.
+        """
+        if isinstance(source, Tensor):
+            floating_3d = source.ndim == 3 and source.is_floating_point()
+            if is_prepared or (floating_3d and self._transform is None):
+                return self._prepared(source)
+            source = _array(source)
+        return self._from_photo(images.read(source))
+
+    def _prepared(self, tensor: Tensor) -> Picture:
+        if tensor.ndim != 3:
+            raise ImageError(f"img: a prepared picture is (C, H, W), got {tuple(tensor.shape)}.")
+        geometry = Geometry.whole(*tensor.shape[1:])
+        return Picture(tensor.to(self._device), _view(tensor, self._transform), geometry)
+
+    def _from_photo(self, photo: Any) -> Picture:
+        transform = self._transform or usual_transform()
+        size = (photo.height, photo.width)
+        if size not in self._geometries:
+            self._geometries[size] = geometry_of(transform, photo)
+        tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
+        notes = () if self._transform else (_ASSUMED,)
+        return Picture(tensor, np.asarray(photo), self._geometries[size], notes)
+
+
+def is_batch(img: Any) -> bool:
+    """Whether what was given is several pictures: a list, a tensor ``(N, C, H, W)``, an array ``(N, H, W, C)``."""
+    return isinstance(img, (list, tuple)) or (isinstance(img, (Tensor, np.ndarray)) and img.ndim == 4)
+
+
+def chunks(pictures: Sequence[Picture], size: int) -> Iterator[range]:
+    """In order, the stretches of pictures that fit into one batch: of one shape, and not more than ``size``."""
+
+    def kind(index: int) -> tuple[object, ...]:
+        return pictures[index].tensor.shape, pictures[index].tensor.dtype
+
+    for _, run in groupby(range(len(pictures)), key=kind):
+        alike = list(run)
+        for start in range(0, len(alike), size):
+            yield range(alike[start], alike[min(start + size, len(alike)) - 1] + 1)
+
+
+def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
+    first = next(model.parameters(), None)
+    own = torch.device("cpu") if first is None else first.device
+    if asked is not None and first is not None and torch.device(asked).type != own.type:
+        raise CamtoolError(
+            f"device={str(asked)!r}, but the model is on {own}; move it first: model.to({str(asked)!r})."
+        )
+    return own if asked is None else torch.device(asked)
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """A photo in a tensor, ``(H, W)`` or ``(C, H, W)``, as an array with the channels last."""
+    array: NDArray[Any] = (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).detach().cpu().numpy()
+    return array
+
+
+def _as_input(made: Any, transform: Transform) -> Tensor:
+    tensor = unwrapped(made)
+    tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+    if isinstance(tensor, Tensor) and tensor.ndim == 4 and len(tensor) == 1:
+        tensor = tensor[0]
+    if not isinstance(tensor, Tensor) or tensor.ndim != 3:
+        came = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(made).__name__
+        raise ImageError(f"transform {type(transform).__name__} made {came}; it must make a tensor (C, h, w).")
+    return tensor
+
+
+def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
+    """A prepared tensor ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
+    values = tensor.detach().float().cpu()
+    mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
+    if mean is not None and std is not None and len(mean) == len(values):
+        values = values * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+    else:
+        values = maps.normalise(values[None])[0]
+    values = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
+    pixels: NDArray[np.uint8] = (values.clamp(0, 1) * 255).round().byte().movedim(0, -1).contiguous().numpy()
+    return pixels

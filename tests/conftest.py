@@ -1,0 +1,31 @@
+"""What several tests share: where the real weights and photos lie, and small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real weights and photos beside the project; tests that need it skip where it is absent."""
+    if not (SHARED / "models").is_dir():
+        pytest.skip("real weights and photos are not beside the project (../shared)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def mobilenet(shared: Path):
+    """MobileNetV2 with real ImageNet weights, its transform and its labels."""
+    import camtool
+
+    return camtool.load("mobilenet_v2", shared / "models" / "mobilenet_v2-imagenet.safetensors")
