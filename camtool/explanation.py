@@ -331,5 +331,5 @@ def _name_in(model: nn.Module, layer: str | nn.Module) -> str:
         return layer
     for name, module in model.named_modules():
         if module is layer:
-            return name
+            return str(name)
     raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")

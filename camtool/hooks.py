@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,25 +91,29 @@ def observe(model: nn.Module, layers: Sequence[str], inputs: Inputs, *, grad: bo
         LayerError: A name is unknown, a layer did not run, or returned no floating tensor.
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
-    observation = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
-    if grad and not _on_a_graph(observation.output):
+    observation, whole = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
+    if grad and not whole:
         # The model switches grad mode off itself, around a frozen backbone say, and where its block ended it undid
         # what our hook had switched on. So start with grad mode on: dearer, but what such a block restores is "on".
-        observation = _observe(model, layers, inputs, grad=True, grad_in_trunk=True)
+        observation, _ = _observe(model, layers, inputs, grad=True, grad_in_trunk=True)
     return observation
 
 
 def _observe(
     model: nn.Module, layers: Sequence[str], inputs: Inputs, *, grad: bool, grad_in_trunk: bool
-) -> Observation:
+) -> tuple[Observation, bool]:
+    """The observation, and whether its graph leads, in one piece, from the first layer that ran to the output."""
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    cut = False
 
     def keep(layer: str, _: nn.Module, output: Any) -> Any:
+        nonlocal cut
         kept = main_tensor(output)
         if kept is None:
             kind = type(output).__name__
             raise LayerError(f"layer {layer!r} returned no floating tensor but a {kind}; choose another layer.")
         if grad:
+            cut = cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward's own grad mode ends, below
             kept = kept if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept)
@@ -123,7 +127,7 @@ def _observe(
     for layer, tensors in calls.items():
         if not tensors:
             raise LayerError(f"layer {layer!r} did not run in this forward; choose one that the model uses.")
-    return Observation(output, calls)
+    return Observation(output, calls), not cut and _on_a_graph(output)
 
 
 def resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, *, nth: int = 0) -> Any:
@@ -203,11 +207,16 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         nonlocal latest
         tensor = main_tensor(output)
         shape = None if tensor is None else tuple(tensor.shape)
-        content = None if tensor is None else (tensor.data_ptr(), tensor.numel(), tensor._version)
+        content = None if tensor is None else (tensor.data_ptr(), tensor.numel(), _version(tensor))
         calls.append(Call(name, module, shape, handed_on=content is not None and content == latest[1]))
         latest = tensor, content
 
-    with left_as_found(model), torch.no_grad(), ExitStack() as stack:
+    with (
+        left_as_found(model),
+        _outside_inference_mode(model, inputs, grad=False) as inputs,  # where tensors tell whether they were written to
+        torch.no_grad(),
+        ExitStack() as stack,
+    ):
         for name, module in modules_by_name(model).items():
             stack.enter_context(_forward_hook(module, partial(note, name)))
         call(model, inputs)
@@ -331,7 +340,9 @@ class Recorder:
         if self._outputs:
             self._append(record.outputs, self._kept(tensor))
         if self._gradients:
-            self._append(record.grad_outputs, None)
+            if self._last_only:
+                record.grad_outputs = []  # a new list: the gradient of an earlier call, still to come, has the old one
+            record.grad_outputs.append(None)
             self._on_gradient(tensor, record.grad_outputs, len(record.grad_outputs) - 1)
         return _with_main_tensor(output, tensor.clone())
 
@@ -373,22 +384,45 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-            with torch.no_grad():
-                for owner, name, buffer, value, version in buffers:
-                    if buffer._version != version:
-                        buffer.copy_(value)
-                    owner._buffers[name] = buffer
+            for module, before in buffers:
+                _put_back(module, before)
 
 
-def _buffers_at_risk(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor, int]]:
-    """The buffers that a forward in evaluation mode may write to: torch's own layers never do, other code may."""
+_Buffers: TypeAlias = dict[str, tuple[Tensor, Tensor, int] | None]
+"""A module's buffers by name: the tensor itself, a copy of its values, and its version; ``None`` for an empty one."""
+
+
+def _buffers_at_risk(model: nn.Module) -> list[tuple[nn.Module, _Buffers]]:
+    """The buffers that a forward in evaluation mode may write to: torch's own norms never do, other code may."""
     return [
-        (module, name, buffer, buffer.clone(), buffer._version)
+        (
+            module,
+            {
+                name: None if buffer is None else (buffer, buffer.clone(), _version(buffer))
+                for name, buffer in module._buffers.items()
+            },
+        )
         for module in model.modules()
-        if module._buffers and not type(module).__module__.startswith("torch.nn.")
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        if type(module).__module__ not in ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
     ]
+
+
+@torch.inference_mode()  # there, tensors of either kind may be written to
+def _put_back(module: nn.Module, before: _Buffers) -> None:
+    """Give the module the buffers it had; what is as it was is not touched, because other threads may be reading it."""
+    for name in module._buffers.keys() - before.keys():
+        delattr(module, name)
+    for name, known in before.items():
+        buffer, value, version = known or (None, None, 0)
+        if buffer is not None and value is not None and (buffer.is_inference() or buffer._version != version):
+            buffer.copy_(value)
+        if module._buffers.get(name) is not buffer:
+            module._buffers[name] = buffer
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written to; tensors made in inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
@@ -482,7 +516,7 @@ def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure of tuples, named tuples, lists and dictionaries, with each tensor changed."""
     if isinstance(structure, Tensor):
         return change(structure)
-    if isinstance(structure, dict):
+    if isinstance(structure, MutableMapping):
         changed = copy.copy(structure)
         for key, item in structure.items():
             changed[key] = map_tensors(item, change)

@@ -8,9 +8,9 @@ not applied, as the usual preprocessing of image models does not apply them eith
 from __future__ import annotations
 
 import os
-import sys
 import stat
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -30,7 +30,7 @@ _MOST_ASKED = 32
 
 _MOST_PREFIX_TOKENS = 16
 
-_SILENT = "no gradient of the score reaches it"
+_SILENT = "no gradient reaches it"
 
 _POOLS = (
     nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -70,8 +70,8 @@ class Layout:
         return maps.movedim(1, -1) if self.kind == "channels last" else maps
 
     def __str__(self) -> str:
-        prefix = f", {self.prefix} before the grid" if self.prefix else ""
-        return self.kind + prefix
+        prefix = f" after {self.prefix}" if self.prefix else ""
+        return f"{self.kind}, {_times(self.grid)}{prefix}"
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,10 @@ def survey(model: nn.Module, inputs: Inputs) -> list[Candidate]:
     best = max((i for i, candidate in enumerate(asked) if not candidate.verdict), default=None)
     for i, candidate in enumerate(asked):
         if i == best:
-            asked[i] = replace(candidate, chosen=True, verdict="the deepest grid that the score's gradient reaches")
+            asked[i] = replace(candidate, chosen=True, verdict="the deepest that the score's gradient reaches")
         elif not candidate.verdict:
-            asked[i] = replace(candidate, verdict="good; not the deepest")
-    shallow = [replace(candidate, verdict="shallow; not looked into") for candidate in candidates[:-_MOST_ASKED]]
+            asked[i] = replace(candidate, verdict="good, but not the deepest")
+    shallow = [replace(candidate, verdict="shallow, not looked into") for candidate in candidates[:-_MOST_ASKED]]
     return shallow + asked
 
 
@@ -254,8 +254,8 @@ def _gradients_of_top_score(output: Tensor | None, tensors: list[Tensor]) -> Seq
     """How the first image's highest score depends on each tensor; ``None`` for all where there is no graph to ask."""
     if output is None or not output.requires_grad:
         return [None] * len(tensors)
-    score = output[0].amax(0).sum()
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        score = output[0].amax(0).sum()
         return torch.autograd.grad(score, tensors, materialize_grads=True)
 
 
@@ -319,7 +319,6 @@ def _token_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, int] | None:
 
 def _reading_that_moves_there(tensor: Tensor, readings: list[Layout]) -> Layout:
     """Of several readings the one whose changed corner moved most; ``tensor`` is of both pictures, ``(2, ...)``."""
-
     if len(readings) == 1 or len(tensor) != 2:
         return readings[0]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-__all__ = ["Loaded", "Transform", "load", "read_state", "usual_labels", "usual_transform"]
+__all__ = ["Loaded", "Transform", "architecture", "load", "read_state", "usual_labels", "usual_transform"]
 
 Transform: TypeAlias = "Callable[[Image.Image], Any]"
 """From a PIL picture to the model's input, ``(C, h, w)``."""
@@ -76,7 +76,21 @@ def load(
 # -------------------------------------------------------------------------------------------------- torchvision
 
 
-def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
+def architecture(name: str) -> nn.Module:
+    """A torchvision model with random weights, to look at how it is built; nothing is fetched.
+
+    Raises:
+        ModelError: The name is unknown.
+    """
+    model = _built(name)
+    for module in model.modules():
+        # A head that starts at zero, as the vision transformers' do, lets no gradient through: any numbers serve.
+        if isinstance(module, nn.Linear) and not module.weight.any():
+            nn.init.normal_(module.weight)
+    return model.eval()
+
+
+def _built(name: str, **options: Any) -> nn.Module:
     import torchvision.models as zoo
 
     known = zoo.list_models()
@@ -85,10 +99,19 @@ def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
             f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', "
             "or your own as 'package.module:factory'."
         )
+    if name in ("googlenet", "inception_v3"):  # they warn, and fill themselves slowly, unless told that weights come
+        options["init_weights"] = False
+    model: nn.Module = zoo.get_model(name, weights=None, **options)
+    return model
+
+
+def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
+    import torchvision.models as zoo
+
+    model = _built(name)
     published = zoo.get_model_weights(name)
     if weights is None:
         best = published["DEFAULT"]
-        model = zoo.get_model(name, weights=None, **_plain_init(name))
         model.load_state_dict(_download(name, best))
         return Loaded(model, best.transforms(), best.meta.get("categories"))
     state = read_state(weights)
@@ -96,17 +119,11 @@ def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
     # differ from it in the size of the crop by a few pixels.
     usual = next(iter(published))
     labels = usual.meta.get("categories")
-    model = zoo.get_model(name, weights=None, **_plain_init(name))
     classes = _classes_in(state, model)
     if labels is not None and classes not in (None, len(labels)):  # fine-tuned on a person's own classes
-        model, labels = zoo.get_model(name, weights=None, num_classes=classes, **_plain_init(name)), None
+        model, labels = _built(name, num_classes=classes), None
     _fill(model, state, weights)
     return Loaded(model, usual.transforms(), labels)
-
-
-def _plain_init(name: str) -> dict[str, bool]:
-    """GoogLeNet and Inception warn, and fill themselves slowly with random numbers, unless told that weights come."""
-    return {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
 
 
 def _download(name: str, weights: Any) -> Mapping[str, Tensor]:
@@ -177,9 +194,7 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(
-            f"weights {str(path)!r} hold no tensors by name ({type(found).__name__}); save a state_dict."
-        )
+        raise ModelError(f"weights {str(path)!r} hold no tensors by name ({type(found).__name__}); save a state_dict.")
     tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     wrapped = all(key.startswith("module.") for key in tensors)
     return {key.removeprefix("module.") if wrapped else key: value for key, value in tensors.items()}

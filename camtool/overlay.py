@@ -30,6 +30,7 @@ __all__ = [
     "draw_boxes",
     "draw_contours",
     "multiply",
+    "palette",
 ]
 
 Pixels = NDArray[np.uint8]
@@ -94,7 +95,7 @@ def colorize(heatmap: NDArray[Any], colormap: str = "turbo") -> Pixels:
         ColormapError: ``colormap`` is not in ``COLORMAPS``.
         OverlayError: ``heatmap`` is no heatmap.
     """
-    return _palette(colormap)[np.rint(255 * _as_heat(heatmap)).astype(np.uint8)]
+    return palette(colormap)[np.rint(255 * _as_heat(heatmap)).astype(np.uint8)]
 
 
 def blend(
@@ -269,7 +270,7 @@ def draw_contours(
 # ----------------------------------------------------------------------------------------- colour and opacity
 
 
-def _palette(colormap: str) -> Pixels:
+def palette(colormap: str) -> Pixels:
     """The 256 colours of a colormap, (256, 3) uint8 RGB."""
     if colormap not in COLORMAPS:
         hint = near(str(colormap), COLORMAPS)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from camtool import images, maps
 from camtool.errors import CamtoolError, ImageError
-from camtool.geometry import Geometry, _unwrapped as unwrapped, geometry_of
+from camtool.geometry import Geometry, geometry_of
+from camtool.geometry import _unwrapped as unwrapped
 from camtool.models import Transform, usual_transform
 
 if TYPE_CHECKING:

@@ -17,21 +17,22 @@ __all__ = ["gradcam", "gradcam_plus_plus", "hirescam", "layercam", "xgradcam"]
 
 @method("gradcam", paper="arXiv 1610.02391", needs="gradients")
 def gradcam(evidence: Evidence) -> Tensor:
-    """Each channel counts as much as its mean gradient (Selvaraju et al. 2017).
+    """Each channel counts as much as its mean gradient.
 
-    ``relu(Σ_k w_k A_k)`` with ``w_k`` the mean of ``g_k`` over the positions (eq. 1 and 2).
+    ``relu(Σ_k w_k A_k)`` with ``w_k`` the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1 and 2).
     """
     return _weighted_sum(_over_positions(evidence.gradients, "mean"), evidence.activations).relu()
 
 
 @method("gradcam++", paper="arXiv 1710.11063", needs="gradients")
 def gradcam_plus_plus(evidence: Evidence) -> Tensor:
-    """Positive gradients weigh a channel, less where it fires in many places (Chattopadhay et al. 2018).
+    """Positive gradients weigh a channel, less so where it fires in many places.
 
-    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ α relu(g)`` and ``α = g² / (2 g² + g³ Σ A)`` (eq. 19, which takes the score
-    through an exponential), summed over the positions. ``g²`` cancels, so ``α = 1 / (2 + g Σ A)`` is computed: the
-    same number, and no underflow where ``g²`` and ``g³`` vanish in single precision. ``α`` is 0 where ``g`` is 0, and
-    where the denominator is: the paper takes rectified activations, for which it is 2 or more wherever it matters.
+    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ α relu(g)`` and ``α = g² / (2 g² + g³ Σ A)``, summed over the positions
+    (Chattopadhay et al. 2018, eq. 19, which takes the score through an exponential). ``g²`` cancels, so
+    ``α = 1 / (2 + g Σ A)`` is computed: the same number, and no underflow where ``g²`` and ``g³`` vanish in single
+    precision. ``α`` is 0 where ``g`` is not positive, as the ReLU leaves nothing of it there, and where the denominator
+    is 0: the paper takes rectified activations, for which it is 2 or more.
     """
     A, g = evidence.activations, evidence.gradients
     denominator = 2 + g * _over_positions(A, "sum")
@@ -42,10 +43,10 @@ def gradcam_plus_plus(evidence: Evidence) -> Tensor:
 
 @method("xgradcam", paper="arXiv 2008.02312", needs="gradients")
 def xgradcam(evidence: Evidence) -> Tensor:
-    """Gradients are averaged where the channel fires, not everywhere (Fu et al. 2020).
+    """Gradients are averaged where the channel fires, not everywhere.
 
-    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ g A / Σ A`` over the positions (eq. 8). A channel whose activations sum to
-    nothing gets no weight.
+    ``relu(Σ_k w_k A_k)`` with ``w_k = Σ g A / Σ A`` over the positions (Fu et al. 2020, eq. 8). A channel whose
+    activations sum to nothing gets no weight.
     """
     A, g = evidence.activations, evidence.gradients
     total = _over_positions(A, "sum")
@@ -56,18 +57,19 @@ def xgradcam(evidence: Evidence) -> Tensor:
 
 @method("hirescam", paper="arXiv 2011.08891", needs="gradients")
 def hirescam(evidence: Evidence) -> Tensor:
-    """Gradient times activation, position by position: just what the score used (Draelos and Carin 2020).
+    """Gradient times activation, position by position: what the score used.
 
-    ``relu(Σ_k g_k A_k)``. The paper's map is signed (eq. 4); as in Grad-CAM the ReLU keeps what speaks for the target.
+    ``relu(Σ_k g_k A_k)``. The map of Draelos and Carin 2020 is signed (eq. 4); the ReLU keeps, as in Grad-CAM, what
+    speaks for the target.
     """
     return (evidence.gradients * evidence.activations).sum(1).relu()
 
 
 @method("layercam", paper="10.1109/TIP.2021.3089943", needs="gradients")
 def layercam(evidence: Evidence) -> Tensor:
-    """Positive gradients weigh each position by itself, so that shallow layers give fine maps (Jiang et al. 2021).
+    """Positive gradients weigh each position by itself, for fine maps from shallow layers.
 
-    ``relu(Σ_k relu(g_k) A_k)`` (eq. 4 and 5).
+    ``relu(Σ_k relu(g_k) A_k)`` (Jiang et al. 2021, eq. 4 and 5).
     """
     return (evidence.gradients.relu() * evidence.activations).sum(1).relu()
 

@@ -11,12 +11,12 @@ from camtool.methods.registry import method
 __all__ = ["cam"]
 
 
-@method("cam", paper="arXiv 1512.04150", needs="a head of average pooling and one linear layer")
+@method("cam", paper="arXiv 1512.04150", needs="a pooled linear head")
 def cam(evidence: Evidence) -> Tensor:
-    """The linear layer's own weights sum up the maps it pools (Zhou et al. 2016).
+    """The head's own weights sum up the maps that it pools.
 
-    ``M = Σ_k w_k A_k`` (eq. 2), with ``w`` the class' row of the weights. As in the paper there is no ReLU, and the
-    bias, which is the same everywhere, is left out: negative values speak against the class.
+    ``M = Σ_k w_k A_k`` (Zhou et al. 2016, eq. 2), with ``w`` the class' row of the weights. As in the paper there is
+    no ReLU, and the bias, which is the same everywhere, is left out: negative values speak against the class.
 
     Returns:
         Signed maps ``(N, *grid)`` whose mean is the score less the bias.

@@ -1,0 +1,54 @@
+"""Make the picture that the README shows: ``python assets/make.py --model mobilenet_v2 --weights FILE``.
+
+Four photos that come with scikit-image make one; the model is asked for three things in it. Anybody can make it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import skimage.data
+import typer
+from PIL import Image, ImageDraw, ImageFont
+
+import camtool
+
+_QUESTIONS = ("tiger cat", "espresso", "missile")
+_SIDE, _GAP, _CAPTION = 240, 10, 34
+
+
+def main(model: str = "mobilenet_v2", weights: Annotated[Path | None, typer.Option()] = None) -> None:
+    """Explain the mosaic once a class and set the overlays in a row."""
+    photo = _mosaic(["chelsea", "coffee", "rocket", "astronaut"])
+    loaded = camtool.load(model, weights)
+    answers = camtool.explain(loaded, photo, list(_QUESTIONS))
+    pictures = [photo] + [answer.overlay() for answer in answers]
+    captions = ["the photo"] + [f"“{answer.label}”?" for answer in answers]
+    _row(pictures, captions).save(Path(__file__).with_name("first-look.jpg"), quality=90, optimize=True)
+
+
+def _mosaic(names: list[str], side: int = 240) -> np.ndarray:
+    tiles = []
+    for name in names:
+        photo = Image.fromarray(getattr(skimage.data, name)())
+        edge = min(photo.size)
+        left, top = (photo.width - edge) // 2, (photo.height - edge) // 2
+        tiles.append(np.asarray(photo.crop((left, top, left + edge, top + edge)).resize((side, side))))
+    return np.vstack([np.hstack(tiles[:2]), np.hstack(tiles[2:])])
+
+
+def _row(pictures: list[np.ndarray], captions: list[str]) -> Image.Image:
+    row = Image.new("RGB", (len(pictures) * (_SIDE + _GAP) - _GAP, _SIDE + _CAPTION), "white")
+    draw = ImageDraw.Draw(row)
+    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left = i * (_SIDE + _GAP)
+        row.paste(Image.fromarray(picture).resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left, 0))
+        font = ImageFont.load_default(16)
+        draw.text((left + _SIDE / 2, _SIDE + _CAPTION / 2), caption, fill="#333333", font=font, anchor="mm")
+    return row
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,395 @@
+"""The command line: arguments, messages and exit codes. It is the only room that prints.
+
+Exit codes: 0 all fine, 1 some photos could not be explained, 2 the request cannot be served, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+from camtool.errors import CamtoolError, near
+
+if TYPE_CHECKING:
+    from camtool.explanation import Explainer
+    from camtool.folder import Failure, Job, Output, Success
+
+__all__ = ["app", "main"]
+
+
+class _RunByDefault(TyperGroup):
+    """``camtool PHOTOS`` is short for ``camtool run PHOTOS``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``run`` in front of what names no command."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "--version"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+
+class Device(str, Enum):
+    """Where the model runs."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class Format(str, Enum):
+    """How pictures are written."""
+
+    png = "png"
+    jpg = "jpg"
+    webp = "webp"
+
+
+def main() -> None:
+    """The installed command: runs :data:`app` and turns what camtool raises into a sentence and an exit code."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that --model package.module:factory finds what lies where the person works
+    try:
+        app()
+    except CamtoolError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _fail(message: str) -> NoReturn:
+    _err.print(f"[bold red]Error:[/] {escape(message)}", soft_wrap=True)
+    raise SystemExit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from camtool import __version__
+
+        _out.print(f"camtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _camtool(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """See, and check, what an image model looked at.
+
+    [bold]camtool PHOTOS[/] is short for [bold]camtool run PHOTOS[/]; see [bold]camtool run --help[/] for its options.
+    """
+
+
+# --------------------------------------------------------------------------------------------------------- run
+
+_MODEL = "Options for the model"
+_MAP = "Options for the map"
+_OUTPUT = "Options for the output"
+
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="A .safetensors, .pt or .pth file. By default fetched.", rich_help_panel=_MODEL),
+]
+
+
+@app.command()
+def run(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Photos, folders, patterns like 'a/**/*.jpg'.")],
+    model: Annotated[
+        str, typer.Option(help="A torchvision name, or package.module:factory.", rich_help_panel=_MODEL)
+    ] = "resnet50",
+    weights: Weights = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Class names, a line each, or a JSON list.", rich_help_panel=_MODEL, exists=True, dir_okay=False
+        ),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.", rich_help_panel=_MODEL)] = Device.auto,
+    batch_size: Annotated[int, typer.Option(min=1, help="Photos at once.", rich_help_panel=_MODEL)] = 8,
+    method: Annotated[
+        list[str],
+        typer.Option(help="What makes the map; several by commas or by repeating it.", rich_help_panel=_MAP),
+    ] = ["gradcam"],  # noqa: B006
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="top1, top3, ..., a class' index or its name; repeat it for several.", rich_help_panel=_MAP),
+    ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="Where to look; by default the best layer. Repeat it for several.", rich_help_panel=_MAP),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the results.", rich_help_panel=_OUTPUT)] = Path("out"),
+    save: Annotated[
+        str, typer.Option(help="Of overlay, heatmap, mask, raw: any, by commas.", rich_help_panel=_OUTPUT)
+    ] = "overlay",
+    format: Annotated[Format, typer.Option(help="How pictures are written.", rich_help_panel=_OUTPUT)] = Format.png,  # noqa: A002
+    alpha: Annotated[
+        float, typer.Option(min=0, max=1, help="How much the colours cover.", rich_help_panel=_OUTPUT)
+    ] = 0.5,
+    colormap: Annotated[str, typer.Option(help="turbo, viridis, inferno, ...", rich_help_panel=_OUTPUT)] = "turbo",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say something about every photo.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Sum the run up as JSON on standard output.")] = False,
+) -> None:
+    """Explain photos: an overlay of each, and a line of explanations.jsonl."""
+    from camtool import folder, overlay
+
+    kinds = _checked_kinds(save, folder.KINDS)
+    overlay.palette(colormap)  # an unknown name is told before anything is loaded
+    jobs = folder.plan(paths, recursive=recursive, out=out)
+    explainer = _explainer(model, weights, labels, device.value, batch_size, method, layer, quiet=quiet or as_json)
+    output = folder.Output(out, kinds, format.value, alpha, colormap)
+    report = _Report(jobs, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
+    raise typer.Exit(report.follow(explainer, _wants(target), batch_size))
+
+
+def _explainer(
+    model: str,
+    weights: Path | None,
+    labels: Path | None,
+    device: str,
+    batch_size: int,
+    methods: list[str],
+    layers: list[str] | None,
+    *,
+    quiet: bool,
+) -> Explainer:
+    from camtool import methods as known
+    from camtool.explanation import Explainer
+    from camtool.models import load
+
+    names = [name for each in methods for name in each.split(",") if name]
+    for name in names:
+        known.find(name)  # a slip of the pen should not cost a download first
+    where = _device(device)
+    with _err.status(f"Loading {model} ...") if not quiet else closing(_Nothing()):
+        loaded = load(model, weights, labels=_read_labels(labels), device=where)
+    return Explainer(loaded, names, layers, batch_size=batch_size)
+
+
+class _Nothing:
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _device(asked: str) -> str:
+    import torch
+
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if asked == "auto":
+        return next(name for name, there in available.items() if there)
+    if not available[asked]:
+        there = ", ".join(name for name in available if available[name])
+        raise CamtoolError(f"--device {asked}: there is none on this machine; there is {there}.")
+    return asked
+
+
+def _checked_kinds(save: str, known: tuple[str, ...]) -> list[str]:
+    kinds = [kind.strip() for kind in save.split(",") if kind.strip()]
+    for kind in kinds:
+        if kind not in known:
+            raise CamtoolError(f"--save {kind!r} is unknown; known are {', '.join(known)}.{near(kind, known)}")
+    return kinds
+
+
+def _wants(asked: list[str] | None) -> list[Any]:
+    from camtool.targets import Top
+
+    def want(text: str) -> Any:
+        top = re.fullmatch(r"top(\d+)", text)
+        if top and int(top[1]) > 0:
+            return Top(int(top[1]))
+        return int(text) if text.isdecimal() else text
+
+    return [want(text) for text in asked or ["top1"]]
+
+
+def _read_labels(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return [str(label) for label in json.loads(text)]
+    return text.splitlines()
+
+
+class _Report:
+    """What a person is told of a run."""
+
+    def __init__(self, jobs: list[Job], output: Output, *, quiet: bool, verbose: bool, as_json: bool) -> None:
+        self._jobs, self._output = jobs, output
+        self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
+        self._done: list[Success] = []
+        self._failed: list[Failure] = []
+
+    def follow(self, explainer: Explainer, wants: list[Any], batch_size: int) -> int:
+        """Run, show how far it is, sum up; returns the exit code."""
+        from camtool import folder
+
+        started, interrupted = time.perf_counter(), False
+        outcomes = folder.run(explainer, self._jobs, wants, self._output, batch_size=batch_size)
+        try:
+            with closing(outcomes), self._progress() as progress:
+                task = progress.add_task("Explaining", total=len(self._jobs))
+                for outcome in outcomes:
+                    self._note(outcome)
+                    progress.advance(task)
+        except KeyboardInterrupt:
+            interrupted = True
+        self._sum_up(time.perf_counter() - started, interrupted=interrupted)
+        return 130 if interrupted else 1 if self._failed else 0
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=_err,
+            transient=True,
+            disable=self._quiet or self._as_json or not _err.is_terminal,
+        )
+
+    def _note(self, outcome: Success | Failure) -> None:
+        from camtool.folder import Success
+
+        if not isinstance(outcome, Success):
+            self._failed.append(outcome)
+            return
+        self._done.append(outcome)
+        if self._verbose:
+            for entry in outcome.entries:
+                chance = "" if entry.probability is None else f" {entry.probability:.1%}"
+                _out.print(f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{entry.method}[/]")
+                for warning in entry.warnings:
+                    _out.print(f"  [yellow]{escape(warning)}[/]")
+
+    def _sum_up(self, seconds: float, *, interrupted: bool) -> None:
+        if self._as_json:
+            _out.print_json(json.dumps(self._summary(seconds, interrupted=interrupted)))
+            return
+        if not self._quiet:
+            self._tell(seconds, interrupted=interrupted)
+        if self._failed:
+            _err.print(f"[bold red]{_count(len(self._failed), 'photo')} could not be explained:[/]")
+            for failure in self._failed:
+                _err.print(f"  {escape(failure.reason)}", soft_wrap=True)
+
+    def _tell(self, seconds: float, *, interrupted: bool) -> None:
+        folder = self._output.folder
+        if interrupted:
+            _out.print(f"[yellow]Stopped[/] after {len(self._done)} of {_count(len(self._jobs), 'photo')}.")
+        if self._done:
+            each = seconds / len(self._done) * 1000
+            first = self._done[0].entries[0]
+            written = sum(len(entry.files) for success in self._done for entry in success.entries)
+            _out.print(
+                f"[bold green]{_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
+                f"([bold]{each:.0f} ms[/] each), looking at layer [bold]{escape(first.layer)}[/]."
+            )
+            _out.print(
+                f"{_count(written, 'file')} and explanations.jsonl are in [bold]{escape(str(folder))}[/]",
+                soft_wrap=True,
+            )
+        self._tell_warnings()
+
+    def _tell_warnings(self) -> None:
+        warnings = Counter(warning for success in self._done for entry in success.entries for warning in entry.warnings)
+        for warning, times in warnings.most_common(5):
+            _out.print(f"[yellow]{_count(times, 'map')}:[/] {escape(warning)}")
+        if len(warnings) > 5:
+            _out.print(f"[yellow]... and {len(warnings) - 5} other warnings;[/] explanations.jsonl has them all.")
+
+    def _summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+        return {
+            "out": str(self._output.folder),
+            "seconds": round(seconds, 3),
+            "interrupted": interrupted,
+            "explained": [asdict(entry) for success in self._done for entry in success.entries],
+            "failed": [{"image": str(f.job.source), "reason": f.reason} for f in self._failed],
+        }
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+# ------------------------------------------------------------------------------------------- methods and layers
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the methods: what each does, what it needs, and its paper."""
+    from camtool.methods import METHODS
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", style="bold cyan", no_wrap=True)
+    for heading in ("what it does", "needs", "paper"):
+        table.add_column(heading, overflow="fold")
+    for name, method in METHODS.items():
+        table.add_row(name, method.summary, method.needs, method.paper)
+    _out.print(table)
+
+
+@app.command("layers")
+def list_layers(
+    model: Annotated[str, typer.Argument(help="A torchvision name, or package.module:factory.")],
+    weights: Weights = None,
+    size: Annotated[int, typer.Option(min=32, help="The side of the square picture that is tried.")] = 224,
+    everything: Annotated[bool, typer.Option("--all", help="Shallow layers too.")] = False,
+) -> None:
+    """List the layers of a model that can carry a map, and which one is looked at by default."""
+    import torch
+
+    from camtool.layers import survey
+    from camtool.models import architecture, load
+
+    module = load(model, weights).model if weights or ":" in model else architecture(model)
+    noise = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    candidates = survey(module, noise)
+    shown = candidates if everything else candidates[-16:]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer", no_wrap=True)
+    for heading in ("output", "read as", "verdict"):
+        table.add_column(heading, overflow="fold")
+    for candidate in shown:
+        table.add_row(
+            escape(candidate.name),
+            " x ".join(map(str, candidate.shape[1:])),
+            str(candidate.layout),
+            f"chosen: {candidate.verdict}" if candidate.chosen else candidate.verdict,
+            style="bold green" if candidate.chosen else "" if candidate.verdict.startswith("good") else "dim",
+        )
+    _out.print(table)
+    if len(shown) < len(candidates):
+        _out.print(f"[dim]{len(candidates) - len(shown)} shallower ones are listed with --all.[/]")

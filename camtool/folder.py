@@ -1,0 +1,316 @@
+"""A run over many photos: which to read, where each result goes, and one line about each. It prints nothing."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from camtool import images, overlay
+from camtool.errors import GeometryError, ImageError, LayerError, MethodError, TargetError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from camtool.explanation import Explainer, Explanation
+
+__all__ = ["KINDS", "MANIFEST", "Entry", "Failure", "Job", "Output", "Success", "plan", "run"]
+
+MANIFEST = "explanations.jsonl"
+"""The file in the output folder with one JSON line an explanation."""
+
+KINDS = ("overlay", "heatmap", "mask", "raw")
+"""What can be saved: the photo with the heatmap over it; the heatmap in colours; the photo times the heatmap; the
+method's own values as ``.npy``."""
+
+
+# ---------------------------------------------------------------------------------------------------- planning
+
+
+@dataclass(frozen=True)
+class Job:
+    """A photo to explain.
+
+    Attributes:
+        source: Where it is.
+        stem: Where its results go, relative to the output folder; each result adds its own ending.
+    """
+
+    source: Path
+    stem: Path
+
+
+def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> list[Job]:
+    """List the photos that paths stand for, and where the results of each go.
+
+    Args:
+        paths: Files, folders, or patterns such as ``"photos/**/*.jpg"``. A folder stands for the pictures in it; a
+            file is taken whatever its suffix.
+        recursive: Take folders with all that is below them.
+        out: The output folder; pictures below it are results, not photos, and are left out.
+
+    Returns:
+        The jobs in a stable order, each photo once. The output tree mirrors that of each folder or pattern; where
+        several are given, each has its own branch.
+
+    Raises:
+        ImageError: A path does not exist, or nothing that it stands for is a picture.
+    """
+    branches = [_branch(path, recursive=recursive, out=out) for path in paths]
+    folders = [base for base, _ in branches if base is not None]
+    placed: dict[Path, Path] = {}
+    for base, photos in branches:
+        for photo in photos:
+            below = photo.relative_to(base) if base is not None else Path(photo.name)
+            branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
+            placed.setdefault(photo, branch / below)
+    return _without_collisions(placed)
+
+
+def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | None, list[Path]]:
+    """The folder that a path's results mirror (``None`` for a single file) and the photos it stands for."""
+    if Path(path).is_file():
+        return None, [Path(path)]
+    if Path(path).is_dir():
+        base = Path(path)
+        found = base.rglob("*") if recursive else base.glob("*")
+    elif glob.has_magic(path):
+        fixed = [*_until_magic(Path(path).parts)]
+        base = Path(*fixed) if fixed else Path()
+        found = (Path(match) for match in glob.glob(path, recursive=True))  # noqa: PTH207 (Path's takes no absolute one)
+    else:
+        raise ImageError(f"path {path!r}: there is no such file or folder.")
+    photos = sorted(photo for photo in found if _is_photo(photo, out))
+    if not photos:
+        hint = " Its subfolders are read with --recursive." if Path(path).is_dir() and not recursive else ""
+        raise ImageError(f"path {path!r}: no pictures there.{hint}")
+    return base, photos
+
+
+def _until_magic(parts: Iterable[str]) -> Iterator[str]:
+    for part in parts:
+        if glob.has_magic(part):
+            return
+        yield part
+
+
+def _is_photo(path: Path, out: Path | None) -> bool:
+    if path.suffix.lower() not in images.SUFFIXES or path.name.startswith(".") or not path.is_file():
+        return False
+    return out is None or not path.resolve().is_relative_to(out.resolve())
+
+
+def _without_collisions(placed: dict[Path, Path]) -> list[Job]:
+    """Results are named after the photo without its suffix; where two would meet, with it, and then with a number."""
+    bare = Counter(place.with_suffix("") for place in placed.values())
+    taken: Counter[Path] = Counter()
+    jobs = []
+    for source, place in placed.items():
+        stem = place.with_suffix("") if bare[place.with_suffix("")] == 1 else place
+        taken[stem] += 1
+        jobs.append(Job(source, stem if taken[stem] == 1 else stem.with_name(f"{stem.name}-{taken[stem]}")))
+    return jobs
+
+
+# ----------------------------------------------------------------------------------------------------- running
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written, and how.
+
+    Attributes:
+        folder: Where to.
+        kinds: Of :data:`KINDS`.
+        format: The suffix of pictures: png, jpg or webp.
+        alpha: How much the colours cover.
+        colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+    """
+
+    folder: Path
+    kinds: Sequence[str] = ("overlay",)
+    format: str = "png"
+    alpha: float = 0.5
+    colormap: str = "turbo"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the manifest: one photo, class and method.
+
+    Attributes:
+        image: Where the photo is.
+        method: The method's name.
+        layer: The layer's name.
+        label: What was explained.
+        index: The index of the class.
+        score: The target's value.
+        probability: The class' probability.
+        warnings: Reasons not to trust the map.
+        files: Kind → what was written, relative to the output folder.
+    """
+
+    image: str
+    method: str
+    layer: str
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    warnings: tuple[str, ...]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Success:
+    """A photo that was explained, and what was written about it."""
+
+    job: Job
+    entries: list[Entry]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A photo that could not be explained, and why."""
+
+    job: Job
+    reason: str
+
+
+def run(
+    explainer: Explainer, jobs: Sequence[Job], want: Any, output: Output, *, batch_size: int = 8
+) -> Generator[Success | Failure, None, None]:
+    """Explain the photos and write the results, a batch at a time; every file is whole or absent.
+
+    Args:
+        explainer: What explains.
+        jobs: As :func:`plan` lists them.
+        want: What is asked of each photo, as for :func:`camtool.explain`.
+        output: Where the results go.
+        batch_size: How many photos are held at once.
+
+    Yields:
+        One outcome a photo, in the order of the jobs. A photo that cannot be read or run is a failure and never ends
+        the run.
+
+    Raises:
+        TargetError: The model has no such class. This, as what follows, concerns all photos alike.
+        MethodError: The model cannot serve the method.
+        LayerError: The layer cannot carry a map.
+        OSError: A result cannot be written.
+    """
+    with _manifest(output.folder) as manifest:
+        for start in range(0, len(jobs), batch_size):
+            for outcome, explanations in _outcomes(explainer, jobs[start : start + batch_size], want):
+                if isinstance(outcome, Success):
+                    for explanation in explanations:
+                        entry = _write(explanation, outcome.job, output)
+                        manifest.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
+                        outcome.entries.append(entry)
+                    manifest.flush()
+                yield outcome
+
+
+def _outcomes(
+    explainer: Explainer, jobs: Sequence[Job], want: Any
+) -> Iterator[tuple[Success | Failure, list[Explanation]]]:
+    """Read and explain a batch; if the batch as a whole fails, its photos one by one, to find the one at fault."""
+    photos = {job: _read(job) for job in jobs}
+    readable = [job for job, photo in photos.items() if not isinstance(photo, Failure)]
+    explained = _explained(explainer, [photos[job] for job in readable], want)
+    together = dict(zip(readable, explained, strict=True)) if isinstance(explained, list) else {}
+    for job, photo in photos.items():
+        if isinstance(photo, Failure):
+            yield photo, []
+            continue
+        alone = together[job] if job in together else _explained(explainer, [photo], want)
+        if isinstance(alone, str):
+            yield Failure(job, alone), []
+        else:
+            yield Success(job, []), _flat(alone)
+
+
+def _read(job: Job) -> Image.Image | Failure:
+    try:
+        return images.read(job.source)
+    except ImageError as error:
+        return Failure(job, str(error))
+
+
+def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] | str:
+    """An entry of explanations a photo, or why there is none."""
+    try:
+        found: list[Any] = explainer(photos, [want] * len(photos)) if photos else []
+    except (TargetError, MethodError, LayerError):
+        raise
+    except (ImageError, GeometryError, RuntimeError) as error:
+        return str(error).split("\n", 1)[0]
+    return found
+
+
+def _flat(nested: Any) -> list[Explanation]:
+    if isinstance(nested, list):
+        return [explanation for each in nested for explanation in _flat(each)]
+    return [nested]
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def _manifest(folder: Path) -> Iterator[TextIO]:
+    """The manifest's file. It takes its final name at the end, of an interrupted run too: its lines are whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{MANIFEST}.part"
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+    finally:
+        part.replace(folder / MANIFEST)
+
+
+def _write(explanation: Explanation, job: Job, output: Output) -> Entry:
+    files = {}
+    for kind in output.kinds:
+        suffix = "npy" if kind == "raw" else output.format
+        ending = "" if kind == "overlay" else f".{kind}"
+        name = f"{job.stem.name}.{explanation.method}.{_slug(explanation.label)}{ending}.{suffix}"
+        path = job.stem.with_name(name)
+        _write_kind(kind, explanation, output.folder / path, output)
+        files[kind] = path.as_posix()
+    return Entry(
+        image=str(job.source),
+        method=explanation.method,
+        layer=explanation.layer,
+        label=explanation.label,
+        index=explanation.index,
+        score=explanation.score,
+        probability=explanation.probability,
+        warnings=explanation.warnings,
+        files=files,
+    )
+
+
+def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output) -> None:
+    if kind == "overlay":
+        explanation.save(path, alpha=output.alpha, colormap=output.colormap)
+    elif kind == "heatmap":
+        images.write(path, overlay.colorize(explanation.heatmap, output.colormap))
+    elif kind == "mask":
+        images.write(path, explanation.masked())
+    else:
+        with images.writing(path) as file:
+            np.save(file, explanation.raw)
+
+
+def _slug(label: str) -> str:
+    """A label as a part of a file's name."""
+    return re.sub(r"[^\w+-]+", "-", label).strip("-").lower() or "target"

@@ -1,0 +1,340 @@
+"""The hook engine: what it shows is what autograd says, and the model runs just as it would without it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, UserDict, namedtuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import CamtoolError, LayerError
+from camtool.hooks import Recorder, call, main_tensor, map_tensors, observe, resume, trace
+
+Pair = namedtuple("Pair", ["ids", "features"])
+
+
+def named(**modules: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(modules)).double().eval()
+
+
+def net(*, inplace: bool = True) -> nn.Sequential:
+    return named(
+        conv1=nn.Conv2d(3, 4, 3),
+        relu1=nn.ReLU(inplace),
+        conv2=nn.Conv2d(4, 5, 3),
+        relu2=nn.ReLU(inplace),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(5, 3),
+    )
+
+
+class Net(nn.Module):
+    """Two convolutions and a linear layer, put together by ``way(self, x)``."""
+
+    def __init__(self, way, **modules: nn.Module) -> None:
+        super().__init__()
+        self.way = way
+        self.conv, self.again, self.fc = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.double().eval()
+
+    def forward(self, *args, **kwargs):
+        return self.way(self, *args, **kwargs)
+
+    def classify(self, maps: Tensor) -> Tensor:
+        return self.fc(maps.tanh().mean((2, 3)))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 8, 8, dtype=torch.float64)
+
+
+def gradients(observation, *layers: str) -> list[Tensor]:
+    return torch.autograd.grad(observation.output[:, 1].sum(), [observation.calls[name][-1] for name in layers])
+
+
+def reference(model: nn.Sequential, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """A layer's output and the gradient there, by cutting the chain in two."""
+    stages = list(model._modules)
+    cut = stages.index(layer) + 1
+    kept = model[:cut](inputs).detach().requires_grad_()
+    score = model[cut:](kept.clone())[:, 1].sum()
+    return kept.detach(), torch.autograd.grad(score, kept)[0]
+
+
+# --------------------------------------------------------------------------------------------------- observing
+
+
+@pytest.mark.parametrize("layers", [["conv1"], ["conv2", "conv1"], ["fc", "relu1", "conv2", "pool"]])
+def test_gradients_are_those_of_plain_autograd_for_any_layers_in_any_order(layers, x) -> None:
+    model = net()
+    found = observe(model, layers, x)
+    for layer, gradient in zip(layers, gradients(found, *layers), strict=True):
+        activation, expected = reference(model, x, layer)
+        assert torch.equal(found.calls[layer][0], activation)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=0)
+    assert torch.equal(found.output, model(x))
+
+
+def test_the_trunk_keeps_nothing_for_a_backward_pass(x) -> None:
+    sizes: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tuple(tensor.shape)) or tensor, id):
+        found = observe(net(), ["conv2"], x)
+    kept = found.calls["conv2"][0]
+    assert kept.is_leaf and kept.requires_grad
+    assert sizes and (2, 4, 6, 6) not in sizes and tuple(x.shape) not in sizes
+
+
+def test_an_in_place_relu_behind_the_layer_does_not_change_the_record(x) -> None:
+    model = net()
+    kept = observe(model, ["conv1"], x).calls["conv1"][0]
+    assert torch.equal(kept, model.conv1(x)) and (kept < 0).any()
+
+
+def test_a_module_used_twice_keeps_both_calls_and_the_gradient_is_at_the_last(x) -> None:
+    model = Net(lambda self, x: self.classify(self.again(self.again(self.conv(x)).tanh())))
+    found = observe(model, ["again"], x)
+    first = model.again(model.conv(x))
+    second = model.again(first.tanh()).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(model.classify(second)[:, 1].sum(), second)
+    assert [tensor.equal(other) for tensor, other in zip(found.calls["again"], (first, second), strict=True)] == [1, 1]
+    torch.testing.assert_close(gradients(found, "again")[0], expected, rtol=1e-12, atol=0)
+
+
+def test_frozen_parameters_and_a_missing_grad_mode_do_not_matter(x) -> None:
+    model, expected = net(), reference(net_state := net(), x, "conv2")[1]
+    model.load_state_dict(net_state.state_dict())
+    model.requires_grad_(False)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            found = observe(model, ["conv2"], x)
+        torch.testing.assert_close(gradients(found, "conv2")[0], expected, rtol=1e-12, atol=0)
+
+
+def test_an_input_made_in_inference_mode_serves(x) -> None:
+    model = net()
+    with torch.inference_mode():
+        made_there = x.clone()
+    found = observe(model, ["conv1"], made_there)
+    torch.testing.assert_close(gradients(found, "conv1")[0], reference(model, x, "conv1")[1])
+
+
+def test_a_model_built_in_inference_mode_is_refused_in_one_sentence(x) -> None:
+    with torch.inference_mode():
+        model = net()
+    with pytest.raises(CamtoolError, match=r"made in torch\.inference_mode.*build or load the model outside"):
+        observe(model, ["conv1"], x)
+
+
+def backbone_without_grad(self: Net, x: Tensor) -> Tensor:
+    x = self.stem(x)
+    with torch.no_grad():
+        x = self.again(self.conv(x).tanh())
+    return self.classify(self.neck(x))
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("layers", [["conv"], ["neck"], ["again", "conv"], ["conv", "neck"], ["neck", "stem", "conv"]])
+def test_a_backbone_wrapped_in_no_grad_still_gives_the_gradient(layers, trainable, x) -> None:
+    model = Net(backbone_without_grad, stem=nn.Conv2d(3, 3, 1), neck=nn.Conv2d(4, 4, 1)).requires_grad_(trainable)
+    conv = model.conv(model.stem(x)).detach().requires_grad_()
+    again = model.again(conv.tanh())
+    neck = model.neck(again)
+    score = model.classify(neck)[:, 1].sum()
+    expected = dict(zip(["conv", "again", "neck"], torch.autograd.grad(score, [conv, again, neck]), strict=True))
+    inside = [name for name in layers if name != "stem"]  # the block parts it from the output: it has no gradient
+    for name, gradient in zip(inside, gradients(observe(model, layers, x), *inside), strict=True):
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=0)
+
+
+def test_without_grad_it_is_plain_inference(x) -> None:
+    model = net()
+    found = observe(model, ["conv2"], x, grad=False)
+    assert not found.output.requires_grad and not found.calls["conv2"][0].requires_grad
+    assert torch.equal(found.output, model(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (x, 2.0), lambda x: [x, 2.0], lambda x: {"x": x, "scale": 2.0}, UserDict])
+def test_inputs_come_as_a_sequence_or_a_mapping(wrap, x) -> None:
+    model = Net(lambda self, x, scale=2.0: self.classify(self.conv(scale * x)))
+    inputs = wrap({"x": x}) if wrap is UserDict else wrap(x)
+    assert torch.equal(observe(model, ["conv"], inputs).output, model(x))
+    assert torch.equal(call(model, inputs), model(x))
+
+
+class Wrapped(nn.Module):
+    """Returns its input in a structure."""
+
+    def __init__(self, into) -> None:
+        super().__init__()
+        self.into = into
+
+    def forward(self, x: Tensor):
+        return self.into(x)
+
+
+STRUCTURES = {
+    "tuple": (lambda x: (x, None), lambda out: out[0]),
+    "list": (lambda x: [x], lambda out: out[0]),
+    "dict": (lambda x: {"ids": torch.arange(3), "maps": x}, lambda out: out["maps"]),
+    "ordered": (lambda x: OrderedDict(maps=x), lambda out: out["maps"]),
+    "user dict": (lambda x: UserDict(maps=x), lambda out: out["maps"]),
+    "named tuple": (lambda x: Pair(torch.arange(3), x), lambda out: out.features),
+    "nested": (lambda x: (torch.arange(2), {"deep": (x,)}), lambda out: out[1]["deep"][0]),
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_a_layer_may_return_any_structure(kind, x) -> None:
+    into, out_of = STRUCTURES[kind]
+    model = Net(lambda self, x: self.classify(out_of(self.wrapped(self.conv(x)))), wrapped=Wrapped(into))
+    model.requires_grad_(False)
+    found = observe(model, ["wrapped", "conv"], x)
+    at_wrapped, at_conv = gradients(found, "wrapped", "conv")
+    assert torch.equal(at_wrapped, at_conv) and at_conv.any()
+    assert torch.equal(found.output, model(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("spare", r"layer 'spare' did not run"),
+        ("ints", r"layer 'ints' returned no floating tensor but a Tensor"),
+        ("nothing", r"layer 'nothing' returned no floating tensor but a NoneType"),
+        ("convv", r"the model has no layer 'convv'\. Did you mean 'conv'"),
+    ],
+)
+def test_a_layer_that_cannot_be_observed_is_named(layer, message, x) -> None:
+    def way(self: Net, x: Tensor) -> Tensor:
+        self.ints(x), self.nothing(x)
+        return self.classify(self.conv(x))
+
+    ints, nothing = Wrapped(lambda x: x.argmax(1)), Wrapped(lambda _: None)
+    with pytest.raises(LayerError, match=message):
+        observe(Net(way, ints=ints, nothing=nothing, spare=nn.ReLU()), [layer], x)
+
+
+def test_structures_keep_their_type_and_what_is_no_tensor() -> None:
+    a = torch.ones(1)
+    changed = map_tensors({"pair": Pair(3, a), "list": [a, "text"], "none": None}, lambda tensor: tensor + 1)
+    assert changed == {"pair": Pair(3, a + 1), "list": [a + 1, "text"], "none": None}
+    assert main_tensor([torch.arange(2), (None, a)]) is a and main_tensor("text") is None
+
+
+# ---------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("layer", ["conv1", "relu1", "conv2", "pool", "flatten", "fc"])
+def test_resumed_with_what_was_observed_the_output_is_the_models_own(layer, x) -> None:
+    model = net()
+    found = observe(model, [layer], x[:1], grad=False)
+    assert torch.equal(resume(model, layer, found.calls[layer][0], x[:1]), found.output)
+
+
+@pytest.mark.parametrize("variants", [1, 2, 7])
+def test_the_tail_runs_on_each_variant(variants, x) -> None:
+    model, runs = net(), []
+    activations = torch.randn(variants, 5, 4, 4, dtype=torch.float64)
+    with Recorder(model, ["conv1", "fc"]) as recorder:
+        output = resume(model, "conv2", activations.clone(), x[:1])
+        runs = [len(tensor) for _, record in recorder for tensor in record.outputs]
+    torch.testing.assert_close(output, model[3:](activations.clone()))
+    assert runs == [1, variants]  # the trunk on one image, the tail on all
+
+
+def expands_a_class_token(self: Net, x: Tensor) -> Tensor:
+    token = self.token.expand(x.shape[0], -1, -1)
+    tokens = self.conv(x).flatten(2).transpose(1, 2)
+    return self.fc(torch.cat([token, tokens], 1).tanh().mean(1))
+
+
+def views_the_batch(self: Net, x: Tensor) -> Tensor:
+    batch = x.shape[0]
+    return self.fc(self.conv(x).view(batch, 4, -1).tanh().mean(-1))
+
+
+def folds_variants_into_positions(self: Net, x: Tensor) -> Tensor:
+    """A larger batch here raises nothing: it gives one image's output, wrongly."""
+    return self.fc(self.conv(x).tanh().movedim(1, -1).reshape(x.shape[0], -1, 4).mean(1))
+
+
+@pytest.mark.parametrize("way", [expands_a_class_token, views_the_batch, folds_variants_into_positions])
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_where_the_batch_is_fixed_before_the_layer_the_trunk_runs_on_as_many(way, as_mapping, x) -> None:
+    model = Net(way)
+    model.token = nn.Parameter(torch.randn(1, 1, 4, dtype=torch.float64))
+    five = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    variants = model.conv(five).detach()
+    output = resume(model, "conv", variants, UserDict(x=x[:1]) if as_mapping else x[:1])
+    torch.testing.assert_close(output, model(five))
+
+
+def test_a_vision_transformer_resumes_at_its_patches_and_at_its_blocks() -> None:
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(
+        image_size=16, patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=8, num_classes=3
+    )
+    nn.init.normal_(model.heads.head.weight)
+    model.double().eval()
+    five = torch.randn(5, 3, 16, 16, dtype=torch.float64)
+    for layer in ("conv_proj", "encoder.layers.encoder_layer_1.ln_1"):
+        found = observe(model, [layer], five, grad=False)
+        torch.testing.assert_close(resume(model, layer, found.calls[layer][0], five[:1]), found.output)
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_the_call_to_replace_can_be_chosen(nth, x) -> None:
+    model = Net(lambda self, x: self.classify(self.again(self.again(self.conv(x)).tanh())))
+    other = torch.randn(3, 4, 8, 8, dtype=torch.float64)
+    expected = model.classify(other if nth else model.again(other.tanh()))
+    torch.testing.assert_close(resume(model, "again", other, x[:1], nth=nth), expected)
+
+
+@pytest.mark.parametrize("variants", [1, 3])
+def test_resume_refuses_what_it_cannot_replace(variants, x) -> None:
+    other = torch.randn(variants, 4, 6, 6, dtype=torch.float64)
+    with pytest.raises(LayerError, match="'conv1' ran 1 times, so there is no call 1"):
+        resume(net(), "conv1", other, x[:1], nth=1)
+    with pytest.raises(LayerError, match="no layer 'conv9'. Did you mean 'conv"):
+        resume(net(), "conv9", other, x[:1])
+
+
+def test_an_error_of_the_models_own_comes_through_resume(x) -> None:
+    with pytest.raises(RuntimeError, match="expected input"):
+        resume(net(), "conv1", torch.randn(3, 9, 6, 6, dtype=torch.float64), x[:1])
+
+
+# ----------------------------------------------------------------------------------------------------- tracing
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_trace_lists_calls_in_order_with_shapes_and_who_handed_on(mode, x) -> None:
+    model = named(
+        block=named(conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU(inplace=True)),
+        same=nn.Identity(),
+        flatten=nn.Flatten(),
+        ints=Wrapped(lambda x: (x * 9).long()),
+    )
+    with mode():
+        calls = trace(model, x)
+    assert [(c.name, c.shape, c.handed_on) for c in calls] == [
+        ("block.conv", (2, 4, 6, 6), False),
+        ("block.relu", (2, 4, 6, 6), False),  # the same memory, but written to
+        ("block", (2, 4, 6, 6), True),
+        ("same", (2, 4, 6, 6), True),
+        ("flatten", (2, 144), True),
+        ("ints", None, False),
+        ("", None, False),
+    ]
+    assert calls[0].module is model.block.conv
+
+
+def test_a_part_of_what_came_before_is_not_handed_on(x) -> None:
+    calls = trace(named(conv=nn.Conv2d(3, 4, 1), part=Wrapped(lambda x: x[:, :2])), x)
+    assert [c.handed_on for c in calls] == [False, False, True]

@@ -1,0 +1,173 @@
+"""Arithmetic on maps: scaling into [0, 1], resizing, and merging those of several layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.testing import assert_close
+
+from camtool.errors import MethodError
+from camtool.maps import MERGES, merge, merge_function, normalise, resize
+
+GRIDS = [(7,), (4, 5), (3, 4, 2)]
+
+NAN, INF = float("nan"), float("inf")
+
+
+# ---------------------------------------------------------------------------------------------------- normalise
+
+
+def test_the_lowest_becomes_0_and_the_highest_1() -> None:
+    assert normalise(torch.tensor([[[-2.0, 0.0], [2.0, 6.0]]])).tolist() == [[[0.0, 0.25], [0.5, 1.0]]]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_rank_of_grid_is_scaled_image_by_image(grid: tuple[int, ...]) -> None:
+    maps = torch.randn(3, *grid) * torch.tensor([1.0, 1e3, 1e-3]).reshape(3, *[1] * len(grid))
+    result = normalise(maps)
+    assert result.shape == maps.shape
+    assert result.flatten(1).amin(1).tolist() == [0, 0, 0]
+    assert result.flatten(1).amax(1).tolist() == [1, 1, 1]
+    assert torch.equal(result, torch.cat([normalise(each[None]) for each in maps]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.7, 0.1, 1e30, -1e30, 1e-30])
+def test_a_constant_map_becomes_zeros(value: float) -> None:
+    assert not normalise(torch.full((1, 3, 4), value)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_differs_by_rounding_alone_is_constant(dtype: torch.dtype) -> None:
+    maps = -3 - torch.arange(8, dtype=dtype)[None] * torch.finfo(dtype).eps * 3
+    assert maps.unique().numel() > 1
+    assert not normalise(maps).any()
+
+
+def test_a_small_but_real_difference_is_seen() -> None:
+    assert normalise(torch.tensor([[1.0, 1.0 + 1e-4]])).tolist() == [[0, 1]]
+    assert normalise(torch.tensor([[0.0, 1e-30]])).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_is_not_finite_empties_its_own_map_and_no_other(bad: float) -> None:
+    result = normalise(torch.tensor([[0.0, bad, 1.0], [0.0, 2.0, 4.0]]))
+    assert result.tolist() == [[0, 0, 0], [0, 0.5, 1]]
+
+
+def test_a_range_too_wide_for_the_type_empties_the_map() -> None:
+    assert not normalise(torch.tensor([[-3e38, 0.0, 3e38]])).any()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_only_the_positions_among_count(batched: bool) -> None:
+    among = torch.tensor([[False, True], [True, True]])
+    maps = torch.tensor([[[9.0, 1.0], [2.0, 3.0]], [[-9.0, 0.0], [4.0, 1.0]]])
+    result = normalise(maps, among.expand(2, 2, 2) if batched else among)
+    assert result.tolist() == [[[0, 0], [0.5, 1]], [[0, 0], [1, 0.25]]]
+
+
+def test_each_image_can_have_its_own_positions() -> None:
+    maps = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    among = torch.tensor([[True, True, False], [False, True, True]])
+    assert normalise(maps, among).tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_what_is_not_finite_outside_the_positions_does_no_harm(bad: float) -> None:
+    among = torch.tensor([False, True, True])
+    assert normalise(torch.tensor([[bad, 1.0, 3.0]]), among).tolist() == [[0, 0, 1]]
+
+
+def test_no_position_at_all_gives_zeros() -> None:
+    assert not normalise(torch.rand(1, 2, 2), torch.zeros(2, 2, dtype=torch.bool)).any()
+
+
+def test_normalising_leaves_its_argument_alone_and_does_nothing_twice() -> None:
+    maps = torch.randn(2, 3, 4)
+    before = maps.clone()
+    once = normalise(maps)
+    assert torch.equal(maps, before)
+    assert torch.equal(normalise(once), once)
+
+
+# ------------------------------------------------------------------------------------------------------- resize
+
+
+@pytest.mark.parametrize(
+    ("grid", "to", "mode"),
+    [
+        ((5,), (13,), "linear"),
+        ((3, 4), (9, 7), "bilinear"),
+        ((3, 4), (2, 2), "bilinear"),
+        ((2, 3, 4), (4, 6, 5), "trilinear"),
+    ],
+)
+def test_resizing_is_linear_between_the_centres_of_cells(grid: tuple[int, ...], to: tuple[int, ...], mode: str) -> None:
+    maps = torch.randn(2, *grid)
+    assert_close(resize(maps, to), interpolate(maps[:, None], to, mode=mode, align_corners=False)[:, 0], rtol=0, atol=0)
+
+
+def test_resizing_by_hand() -> None:
+    assert resize(torch.tensor([[0.0, 4.0]]), [4]).tolist() == [[0, 1, 3, 4]]
+
+
+def test_a_map_of_the_right_size_comes_back_itself() -> None:
+    maps = torch.randn(2, 3, 4)
+    assert resize(maps, [3, 4]) is maps
+
+
+# -------------------------------------------------------------------------------------------------------- merge
+
+
+@pytest.mark.parametrize("how", [*MERGES, lambda stacked: stacked * NAN])
+def test_a_single_map_is_left_alone(how: object) -> None:
+    only = torch.randn(2, 3, 4)
+    assert merge([only], how) is only
+
+
+@pytest.mark.parametrize(("how", "expected"), [("mean", [[0.5, -0.25, 0.75]]), ("max", [[1.0, 0.5, 1.0]])])
+def test_merging_by_hand(how: str, expected: list[list[float]]) -> None:
+    one = torch.tensor([[0.0, -4.0, 4.0]])  # in units of its peak: 0, -1, 1
+    two = torch.tensor([[10.0, 5.0, 5.0]])  # 1, 0.5, 0.5
+    assert merge([one, two], how).tolist() == expected
+
+
+@pytest.mark.parametrize("how", MERGES)
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_scale_of_a_layer_does_not_matter(how: str, scale: float) -> None:
+    one, two = torch.rand(2, 3, 4), torch.rand(2, 6, 8)
+    assert_close(merge([one * scale, two], how), merge([one, two], how))
+
+
+@pytest.mark.parametrize("how", MERGES)
+def test_a_merged_batch_is_its_images_merged_one_by_one(how: str) -> None:
+    maps = [torch.randn(3, 2, 2), torch.randn(3, 4, 4) * 100]
+    singly = torch.cat([merge([each[i : i + 1] for each in maps], how) for i in range(3)])
+    assert_close(merge(maps, how), singly)
+
+
+@pytest.mark.parametrize("grids", [[(2, 3), (4, 6)], [(4, 6), (2, 3)], [(1, 1), (4, 6), (3, 3)]])
+def test_the_finest_grid_wins_wherever_it_stands(grids: list[tuple[int, int]]) -> None:
+    assert merge([torch.rand(2, *grid) for grid in grids]).shape == (2, 4, 6)
+
+
+def test_an_empty_map_of_one_layer_does_not_spoil_the_others() -> None:
+    assert merge([torch.zeros(1, 2), torch.tensor([[1.0, 2.0]])]).tolist() == [[0.25, 0.5]]
+
+
+def test_a_function_merges_too() -> None:
+    def product(stacked: Tensor) -> Tensor:
+        assert stacked.shape == (2, 1, 3)
+        return stacked.prod(0)
+
+    assert merge([torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[3.0, 3.0, 1.5]])], product).tolist() == [
+        [0.25, 0.5, 0.5]
+    ]
+
+
+@pytest.mark.parametrize("ask", [merge_function, lambda how: merge([torch.rand(1, 2)], how)])
+def test_an_unknown_merge_is_refused_with_what_is_known(ask: object) -> None:
+    with pytest.raises(MethodError, match=r"merge 'meen' is unknown; known are mean, max\. Did you mean 'mean'\?"):
+        ask("meen")

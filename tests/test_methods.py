@@ -1,0 +1,442 @@
+"""Every method against its oracle, against numbers worked out by hand, and in the properties that all of them share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from oracles import ORACLES
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+from torch.testing import assert_close
+
+import camtool
+from camtool.errors import MethodError
+from camtool.evidence import Evidence, Scene
+from camtool.layers import Layer, Layout
+from camtool.methods import METHODS, check_options, find, method
+from camtool.targets import ClassScore, Contrast, Probability, Target, Value
+
+FROM_GRADIENTS = [name for name, each in METHODS.items() if each.needs == "gradients"]
+"""The methods that look at activations and gradients, and at nothing else."""
+
+C, GRID, CLASSES = 5, (3, 4), 7
+IMAGES = (3, 6, 8)  # C, H, W; every trunk below has stride 2
+
+
+# ----------------------------------------------------------------------------------------------------- tiny nets
+
+
+class Net(nn.Module):
+    """A trunk, whose output is looked at, and a tail, so that a test can run the tail by itself."""
+
+    def __init__(self, trunk: nn.Module, tail: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.tail = trunk, tail
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.trunk(x))
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Tokens(nn.Module):
+    """``(N, C, h, w)`` as ``(N, 1 + h·w, C)``, a class token first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(1, 1, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first.expand(len(x), 1, C), x.flatten(2).transpose(1, 2)], dim=1)
+
+
+def conv() -> nn.Conv2d:
+    return nn.Conv2d(3, C, 3, stride=2, padding=1)
+
+
+KINDS = {  # how the trunk ends, the positions' mean, the layout
+    "rectified": (nn.ReLU, lambda a: a.mean((2, 3)), Layout("channels first", GRID)),
+    "signed": (nn.Identity, lambda a: a.mean((2, 3)), Layout("channels first", GRID)),
+    "channels last": (lambda: Apply(lambda a: a.movedim(1, -1)), lambda a: a.mean((1, 2)), Layout("channels last", GRID)),
+    "tokens": (Tokens, lambda a: a[:, 1:].mean(1), Layout("tokens", GRID, prefix=1)),
+}
+
+
+def pooled_net(kind: str = "rectified") -> tuple[Net, Layer]:
+    end, mean, layout = KINDS[kind]
+    return Net(nn.Sequential(conv(), end()), nn.Sequential(Apply(mean), nn.Linear(C, CLASSES))), Layer("trunk", layout)
+
+
+def deep_net(kind: str = "rectified") -> tuple[Net, Layer]:
+    """A tail that tells positions apart and bends, so that every position has a gradient of its own."""
+    end, _, layout = KINDS[kind]
+    trunk = nn.Sequential(conv(), end())
+    size = trunk(torch.zeros(1, *IMAGES)).numel()
+    tail = nn.Sequential(nn.Flatten(), nn.Linear(size, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    return Net(trunk, tail), Layer("trunk", layout)
+
+
+def look(net: nn.Module, layer: Layer, x: Tensor, target: Target | list[Target]) -> Evidence:
+    targets = target if isinstance(target, list) else [target] * len(x)
+    (evidence,) = Scene(net, x, [layer]).evidence(targets)
+    return evidence
+
+
+def close_to_peak(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Equal up to this part of the map's largest magnitude."""
+    assert theirs.abs().amax() > 0, "an empty map proves nothing"
+    assert_close(ours, theirs.to(ours), rtol=0, atol=tolerance * float(theirs.abs().amax()))
+
+
+# ------------------------------------------------------------------------------------------------------- oracles
+
+
+def test_every_method_has_an_oracle_and_every_oracle_a_method() -> None:
+    assert set(ORACLES) == set(METHODS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [pooled_net, deep_net])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_its_oracle(name: str, make: Any, kind: str, seed: int) -> None:
+    if name == "cam" and make is deep_net:
+        pytest.skip("CAM is defined for pooled heads")
+    torch.manual_seed(seed)
+    net, layer = make(kind)
+    net.double()
+    x, classes = torch.randn(2, *IMAGES, dtype=torch.float64), [4, 1]
+
+    seen = net.trunk(x).detach().requires_grad_()
+    score = net.tail(seen)[[0, 1], classes].sum()
+    g = layer.layout.to_grid(torch.autograd.grad(score, seen)[0])
+    A = layer.layout.to_grid(seen.detach())
+    w = net.tail[-1].weight[classes]
+    expected = torch.tensor(
+        [ORACLES[name](A[n].tolist(), g[n].tolist(), w[n].tolist()) for n in range(2)], dtype=torch.float64
+    )
+
+    ours = METHODS[name](look(net, layer, x, [ClassScore(index) for index in classes]))
+    assert ours.dtype == torch.float64
+    close_to_peak(ours, expected, 1e-10)
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+
+def net_of_ones(tail: nn.Module, weight: list[list[float]]) -> Net:
+    """Two channels, the sum and the difference of the input's, rectified; then ``tail``, and a linear layer."""
+    trunk = nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.ReLU())
+    linear = nn.Linear(len(weight[0]), 1, bias=False)
+    trunk[0].weight.data = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).reshape(2, 2, 1, 1)
+    linear.weight.data = torch.tensor(weight)
+    return Net(trunk, nn.Sequential(tail, nn.Flatten(), linear))
+
+
+HAND_IMAGE = torch.tensor([[[[2.0, 3.0], [1.0, 0.0]], [[1.0, 1.0], [-1.0, 2.0]]]])
+HAND_ACTIVATIONS = [[[3.0, 4.0], [0.0, 2.0]], [[1.0, 2.0], [2.0, 0.0]]]
+HAND_GRADIENTS = [[[1.0, -1.0], [1.0, 1.0]], [[-1.0, 1.0], [-1.0, -1.0]]]
+
+BY_HAND = {
+    "cam": [[2, 2], [-2, 2]],  # A_0 - A_1
+    "gradcam": [[1, 1], [0, 1]],  # A_0 / 2 - A_1 / 2
+    "gradcam++": [[74 / 77, 106 / 77], [22 / 77, 42 / 77]],  # 3 A_0 / (2 + 9) + 1 A_1 / (2 + 5)
+    "xgradcam": [[6 / 45, 2 / 45], [0, 10 / 45]],  # 1 A_0 / 9 - 1 A_1 / 5
+    "hirescam": [[2, 0], [0, 2]],  # g_0 A_0 + g_1 A_1
+    "layercam": [[3, 2], [0, 2]],  # the same, of the positive g alone
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_net_of_ones_and_minus_ones_by_hand(name: str) -> None:
+    if name == "cam":
+        net = net_of_ones(nn.AdaptiveAvgPool2d(1), [[1.0, -1.0]])
+    else:
+        net = net_of_ones(nn.Identity(), [torch.tensor(HAND_GRADIENTS).flatten().tolist()])
+    evidence = look(net, Layer("trunk", Layout("channels first", (2, 2))), HAND_IMAGE, ClassScore(0))
+    assert evidence.activations.tolist() == [HAND_ACTIVATIONS]
+    assert_close(METHODS[name](evidence), torch.tensor([BY_HAND[name]], dtype=torch.float32))
+
+
+# ------------------------------------------------------------------------------------------ on pooled linear heads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", [ClassScore(3), Contrast(2, (0, 5), weight=0.6), Value(1), Probability(6)], ids=str)
+def test_behind_a_pooled_linear_head_the_methods_coincide(kind: str, target: Target) -> None:
+    net, layer = pooled_net(kind)
+    evidence = look(net.double(), layer, torch.randn(3, *IMAGES, dtype=torch.float64), target)
+    cam, positions = METHODS["cam"](evidence).relu(), GRID[0] * GRID[1]
+    for name in ("gradcam", "hirescam", "xgradcam"):
+        close_to_peak(METHODS[name](evidence) * positions, cam, 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("target", "bias"),
+    [
+        (ClassScore(3), lambda b: b[3]),
+        (Value(1), lambda b: b[1]),
+        (Contrast(2, (0, 5), weight=0.6), lambda b: b[2] - 0.6 * (b[0] + b[5]) / 2),
+    ],
+    ids=str,
+)
+def test_the_mean_of_cam_and_the_bias_make_the_score(kind: str, target: Target, bias: Any) -> None:
+    net, layer = pooled_net(kind)
+    evidence = look(net.double(), layer, torch.randn(3, *IMAGES, dtype=torch.float64), target)
+    assert_close(METHODS["cam"](evidence).mean((1, 2)) + bias(net.tail[-1].bias.detach()), evidence.scores, rtol=1e-10, atol=0)
+
+
+def test_cam_pools_the_positive_part_where_the_model_does() -> None:
+    """As in DenseNet, whose ReLU behind the last layer is a function, and in place."""
+    net = Net(nn.Sequential(conv(), nn.BatchNorm2d(C)), nn.Sequential(nn.ReLU(inplace=True), Apply(pool), nn.Linear(C, CLASSES)))
+    evidence = look(net, Layer("trunk", Layout("channels first", GRID)), torch.randn(2, *IMAGES), ClassScore(0))
+    assert evidence.activations.amin() < 0
+    assert torch.equal(evidence.head.maps, evidence.activations.relu())
+    assert_close(METHODS["cam"](evidence).mean((1, 2)) + net.tail[-1].bias[0].detach(), evidence.scores)
+
+
+def test_a_1x1_convolution_is_a_linear_head_too() -> None:
+    net = Net(conv(), nn.Sequential(nn.Conv2d(C, CLASSES, 1), Apply(pool)))
+    evidence = look(net, Layer("trunk", Layout("channels first", GRID)), torch.randn(2, *IMAGES), ClassScore(2))
+    assert_close(METHODS["cam"](evidence), net.tail[0](evidence.activations)[:, 2].detach() - net.tail[0].bias[2].detach())
+
+
+def test_of_several_layers_of_the_right_size_the_head_is_the_one_that_gives_the_output() -> None:
+    net, layer = pooled_net()
+    net.decoy = nn.Linear(C, CLASSES)
+    net.tail = nn.Sequential(Apply(net.decoy), *net.tail) if False else net.tail
+    net._modules.move_to_end("decoy", last=False) if hasattr(net._modules, "move_to_end") else None
+    evidence = look(net, layer, torch.randn(2, *IMAGES), ClassScore(0))
+    assert torch.equal(evidence.head.weight, net.tail[-1].weight)
+
+
+def pool(maps: Tensor) -> Tensor:
+    return adaptive_avg_pool2d(maps, 1).flatten(1)
+
+
+def generalised_mean(maps: Tensor) -> Tensor:
+    return maps.clamp_min(1e-6).pow(3).mean((2, 3)).pow(1 / 3)
+
+
+OTHER_HEADS = {
+    "VGG": lambda: nn.Sequential(nn.Flatten(), nn.Linear(C * GRID[0] * GRID[1], 8), nn.ReLU(), nn.Linear(8, CLASSES)),
+    "VGG of one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(C * GRID[0] * GRID[1], CLASSES)),
+    "SqueezeNet": lambda: nn.Sequential(nn.Conv2d(C, CLASSES, 1), nn.ReLU(), Apply(pool)),
+    "ConvNeXt": lambda: nn.Sequential(Apply(pool), nn.LayerNorm(C), nn.Linear(C, CLASSES)),
+    "maximum": lambda: nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(C, CLASSES)),
+    "generalised mean": lambda: nn.Sequential(Apply(generalised_mean), nn.Linear(C, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", OTHER_HEADS)
+def test_cam_refuses_other_heads_and_names_what_works(head: str, dtype: torch.dtype) -> None:
+    net = Net(nn.Sequential(conv(), nn.ReLU()), OTHER_HEADS[head]()).to(dtype)
+    with pytest.raises(MethodError, match=r"global average pooling .* Use method='gradcam' or 'layercam'"):
+        camtool.explain(net, torch.randn(4, *IMAGES).to(dtype), 0, method="cam", layer="trunk")
+
+
+# ---------------------------------------------------------------------------------- what holds for all the methods
+
+
+def raw(net: nn.Module, x: Tensor, name: str, **settings: Any) -> Tensor:
+    """The raw maps ``(N, h, w)`` of one class, by the public road."""
+    results = camtool.explain(net, x, 3, method=name, layer="trunk", **settings)
+    return torch.stack([torch.from_numpy(result.raw) for result in results])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_is_its_images_one_by_one(name: str) -> None:
+    net, x = pooled_net()[0], torch.randn(5, *IMAGES)
+    together = raw(net, x, name)
+    close_to_peak(together, torch.cat([raw(net, image[None], name) for image in x]), 1e-5)
+    for size in (1, 2, 4):
+        close_to_peak(raw(net, x, name, batch_size=size), together, 1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_type_of_the_model_costs_no_more_than_its_precision(name: str) -> None:
+    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    reference = raw(net, x, name)
+    with torch.autocast("cpu", torch.bfloat16):
+        close_to_peak(raw(net, x, name), reference, 0.05)
+    close_to_peak(raw(net.bfloat16(), x.bfloat16(), name), reference, 0.05)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_double_precision_agrees(name: str) -> None:
+    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    reference = raw(net, x, name)
+    close_to_peak(raw(net.double(), x.double(), name), reference, 1e-5)
+
+
+@pytest.mark.parametrize(("scale", "says"), [(0.0, "constant"), (1e30, ""), (1e38, "")])
+@pytest.mark.parametrize("name", METHODS)
+def test_whatever_the_activations_the_heatmap_is_finite_and_an_empty_one_is_warned_of(
+    name: str, scale: float, says: str
+) -> None:
+    net, _ = pooled_net()
+    net.trunk[0].bias.data.zero_()
+    for result in camtool.explain(net, scale * torch.rand(2, *IMAGES), 3, method=name, layer="trunk"):
+        assert torch.from_numpy(result.heatmap).isfinite().all()
+        assert 0 <= result.heatmap.min() <= result.heatmap.max() <= 1
+        warned = [warning for warning in result.warnings if warning.startswith("The map")]
+        assert bool(warned) == (not result.heatmap.any())
+        assert says in "".join(warned)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_uniform_picture_gives_an_empty_heatmap_and_a_warning(name: str) -> None:
+    trunk = nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU())
+    net = Net(trunk, nn.Sequential(Apply(pool), nn.Linear(C, CLASSES)))
+    (result,) = camtool.explain(net, torch.full((1, *IMAGES), 0.7), 3, method=name, layer="trunk")
+    assert not result.heatmap.any()
+    assert any("constant" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_leaves_the_evidence_as_it_is(name: str) -> None:
+    net, layer = pooled_net()
+    evidence = look(net, layer, torch.randn(2, *IMAGES), ClassScore(0))
+    A, g = evidence.activations.clone(), evidence.gradients.clone()
+    METHODS[name](evidence)
+    assert torch.equal(evidence.activations, A)
+    assert torch.equal(evidence.gradients, g)
+
+
+# --------------------------------------------------------------------------------------- any two tensors will do
+
+
+def fake(A: Tensor, g: Tensor) -> SimpleNamespace:
+    return SimpleNamespace(activations=A, gradients=g)
+
+
+@pytest.mark.parametrize("name", FROM_GRADIENTS)
+@pytest.mark.parametrize("grid", [(24,), (4, 6), (2, 3, 4)])
+def test_the_rank_of_the_grid_does_not_matter(name: str, grid: tuple[int, ...]) -> None:
+    A, g = torch.rand(2, C, 24), torch.randn(2, C, 24)
+    ours = METHODS[name](fake(A.unflatten(2, grid), g.unflatten(2, grid)))
+    assert ours.shape == (2, *grid)
+    close_to_peak(ours.flatten(1), METHODS[name](fake(A, g)), 1e-6)
+
+
+@pytest.mark.parametrize("name", FROM_GRADIENTS)
+@pytest.mark.parametrize("scale_A", [0.0, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("scale_g", [0.0, 1e-30, 1.0])
+def test_maps_are_finite_and_not_negative(name: str, scale_A: float, scale_g: float) -> None:
+    ours = METHODS[name](fake(scale_A * torch.randn(2, C, *GRID), scale_g * torch.randn(2, C, *GRID)))
+    assert ours.isfinite().all()
+    assert (ours >= 0).all()
+
+
+@pytest.mark.parametrize("name", FROM_GRADIENTS)
+def test_channels_have_no_order_and_silent_ones_no_say(name: str) -> None:
+    A, g = torch.rand(1, C, *GRID), torch.randn(1, C, *GRID)
+    expected = METHODS[name](fake(A, g))
+    order = torch.randperm(C)
+    close_to_peak(METHODS[name](fake(A[:, order], g[:, order])), expected, 1e-6)
+    silent = torch.zeros(1, 2, *GRID)
+    close_to_peak(METHODS[name](fake(torch.cat([A, silent], 1), torch.cat([g, silent + 1], 1))), expected, 1e-6)
+    close_to_peak(METHODS[name](fake(torch.cat([A, silent + 1], 1), torch.cat([g, silent], 1))), expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", FROM_GRADIENTS)
+def test_what_speaks_against_the_target_everywhere_gives_an_empty_map(name: str) -> None:
+    assert not METHODS[name](fake(torch.rand(1, C, *GRID), -torch.rand(1, C, *GRID))).any()
+
+
+def test_gradcam_plus_plus_does_not_underflow_where_the_literal_equation_does() -> None:
+    A, g = torch.rand(1, C, *GRID), torch.randn(1, C, *GRID) * 1e-25
+    literal = (g**2 / (2 * g**2 + g**3 * A.sum((2, 3), keepdim=True))).nan_to_num(0)
+    assert not literal.any()
+    expected = ORACLES["gradcam++"](A[0].double().tolist(), g[0].double().tolist(), [])
+    close_to_peak(METHODS["gradcam++"](fake(A, g)), torch.tensor([expected]), 1e-6)
+
+
+def test_xgradcam_gives_no_weight_to_a_channel_that_sums_to_rounding_noise() -> None:
+    g = torch.randn(1, 1, 2, 5)
+    balanced = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).repeat(2, 1) * torch.tensor([[1.0], [-1.0]])
+    assert not METHODS["xgradcam"](fake(balanced[None, None], g)).any()
+
+
+# ------------------------------------------------------------------------------------------------------ the registry
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_what_it_is_and_where_it_is_from(name: str) -> None:
+    found = METHODS[name]
+    assert found.name == name
+    assert found.summary.endswith(".")
+    assert found.paper.startswith(("arXiv ", "10."))
+    assert found.needs
+
+
+def test_a_name_is_given_once() -> None:
+    before = dict(METHODS)
+    with pytest.raises(MethodError, match=r"method 'gradcam' is registered already, by camtool\.methods\.gradient"):
+        method("gradcam", paper="arXiv 0000.00000", needs="")(lambda evidence: evidence.activations)
+    assert before == METHODS
+
+
+def test_a_registered_method_is_found_and_stays_a_plain_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(evidence: Evidence, *, power: float = 1.0) -> Tensor:
+        """The mean activation."""
+        return evidence.activations.mean(1) ** power
+
+    monkeypatch.setitem(METHODS, "mine", None)
+    METHODS.pop("mine")
+    assert method("mine", paper="10.0/0", needs="nothing")(mine) is mine
+    assert (find("mine").summary, find("mine").options) == ("The mean activation.", {"power": 1.0})
+    net, x = pooled_net()[0], torch.rand(2, *IMAGES)
+    close_to_peak(raw(net, x, "mine", power=2.0), raw(net, x, "mine") ** 2, 1e-6)
+
+
+def test_an_unknown_method_is_refused_with_what_is_near() -> None:
+    with pytest.raises(MethodError, match=r"method 'grad-cam' is unknown; known are cam, .*Did you mean 'gradcam'"):
+        camtool.explain(pooled_net()[0], torch.rand(1, *IMAGES), method="grad-cam")
+
+
+def test_an_unknown_option_is_refused_with_those_that_exist() -> None:
+    def mine(evidence: Evidence, *, power: float = 1.0) -> Tensor:
+        return evidence.activations.mean(1) ** power
+
+    with pytest.raises(MethodError, match=r"method 'gradcam' has no option 'power'; known options: none\."):
+        camtool.explain(pooled_net()[0], torch.rand(1, *IMAGES), method="gradcam", power=2)
+    with pytest.raises(MethodError, match=r"'gradcam', 'mine' has no option 'powr'.* power\. Did you mean 'power'\?"):
+        check_options([find("gradcam"), find(mine)], ["power", "powr"])
+
+
+def test_a_persons_own_function_is_a_method_under_its_own_name() -> None:
+    def energy(evidence: Evidence) -> Tensor:
+        return evidence.activations.square().sum(1)
+
+    net, x = pooled_net()[0], torch.rand(1, *IMAGES)
+    (result,) = camtool.explain(net, x, 3, method=energy, layer="trunk")
+    assert result.method == "energy"
+    assert_close(torch.from_numpy(result.raw), net.trunk(x)[0].square().sum(0).detach())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "came"),
+    [
+        (lambda evidence: evidence.activations, r"\(2, 5, 3, 4\)"),
+        (lambda evidence: evidence.activations[0, 0], r"\(3, 4\)"),
+        (lambda evidence: evidence.scores, r"\(2,\)"),
+        (lambda evidence: evidence.activations.mean(1).numpy(), "ndarray"),
+        (lambda evidence: None, "NoneType"),
+    ],
+)
+def test_a_function_that_gives_no_maps_is_refused(wrong: Any, came: str) -> None:
+    with pytest.raises(MethodError, match=rf"returned {came}; it must return maps \(2, 3, 4\)"):
+        camtool.explain(pooled_net()[0], torch.rand(2, *IMAGES), 3, method=wrong, layer="trunk")
