@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -37,7 +38,7 @@ class _RunByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``run`` in front of what names no command."""
-        if args and args[0] not in self.commands and args[0] not in ("--help", "--version"):
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -75,6 +76,8 @@ def main() -> None:
     """The installed command: runs :data:`app` and turns what camtool raises into a sentence and an exit code."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that --model package.module:factory finds what lies where the person works
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a photo's name may hold bytes that are no text
     try:
         app()
     except CamtoolError as error:
@@ -188,11 +191,13 @@ def _explainer(
     from camtool.explanation import Explainer
     from camtool.models import load
 
-    names = [name for each in methods for name in each.split(",") if name]
+    names = list(dict.fromkeys(name.strip() for each in methods for name in each.split(",") if name.strip()))
+    if not names:
+        raise CamtoolError(f"--method names none; known are {', '.join(known.METHODS)}.")
     for name in names:
         known.find(name)  # a slip of the pen should not cost a download first
     where = _device(device)
-    with _err.status(f"Loading {model} ...") if not quiet else closing(_Nothing()):
+    with _err.status(f"Loading {escape(model)} ...") if not quiet else closing(_Nothing()):
         loaded = load(model, weights, labels=_read_labels(labels), device=where)
     return Explainer(loaded, names, layers, batch_size=batch_size)
 
@@ -237,10 +242,14 @@ def _wants(asked: list[str] | None) -> list[Any]:
 def _read_labels(path: Path | None) -> list[str] | None:
     if path is None:
         return None
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        return [str(label) for label in json.loads(text)]
-    return text.splitlines()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except ValueError as error:  # no UTF-8, or no JSON
+        raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
+    if not isinstance(labels, list):
+        raise CamtoolError(f"--labels {path} holds a JSON {type(labels).__name__}; a list of names is needed.")
+    return [str(label) for label in labels]
 
 
 class _Report:
@@ -376,7 +385,13 @@ def list_layers(
 
     module = load(model, weights).model if weights or ":" in model else architecture(model)
     noise = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    candidates = survey(module, noise)
+    try:
+        candidates = survey(module, noise)
+    except CamtoolError:
+        raise
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CamtoolError(f"{model} cannot run on one picture of {size} x {size} (--size): {reason}") from error
     shown = candidates if everything else candidates[-16:]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("layer", no_wrap=True)

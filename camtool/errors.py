@@ -8,7 +8,9 @@
     ├── LayerError      no layer, or not the layer asked for, can carry a map
     ├── TargetError     what should be explained does not fit the model's output
     ├── MethodError     an unknown method or option, or one this model cannot serve
-    └── ModelError      a model, its weights or its labels cannot be had
+    ├── ModelError      a model, its weights or its labels cannot be had
+    └── OverlayError    pixels and a heatmap that do not fit, or cannot be drawn
+        └── ColormapError   a colormap has no such name
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from difflib import get_close_matches
 
 __all__ = [
     "CamtoolError",
+    "ColormapError",
     "GeometryError",
     "ImageError",
     "LayerError",
     "MethodError",
     "ModelError",
+    "OverlayError",
     "TargetError",
     "near",
 ]
@@ -54,6 +58,14 @@ class MethodError(CamtoolError, ValueError):
 
 class ModelError(CamtoolError, ValueError):
     """A model, its weights or its labels cannot be had."""
+
+
+class OverlayError(CamtoolError, ValueError):
+    """What was given cannot be laid over one another or drawn."""
+
+
+class ColormapError(OverlayError):
+    """A colormap has no such name."""
 
 
 def near(word: str, known: Iterable[str], *, most: int = 3) -> str:

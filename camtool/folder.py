@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from camtool import images, overlay
-from camtool.errors import GeometryError, ImageError, LayerError, MethodError, TargetError
+from camtool.errors import ImageError, LayerError, MethodError, TargetError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,8 +67,13 @@ def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = No
     branches = [_branch(path, recursive=recursive, out=out) for path in paths]
     folders = [base for base, _ in branches if base is not None]
     placed: dict[Path, Path] = {}
+    known: set[Path] = set()
     for base, photos in branches:
         for photo in photos:
+            place = photo.parent.resolve() / photo.name  # however its path is spelled
+            if place in known:
+                continue
+            known.add(place)
             below = photo.relative_to(base) if base is not None else Path(photo.name)
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
@@ -81,7 +86,8 @@ def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | Non
         return None, [Path(path)]
     if Path(path).is_dir():
         base = Path(path)
-        found = base.rglob("*") if recursive else base.glob("*")
+        below = base.rglob("*") if recursive else base.glob("*")
+        found = (each for each in below if not any(part.startswith(".") for part in each.relative_to(base).parts))
     elif glob.has_magic(path):
         fixed = [*_until_magic(Path(path).parts)]
         base = Path(*fixed) if fixed else Path()
@@ -111,13 +117,15 @@ def _is_photo(path: Path, out: Path | None) -> bool:
 def _without_collisions(placed: dict[Path, Path]) -> list[Job]:
     """Results are named after the photo without its suffix; where two would meet, with it, and then with a number."""
     bare = Counter(place.with_suffix("") for place in placed.values())
-    taken: Counter[Path] = Counter()
-    jobs = []
+    taken: dict[Path, Job] = {}
     for source, place in placed.items():
-        stem = place.with_suffix("") if bare[place.with_suffix("")] == 1 else place
-        taken[stem] += 1
-        jobs.append(Job(source, stem if taken[stem] == 1 else stem.with_name(f"{stem.name}-{taken[stem]}")))
-    return jobs
+        wanted = stem = place.with_suffix("") if bare[place.with_suffix("")] == 1 else place
+        number = 1
+        while stem in taken:
+            number += 1
+            stem = wanted.with_name(f"{wanted.name}-{number}")
+        taken[stem] = Job(source, stem)
+    return list(taken.values())
 
 
 # ----------------------------------------------------------------------------------------------------- running
@@ -233,7 +241,7 @@ def _outcomes(
             continue
         alone = together[job] if job in together else _explained(explainer, [photo], want)
         if isinstance(alone, str):
-            yield Failure(job, alone), []
+            yield Failure(job, f"{job.source}: {alone}"), []
         else:
             yield Success(job, []), _flat(alone)
 
@@ -245,14 +253,18 @@ def _read(job: Job) -> Image.Image | Failure:
         return Failure(job, str(error))
 
 
+# What a picture can bring a transform or a model to raise; ImageError and GeometryError are among them.
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] | str:
     """An entry of explanations a photo, or why there is none."""
     try:
         found: list[Any] = explainer(photos, [want] * len(photos)) if photos else []
     except (TargetError, MethodError, LayerError):
         raise
-    except (ImageError, GeometryError, RuntimeError) as error:
-        return str(error).split("\n", 1)[0]
+    except _FAULTS as error:
+        return str(error).split("\n", 1)[0] or type(error).__name__
     return found
 
 
@@ -271,10 +283,12 @@ def _manifest(folder: Path) -> Iterator[TextIO]:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{MANIFEST}.part"
     try:
-        with part.open("w", encoding="utf-8") as file:
+        # A photo's name may hold bytes that are no text; the escape for them is also JSON's own.
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
             yield file
     finally:
-        part.replace(folder / MANIFEST)
+        if part.is_file():
+            part.replace(folder / MANIFEST)
 
 
 def _write(explanation: Explanation, job: Job, output: Output) -> Entry:

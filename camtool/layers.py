@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import LayerError, near
-from camtool.hooks import Call, Inputs, main_tensor, map_tensors, modules_by_name, observe, trace
+from camtool.errors import LayerError
+from camtool.hooks import Call, Inputs, main_tensor, map_tensors, module_named, observe, trace
 
 __all__ = ["Candidate", "Layer", "Layout", "resolve", "survey"]
 
@@ -139,8 +139,11 @@ class _Resolved:
 
     def holds(self, model: nn.Module) -> bool:
         """Whether the layers are still the modules they were: a head or a block may have been replaced since."""
-        modules = modules_by_name(model)
-        return all(modules.get(layer.name) is ref() for layer, ref in zip(self.layers, self.modules, strict=True))
+        try:
+            modules = [module_named(model, layer.name) for layer in self.layers]
+        except LayerError:
+            return False
+        return all(module is ref() for module, ref in zip(modules, self.modules, strict=True))
 
 
 _RESOLVED: weakref.WeakKeyDictionary[nn.Module, dict[object, _Resolved]] = weakref.WeakKeyDictionary()
@@ -163,13 +166,10 @@ def _best(model: nn.Module, inputs: Inputs) -> Layer:
 
 def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[Layer]:
     size, one = _picture_size(inputs), _first_image(inputs)
-    modules = dict(model.named_modules(remove_duplicate=False))
     calls = {id(call.module): call for call in trace(model, one)}  # the last call of each module
     layers = []
     for name in names:
-        if name not in modules:
-            raise LayerError(f"the model has no layer {name!r}.{near(name, modules)}")
-        call = calls.get(id(modules[name]))
+        call = calls.get(id(module_named(model, name)))
         if call is None:
             raise LayerError(f"layer {name!r} did not run in this forward; choose one that the model uses.")
         readings = _readings(call.shape, size)
@@ -270,7 +270,8 @@ def _fault(maps: Tensor, gradient: Tensor | None) -> str:
     if not positions.any():
         return _SILENT
     # One row of an attention matrix, or the class token's neighbour, is not a grid that the score looks at.
-    if positions.sum() <= max(1.0, 0.05 * positions.numel()):
+    one_row = len(positions) > 2 and positions.ndim == 2 and positions.any(1).sum() == 1
+    if one_row or positions.sum() <= max(1.0, 0.05 * positions.numel()):
         return "the score's gradient reaches hardly any of its positions"
     if len(reached) > 1 and reached.flatten(1).any(1).sum() == 1:
         return "it holds the classes' own score maps, not features"
@@ -363,6 +364,8 @@ def _with_changed_corner(inputs: Inputs) -> Inputs:
         for axis, pixels in enumerate(picture.shape[2:], start=2):
             corner = corner.narrow(axis, 0, max(1, pixels // 2))
         corner.copy_(-corner.flip(-1))
+        if torch.equal(changed, tensor[:1]):  # a black picture, say
+            corner.add_(1)
         return torch.cat([tensor[:1], changed])
 
     doubled: Inputs = map_tensors(inputs, double)

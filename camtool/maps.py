@@ -23,14 +23,14 @@ def normalise(maps: Tensor, among: Tensor | None = None) -> Tensor:
         ``(N, *grid)`` in [0, 1].
     """
     flat = maps.flatten(1)
-    counted = torch.ones_like(flat, dtype=torch.bool) if among is None else among.expand_as(maps).flatten(1)
-    lowest = flat.masked_fill(~counted, torch.inf).amin(1, keepdim=True)
-    highest = flat.masked_fill(~counted, -torch.inf).amax(1, keepdim=True)
+    ignored = None if among is None else ~among.expand_as(maps).flatten(1)
+    lowest = (flat if ignored is None else flat.masked_fill(ignored, torch.inf)).amin(1, keepdim=True)
+    highest = (flat if ignored is None else flat.masked_fill(ignored, -torch.inf)).amax(1, keepdim=True)
     # What differs by rounding alone is constant: scaling it up would paint noise over the whole picture.
     rounding = 16 * torch.finfo(maps.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
     varied = (highest - lowest > rounding) & torch.isfinite(highest - lowest)
-    scaled = (flat - lowest) / torch.where(varied, highest - lowest, 1)
-    return torch.where(varied & counted, scaled, 0).clamp(0, 1).reshape(maps.shape)
+    scaled = (flat - lowest).div_(torch.where(varied, highest - lowest, torch.inf)).nan_to_num_(nan=0)
+    return (scaled if ignored is None else scaled.masked_fill_(ignored, 0)).reshape(maps.shape)
 
 
 def resize(maps: Tensor, grid: Sequence[int]) -> Tensor:

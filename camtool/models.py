@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.error import URLError
@@ -99,8 +101,12 @@ def _built(name: str, **options: Any) -> nn.Module:
             f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', "
             "or your own as 'package.module:factory'."
         )
-    if name in ("googlenet", "inception_v3"):  # they warn, and fill themselves slowly, unless told that weights come
-        options["init_weights"] = False
+    if name in ("googlenet", "inception_v3"):
+        # They warn, and fill themselves slowly, unless told that weights come; and torchvision's weights, which were
+        # trained elsewhere, want the input rescaled inside the model.
+        options |= {"init_weights": False, "transform_input": True}
+    if "weights_backbone" in signature(zoo.get_model_builder(name)).parameters:  # else it would be fetched
+        options["weights_backbone"] = None
     model: nn.Module = zoo.get_model(name, weights=None, **options)
     return model
 
@@ -129,7 +135,7 @@ def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
 def _download(name: str, weights: Any) -> Mapping[str, Tensor]:
     try:
         state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    except (URLError, OSError) as error:
+    except (URLError, OSError, RuntimeError) as error:  # the last: what came has another hash
         reason = getattr(error, "reason", error)
         raise ModelError(
             f"the weights of {name!r} could not be fetched ({reason}). Without internet, give a file with "
@@ -150,6 +156,8 @@ def _from_factory(name: str, weights: str | PathLike[str] | None) -> Loaded:
 
 def _factory(name: str) -> Callable[[], Any]:
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ModelError(f"model {name!r}: give the module's full name, as in 'package.module:factory'.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -210,16 +218,32 @@ def _read_safetensors(path: Path) -> Any:
         raise ModelError(f"weights {str(path)!r} are no whole safetensors file: {error}.") from error
 
 
+# What torch's safe unpickler lets through on damaged files.
+_UNPICKLER_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"weights {str(path)!r} are a pickle that holds more than tensors; reading it could run any code, so it is "
-            "refused. Save model.state_dict(), best as .safetensors."
+            f"weights {str(path)!r} are damaged, or a pickle that holds more than tensors; reading it could run any "
+            "code, so it is refused. Save model.state_dict(), best as .safetensors."
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ModelError(f"weights {str(path)!r} cannot be read: {error}") from error
+    except _UNPICKLER_FAULTS as error:
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise ModelError(f"weights {str(path)!r} are damaged: {reason}") from error
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:

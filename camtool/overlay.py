@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.errors import CamtoolError, near
+from camtool.errors import ColormapError, OverlayError, near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "COLORMAPS",
-    "ColormapError",
-    "OverlayError",
     "blend",
     "boxes",
     "colorize",
@@ -71,14 +69,6 @@ _SEAM = 230  # the grey of the line around what was seen
 _WIDTHS_PER_SIDE = 180  # how many default lines fit side by side into a photo
 _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-
-
-class OverlayError(CamtoolError, ValueError):
-    """What was given cannot be laid over one another or drawn."""
-
-
-class ColormapError(OverlayError):
-    """A colormap has no such name."""
 
 
 def colorize(heatmap: NDArray[Any], colormap: str = "turbo") -> Pixels:

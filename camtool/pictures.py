@@ -164,5 +164,5 @@ def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
     else:
         values = maps.normalise(values[None])[0]
     values = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
-    pixels: NDArray[np.uint8] = (values.clamp(0, 1) * 255).round().byte().movedim(0, -1).contiguous().numpy()
+    pixels: NDArray[np.uint8] = values.clamp(0, 1).mul_(255).round_().byte().movedim(0, -1).contiguous().numpy()
     return pixels

@@ -19,7 +19,7 @@ Maps: TypeAlias = list[Map]
 """``maps[k][i][j]``, a map for each channel."""
 
 Oracle: TypeAlias = Callable[[Maps, Maps, list[float]], Map]
-"""From one image's activations ``A``, gradients ``g`` of the score, and row ``w`` of the linear head (if there is one)."""
+"""From one image's activations ``A``, gradients ``g`` of the score, and class' row ``w`` of the linear head."""
 
 ORACLES: dict[str, Oracle] = {}
 

@@ -404,10 +404,12 @@ def test_probe_agrees_with_the_exact_reader(transform, photo):
 
 @pytest.mark.parametrize("photo", [(446, 232), (719, 930), (647, 948)])
 @pytest.mark.parametrize(
-    "parts", [[v1.Resize(64), v1.Resize(256), v1.CenterCrop(224)], [v1.Resize((32, 32))]], ids=["through 64", "to 32"]
+    "parts",
+    [[v1.Resize((224, 224))], [v1.Resize(64), v1.Resize(256), v1.CenterCrop(224)], [v1.Resize((32, 32))]],
+    ids=["to 224", "through 64", "to 32"],
 )
-def test_rounding_averages_out(parts, photo):
-    # Each of these rounds to 8 bits after averaging many pixels: without both dithers it is off by more than this.
+def test_rounding_and_resampling_waves_average_out(parts, photo):
+    # Each is off by more than this without the dithers, or without the weights of the line that fade out.
     transform = v1.Compose([*parts, v1.ToTensor()])
     assert probe(transform, photo).box == pytest.approx(geometry_of(transform, photo).box, abs=0.05)
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, ColormapError, OverlayError
 from camtool.overlay import (
     COLORMAPS,
-    ColormapError,
-    OverlayError,
     blend,
     boxes,
     colorize,

@@ -1,0 +1,301 @@
+"""What is explained: each target's numbers, what a person may ask for, and the outputs that models return."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from math import exp, log
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from camtool.errors import TargetError
+from camtool.targets import (
+    ClassScore,
+    Contrast,
+    Custom,
+    Probability,
+    Region,
+    Similarity,
+    Target,
+    Top,
+    Value,
+    choose,
+    class_of,
+    logits,
+    name_of,
+    probabilities,
+    score,
+)
+
+LOGITS = torch.tensor([[1.0, 5.0, 2.0], [4.0, 0.0, 3.0]])
+"""Two images, three classes."""
+
+PLANES = torch.arange(16.0).reshape(2, 2, 2, 2)
+"""Two images, two classes, 2 x 2 pixels."""
+
+LABELS = ["tabby, tabby cat", "Crane", "crane"]
+
+
+class Answer(OrderedDict):
+    """A dictionary whose entries are attributes too, as Hugging Face's models return."""
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+# -------------------------------------------------------------------------------------------------- each by hand
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "expected"),
+    [
+        (ClassScore(1), LOGITS, [5, 0]),
+        (ClassScore(1), PLANES, [4 + 5 + 6 + 7, 12 + 13 + 14 + 15]),  # summed over the pixels
+        (Probability(0), torch.tensor([[0.0, log(3)], [log(4), 0.0]]), [1 / 4, 4 / 5]),
+        (Probability(0), torch.tensor([[0.0], [log(4)]]), [1 / 2, 4 / 5]),  # one logit: its sigmoid
+        (Probability(0), torch.tensor([[[0.0, 0.0], [log(3), 0.0]]]), [(1 / 4 + 1 / 2) / 2]),  # mean of two pixels
+        (Contrast(0, 1), LOGITS, [1 - 5, 4 - 0]),
+        (Contrast(0, 1, weight=0.5), LOGITS, [1 - 2.5, 4 - 0]),
+        (Contrast(0, (1, 2)), LOGITS, [1 - 3.5, 4 - 1.5]),
+        (Value(), LOGITS, [1, 4]),
+        (Value(2), LOGITS, [2, 3]),
+        (Value(), torch.tensor([7.0, 8.0]), [7, 8]),
+        (Value(5), PLANES, [5, 13]),
+        (Region(1, torch.tensor([[1, 0], [0, 1]])), PLANES, [4 + 7, 12 + 15]),
+        (Region(1, torch.tensor([[True, False], [False, True]])), PLANES, [4 + 7, 12 + 15]),
+        (Region(0, torch.tensor([[0.5, 0.0], [0.0, 0.0]])), PLANES, [0, 4]),
+        (Similarity(torch.tensor([3.0, 4.0])), torch.tensor([[6.0, 8.0], [-4.0, 3.0], [1.0, 0.0]]), [1, 0, 0.6]),
+        (Custom(lambda one: one[0] * one[1]), LOGITS, [5, 0]),
+        (Custom(lambda one: one.max(0, keepdim=True).values), LOGITS, [5, 4]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_target_gives_one_number_an_image(target: Target, output: Tensor, expected: list[float]) -> None:
+    scores = target(output)
+    assert scores.shape == (len(output),)
+    torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(score([target] * len(output), output), scores)
+
+
+@pytest.mark.parametrize("index", [3, -1, 1000])
+@pytest.mark.parametrize(
+    "target",
+    [ClassScore, Probability, Value, lambda index: Contrast(index, 0), lambda index: Contrast(0, index)],
+    ids=["ClassScore", "Probability", "Value", "Contrast of", "Contrast against"],
+)
+def test_a_class_that_does_not_exist_is_refused(target: Any, index: int) -> None:
+    with pytest.raises(TargetError, match=rf"{index} does not exist: the model has 3 classes, 0 to 2"):
+        target(index)(LOGITS)
+    with pytest.raises(TargetError, match=rf"{index} does not exist"):
+        score([target(index)] * 2, LOGITS)
+
+
+def test_a_region_must_have_the_outputs_size() -> None:
+    with pytest.raises(TargetError, match=r"mask has shape \(3, 3\), but the model's output has \(2, 2\) pixels"):
+        Region(0, torch.ones(3, 3))(PLANES)
+
+
+@pytest.mark.parametrize(
+    ("function", "came"),
+    [
+        (lambda one: one, r"a tensor of shape \(3,\)"),
+        (lambda one: float(one[0]), "float"),
+        (lambda one: None, "NoneType"),
+    ],
+)
+def test_a_callable_must_return_a_tensor_with_one_number(function: Any, came: str) -> None:
+    with pytest.raises(TargetError, match=f"<lambda> returned {came}; it must return a tensor with one number"):
+        Custom(function)(LOGITS)
+
+
+# ------------------------------------------------------------------------------------------------ many at once
+
+
+def test_each_image_has_its_own_target() -> None:
+    output = torch.randn(7, 4)
+    targets = [
+        ClassScore(2),
+        Probability(1),
+        Contrast(3, (0, 1)),
+        Value(1),
+        Similarity(torch.randn(4)),
+        Custom(lambda one: one.norm()),
+        ClassScore(0),
+    ]
+    each = [target(output[i : i + 1]) for i, target in enumerate(targets)]
+    torch.testing.assert_close(score(targets, output), torch.cat(each))
+
+
+def test_class_scores_alone_are_the_same_as_among_others() -> None:
+    output, targets = torch.randn(3, 4, 2, 2), [ClassScore(1), ClassScore(3), ClassScore(0)]
+    among_others = score([*targets, Probability(0)], torch.cat([output, output[:1]]))[:3]
+    torch.testing.assert_close(score(targets, output), among_others)
+
+
+def test_what_is_not_one_entry_an_image_reaches_a_callable_whole() -> None:
+    scale, texts = torch.tensor(10.0), torch.randn(5, 3)
+
+    def best(one: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        image, text, factor = one
+        return factor * (text @ image).max()
+
+    expected = 10 * (LOGITS @ texts.T).amax(1)
+    torch.testing.assert_close(score([Custom(best)] * 2, (LOGITS, texts, scale)), expected)
+
+
+# ----------------------------------------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("want", "expected"),
+    [
+        (None, [ClassScore(1)]),
+        (Top(2), [ClassScore(1), ClassScore(2)]),
+        (Top(9), [ClassScore(1), ClassScore(2), ClassScore(0)]),
+        (2, [ClassScore(2)]),
+        (np.int64(2), [ClassScore(2)]),
+        (np.uint8(2), [ClassScore(2)]),
+        (torch.tensor(2), [ClassScore(2)]),
+        (torch.tensor(2, dtype=torch.uint8), [ClassScore(2)]),
+        ("tabby, tabby cat", [ClassScore(0)]),
+        ("Tabby, TABBY cat", [ClassScore(0)]),
+        (Contrast(0, 1), [Contrast(0, 1)]),
+        (Value(1), [Value(1)]),
+        (max, [Custom(max)]),
+    ],
+    ids=repr,
+)
+def test_a_wish_becomes_targets(want: Any, expected: list[Target]) -> None:
+    chosen = choose(want, LOGITS[0], LABELS)
+    if want is max:  # a target that holds a function or a tensor equals only itself
+        assert isinstance(chosen[0], Custom)
+        assert chosen[0].function is max
+    else:
+        assert chosen == expected
+        assert all(type(target.index) is int for target in chosen if isinstance(target, ClassScore))
+
+
+@pytest.mark.parametrize(
+    ("want", "message"),
+    [
+        (3, "3 does not exist: the model has 3 classes, 0 to 2"),
+        (-1, "-1 does not exist"),
+        (np.int64(-1), "-1 does not exist"),
+        (torch.tensor(3), "3 does not exist"),
+        (True, "must be None, an index, .* got bool"),
+        (np.True_, "must be None, an index, .* got bool"),
+        (torch.tensor(True), "must be None, an index, .* got bool"),
+        (1.0, "got float"),
+        (torch.tensor(1.0), "got float"),
+        (torch.tensor([1, 2]), "got Tensor"),
+        ({"class": 1}, "got dict"),
+        ("tabby", r"'tabby' is not among the 3 labels\. Did you mean 'tabby, tabby cat'"),
+        ("zebra", r"'zebra' is not among the 3 labels\.$"),
+        ("crane", r"'crane' names the classes \[1, 2\]; pass one of these indices"),
+        (Top(0), "Top.* 0"),
+        (Top(-1), "Top.* -1"),
+    ],
+    ids=repr,
+)
+def test_a_wish_that_cannot_be_met_is_refused(want: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        choose(want, LOGITS[0], LABELS)
+
+
+def test_a_name_needs_labels() -> None:
+    with pytest.raises(TargetError, match="'tabby' is a name, but no labels are known; pass labels="):
+        choose("tabby", LOGITS[0], None)
+
+
+@pytest.mark.parametrize("want", [None, Top(3)])
+def test_a_map_of_classes_has_no_top_class(want: Top | None) -> None:
+    with pytest.raises(TargetError, match=r"shape \(2, 2, 2\), not \(K,\); pass a class index or a target"):
+        choose(want, PLANES[0], None)
+    assert choose(1, PLANES[0], None) == [ClassScore(1)]
+
+
+@pytest.mark.parametrize(
+    ("target", "index", "name"),
+    [
+        (ClassScore(1), 1, "Crane"),
+        (ClassScore(7), 7, "class 7"),  # more classes than labels
+        (Probability(0), 0, "tabby, tabby cat"),
+        (Contrast(2, 0), 2, "crane"),
+        (Region(1, torch.ones(2, 2)), 1, "Crane"),
+        (Custom(max), None, "max"),
+        (Value(1), None, "Value(index=1)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_target_knows_its_class_and_its_name(target: Target, index: int | None, name: str) -> None:
+    assert class_of(target) == index
+    assert name_of(target, LABELS) == name
+    assert name_of(target, None) == (name if index is None else f"class {index}")
+
+
+def test_a_similarity_has_a_short_name() -> None:
+    assert len(name_of(Similarity(torch.randn(512)), None)) < 40
+
+
+# ------------------------------------------------------------------------------------------------- models' outputs
+
+Pair = namedtuple("Pair", "logits state")  # noqa: PYI024: what older models return
+AUX = torch.randn(2, 9)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        LOGITS,
+        (LOGITS, AUX),
+        [LOGITS, AUX],
+        Pair(LOGITS, AUX),
+        {"out": LOGITS, "aux": AUX},
+        {"aux": AUX, "out": LOGITS},
+        {"hidden": AUX, "logits": LOGITS},
+        OrderedDict(aux=AUX, logits=LOGITS),
+        Answer(hidden=AUX, logits=LOGITS),
+        MappingProxyType({"hidden": AUX, "logits": LOGITS}),
+        {"logits": (LOGITS, AUX)},
+        (None, torch.tensor([1, 2]), LOGITS),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_scores_are_found_in_whatever_a_model_returns(output: Any) -> None:
+    assert torch.equal(logits(output), LOGITS)
+    assert score([ClassScore(1), ClassScore(0)], output).tolist() == [5, 4]
+    assert score([ClassScore(1), Value(0)], output).tolist() == [5, 4]
+
+
+def test_a_callable_sees_one_image_in_the_models_own_structure() -> None:
+    seen = []
+
+    def first(one: Answer) -> Tensor:
+        seen.append((type(one), one.hidden.shape, one["logits"].shape))
+        return one.logits[0]
+
+    assert Custom(first)(Answer(hidden=AUX, logits=LOGITS)).tolist() == [1, 4]
+    assert seen == [(Answer, (9,), (3,))] * 2
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1)], ids=str)
+def test_a_model_with_one_logit_has_one_class(shape: tuple[int, ...]) -> None:
+    output = torch.tensor([0.0, 2.0]).reshape(shape)
+    assert choose(None, logits(output)[0], ["crack"]) == [ClassScore(0)]
+    assert score([ClassScore(0), ClassScore(0)], output).tolist() == [0, 2]
+    torch.testing.assert_close(probabilities(output), torch.tensor([[0.5], [1 / (1 + exp(-2))]]))
+    torch.testing.assert_close(score([Probability(0), Value()], output), torch.tensor([0.5, 2.0]))
+
+
+@pytest.mark.parametrize("output", ["yes", None, {}, (1, 2), torch.tensor([1, 2]), torch.tensor(1.0)], ids=repr)
+def test_an_output_without_scores_is_refused(output: Any) -> None:
+    with pytest.raises(TargetError, match=f"the model returned {type(output).__name__} without a tensor of scores"):
+        logits(output)
