@@ -10,10 +10,10 @@ import re
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import asdict
 from enum import Enum
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -197,14 +197,11 @@ def _explainer(
     for name in names:
         known.find(name)  # a slip of the pen should not cost a download first
     where = _device(device)
-    with _err.status(f"Loading {escape(model)} ...") if not quiet else closing(_Nothing()):
+    waiting = nullcontext() if quiet else _err.status(f"Loading {escape(model)} ...")
+    # Standard output is for results; torch tells of its downloads there.
+    with waiting, redirect_stdout(StringIO() if quiet else sys.stderr):
         loaded = load(model, weights, labels=_read_labels(labels), device=where)
     return Explainer(loaded, names, layers, batch_size=batch_size)
-
-
-class _Nothing:
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def _device(asked: str) -> str:
@@ -299,9 +296,10 @@ class _Report:
         if self._verbose:
             for entry in outcome.entries:
                 chance = "" if entry.probability is None else f" {entry.probability:.1%}"
-                _out.print(f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{entry.method}[/]")
+                line = f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{entry.method}[/]"
+                _out.print(line, soft_wrap=True)
                 for warning in entry.warnings:
-                    _out.print(f"  [yellow]{escape(warning)}[/]")
+                    _out.print(f"  [yellow]{escape(warning)}[/]", soft_wrap=True)
 
     def _sum_up(self, seconds: float, *, interrupted: bool) -> None:
         if self._as_json:
@@ -324,7 +322,8 @@ class _Report:
             written = sum(len(entry.files) for success in self._done for entry in success.entries)
             _out.print(
                 f"[bold green]{_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
-                f"([bold]{each:.0f} ms[/] each), looking at layer [bold]{escape(first.layer)}[/]."
+                f"([bold]{each:.0f} ms[/] each), looking at layer [bold]{escape(first.layer)}[/].",
+                soft_wrap=True,
             )
             _out.print(
                 f"{_count(written, 'file')} and explanations.jsonl are in [bold]{escape(str(folder))}[/]",
@@ -335,7 +334,7 @@ class _Report:
     def _tell_warnings(self) -> None:
         warnings = Counter(warning for success in self._done for entry in success.entries for warning in entry.warnings)
         for warning, times in warnings.most_common(5):
-            _out.print(f"[yellow]{_count(times, 'map')}:[/] {escape(warning)}")
+            _out.print(f"[yellow]{_count(times, 'map')}:[/] {escape(warning)}", soft_wrap=True)
         if len(warnings) > 5:
             _out.print(f"[yellow]... and {len(warnings) - 5} other warnings;[/] explanations.jsonl has them all.")
 

@@ -238,7 +238,7 @@ class Explainer:
 
     def _explain(self, pictures: Sequence[Picture], wants: Sequence[Any]) -> list[list[list[Explanation]]]:
         """Explanations by image, target and method, from one forward of all the pictures."""
-        batch = torch.stack([picture.tensor for picture in pictures])
+        batch = pictures[0].tensor[None] if len(pictures) == 1 else torch.stack([each.tensor for each in pictures])
         scene = Scene(self._model, batch, resolve(self._model, batch, self._layers))
         labels = self._labels if self._labels is not None else usual_labels(self._model, scene.logits.shape[1])
         chosen = [
@@ -265,14 +265,14 @@ class Explainer:
     ) -> list[Explanation]:
         """One explanation an image, by one method, about one target each."""
         evidence = scene.evidence(question)
-        raw = self._raw_maps(method, evidence)
+        raw = self._raw_maps(method, evidence).float().cpu().numpy()
         chances = targets.probabilities(scene.logits)
 
         def answer(image: int, picture: Picture, target: targets.Target) -> Explanation:
             index = targets.class_of(target)
             return Explanation(
                 heatmap=picture.place(raw[image]),
-                raw=raw[image].float().cpu().numpy(),
+                raw=raw[image],
                 photo=picture.photo,
                 seen=picture.geometry.seen,
                 label=targets.name_of(target, labels),
@@ -281,7 +281,7 @@ class Explainer:
                 probability=None if index is None else float(chances[image, index].mean()),
                 method=method.name,
                 layer=" + ".join(layer.name for layer in scene.layers),
-                warnings=(*picture.notes, *doubts(evidence, raw, scene.logits, question, image)),
+                warnings=(*picture.notes, *doubts(evidence, raw[image], scene.logits, target, image)),
             )
 
         return [answer(i, picture, target) for i, (picture, target) in enumerate(zip(pictures, question, strict=True))]

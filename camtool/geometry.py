@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,6 +59,7 @@ class Geometry:
             raise GeometryError(f"box must be finite and not empty, got {self.box}")
 
     @classmethod
+    @lru_cache(maxsize=32)
     def whole(cls, height: int, width: int) -> Geometry:
         """The photo itself as the model's input."""
         return cls((height, width), (height, width), (0.0, 0.0, float(height), float(width)))
@@ -111,12 +112,19 @@ class Geometry:
         top, left, bottom, right = self.box
         return replace(self, box=(top, right, bottom, left))
 
-    @property
+    @cached_property
     def seen(self) -> NDArray[np.bool_]:
-        """(H, W) True where a photo pixel's centre lies inside the box."""
+        """(H, W) True where a photo pixel's centre lies inside the box; read-only, as all who ask share it."""
         top, left, bottom, right = self.box
         height, width = self.photo
-        return np.logical_and.outer(_inside(top, bottom, height), _inside(left, right, width))
+        seen = np.logical_and.outer(_inside(top, bottom, height), _inside(left, right, width))
+        seen.flags.writeable = False
+        return seen
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """Whether all of the photo is in the input."""
+        return bool(self.seen.all())
 
     def place(self, maps: Tensor) -> Tensor:
         """Lay maps on the photo, bilinearly; differentiable.

@@ -378,7 +378,8 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     """
     modules = _all_modules(model)
     training = [module for module in modules if module.training]
-    buffers = [(module, _buffers(module)) for module in modules if _may_write_buffers(module)]
+    at_risk = [module for module in modules if type(module).__module__ not in _NEVER_WRITE_BUFFERS]
+    buffers = [_buffers(module) if module._buffers else {} for module in at_risk]
     with generators_kept():
         try:
             for module in training:
@@ -387,8 +388,8 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-            with torch.inference_mode():  # there, tensors of either kind may be written to
-                for module, before in buffers:
+            for module, before in zip(at_risk, buffers, strict=True):
+                if module._buffers or before:
                     _put_back(module, before)
 
 
@@ -396,12 +397,9 @@ _Buffers: TypeAlias = dict[str, tuple[Tensor, Tensor, int] | None]
 """A module's buffers by name: the tensor itself, a copy of its values, and its version; ``None`` for an empty one."""
 
 
-def _may_write_buffers(module: nn.Module) -> bool:
-    """Whether a forward in evaluation mode may write to the module's buffers: torch's own norms never do.
-
-    Other code may, to the buffers that it put on a plain ``nn.Module`` or ``nn.Sequential`` as well.
-    """
-    return type(module).__module__ not in ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+_NEVER_WRITE_BUFFERS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+"""Where the classes live that leave their buffers alone in evaluation mode. Other code may write to any module's, a
+plain ``nn.Sequential``'s included."""
 
 
 def _buffers(module: nn.Module) -> _Buffers:
@@ -411,6 +409,7 @@ def _buffers(module: nn.Module) -> _Buffers:
     }
 
 
+@torch.inference_mode()  # there, tensors of either kind may be written to
 def _put_back(module: nn.Module, before: _Buffers) -> None:
     """Give the module the buffers it had; what is as it was is not touched, because other threads may be reading it."""
     for name in module._buffers.keys() - before.keys():
@@ -431,14 +430,16 @@ def _version(tensor: Tensor) -> int:
 @contextmanager
 def _outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> Iterator[Inputs]:
     """Make gradients possible where the caller works in ``torch.inference_mode``; yields inputs that allow them."""
-    first = next(model.parameters(), None)
-    if grad and first is not None and first.is_inference():
-        raise CamtoolError(
-            "the model's parameters were made in torch.inference_mode, so no gradient can pass through it; "
-            "build or load the model outside of inference_mode."
-        )
     with torch.inference_mode(False):
-        yield map_tensors(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        try:
+            yield map_tensors(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        except RuntimeError as error:
+            if grad and any(parameter.is_inference() for parameter in model.parameters()):
+                raise CamtoolError(
+                    "the model's parameters were made in torch.inference_mode, so no gradient can pass through it; "
+                    "build or load the model outside of inference_mode."
+                ) from error
+            raise
 
 
 @contextmanager

@@ -1,36 +1,47 @@
-"""Arithmetic on maps ``(N, *grid)``: scaling into [0, 1], resizing, and merging those of several layers."""
+"""Arithmetic on maps ``(N, *grid)``: resizing, merging those of several layers, and at last scaling into [0, 1]."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from camtool.errors import MethodError, near
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["MERGES", "merge", "merge_function", "normalise", "resize"]
 
 
-def normalise(maps: Tensor, among: Tensor | None = None) -> Tensor:
-    """Scale each map so that its lowest value becomes 0 and its highest 1; a constant map becomes zeros.
+def normalise(values: NDArray[Any], among: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+    """Scale a map so that its lowest value becomes 0 and its highest 1; a constant map becomes zeros.
+
+    This is the last thing that is done to a map, on its way to a person, so it works on arrays: on one core, and
+    without waking others for a picture's worth of numbers.
 
     Args:
-        maps: ``(N, *grid)``.
-        among: ``(*grid)`` or ``(N, *grid)`` booleans: the positions that count. The others come out as 0.
+        values: A map of any shape, floating.
+        among: Booleans of the same shape: the positions that count. The others come out as 0.
 
     Returns:
-        ``(N, *grid)`` in [0, 1].
+        The same shape and type, in [0, 1]. A map whose extremes are not finite comes out as zeros.
     """
-    flat = maps.flatten(1)
-    ignored = None if among is None else ~among.expand_as(maps).flatten(1)
-    lowest = (flat if ignored is None else flat.masked_fill(ignored, torch.inf)).amin(1, keepdim=True)
-    highest = (flat if ignored is None else flat.masked_fill(ignored, -torch.inf)).amax(1, keepdim=True)
+    counted = values if among is None else values[among]
+    lowest, highest = (float(counted.min()), float(counted.max())) if counted.size else (0.0, 0.0)
+    limits = np.finfo(values.dtype)
     # What differs by rounding alone is constant: scaling it up would paint noise over the whole picture.
-    rounding = 16 * torch.finfo(maps.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
-    varied = (highest - lowest > rounding) & torch.isfinite(highest - lowest)
-    scaled = (flat - lowest).div_(torch.where(varied, highest - lowest, torch.inf)).nan_to_num_(nan=0)
-    return (scaled if ignored is None else scaled.masked_fill_(ignored, 0)).reshape(maps.shape)
+    rounding = 16 * float(limits.eps) * max(abs(lowest), abs(highest))
+    if not rounding < highest - lowest <= float(limits.max):
+        return np.zeros_like(values)
+    scaled: NDArray[Any] = values - lowest
+    scaled /= highest - lowest
+    if among is not None:
+        scaled[~among] = 0
+    return scaled
 
 
 def resize(maps: Tensor, grid: Sequence[int]) -> Tensor:

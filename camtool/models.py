@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -118,8 +119,7 @@ def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
     published = zoo.get_model_weights(name)
     if weights is None:
         best = published["DEFAULT"]
-        model.load_state_dict(_download(name, best))
-        return Loaded(model, best.transforms(), best.meta.get("categories"))
+        return Loaded(_download(name, best), best.transforms(), best.meta.get("categories"))
     state = read_state(weights)
     # A file does not say how its weights were trained. The first recipe is the architecture's usual one; later ones
     # differ from it in the size of the crop by a few pixels.
@@ -132,16 +132,18 @@ def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
     return Loaded(model, usual.transforms(), labels)
 
 
-def _download(name: str, weights: Any) -> Mapping[str, Tensor]:
-    try:
-        state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+def _download(name: str, weights: Any) -> nn.Module:
+    import torchvision.models as zoo
+
+    try:  # torchvision builds it: for some models it renames weights, or adds heads, as their files need it
+        model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
     except (URLError, OSError, RuntimeError) as error:  # the last: what came has another hash
         reason = getattr(error, "reason", error)
         raise ModelError(
             f"the weights of {name!r} could not be fetched ({reason}). Without internet, give a file with "
             f"--weights FILE (in Python: load({name!r}, 'FILE')), or use --model demo, which is bundled."
         ) from error
-    return state
+    return model
 
 
 # --------------------------------------------------------------------------------------------------- a factory
@@ -247,6 +249,9 @@ def _read_torch(path: Path) -> Any:
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:
+    state = OrderedDict(state)
+    # A file of tensors alone does not say which version of the model wrote it. Some models ask: the present one did.
+    state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

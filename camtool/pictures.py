@@ -46,13 +46,10 @@ class Picture:
     geometry: Geometry
     notes: tuple[str, ...] = ()
 
-    def place(self, raw: Tensor) -> NDArray[np.float32]:
+    def place(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
         """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
-        placed = self.geometry.place(raw.float())[None]
-        seen = self.geometry.seen
-        among = None if seen.all() else torch.from_numpy(seen).to(placed.device)
-        heatmap: NDArray[np.float32] = maps.normalise(placed, among)[0].cpu().numpy()
-        return heatmap
+        placed = self.geometry.place(torch.from_numpy(raw)).numpy()
+        return maps.normalise(placed, None if self.geometry.sees_all else self.geometry.seen)
 
 
 class Preparer:
@@ -157,12 +154,15 @@ def _as_input(made: Any, transform: Transform) -> Tensor:
 
 def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
     """A prepared tensor ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
-    values = tensor.detach().float().cpu()
+    values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
     if mean is not None and std is not None and len(mean) == len(values):
-        values = values * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
     else:
-        values = maps.normalise(values[None])[0]
-    values = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
-    pixels: NDArray[np.uint8] = values.clamp(0, 1).mul_(255).round_().byte().movedim(0, -1).contiguous().numpy()
+        planes = list(maps.normalise(values))
+    if len(planes) != 3:
+        planes = [np.mean(planes, axis=0)] * 3
+    pixels = np.empty((*values.shape[1:], 3), np.uint8)
+    for channel, plane in enumerate(planes):
+        pixels[..., channel] = np.clip(plane, 0, 1) * 255 + 0.5
     return pixels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -127,6 +128,9 @@ class Similarity:
         vectors = logits(output)
         return torch.cosine_similarity(vectors, self.embedding.to(vectors), dim=-1)
 
+    def __str__(self) -> str:
+        return "similarity"
+
 
 @dataclass(frozen=True, eq=False)
 class Custom:
@@ -182,11 +186,15 @@ def choose(want: Want, output: Tensor, labels: Sequence[str] | None) -> list[Tar
     if want is None:
         want = Top(1)
     if isinstance(want, Top):
+        if want.k < 1:
+            raise TargetError(f"target_class {want}: k must be 1 or more.")
         return [ClassScore(index) for index in _ranked(output)[: want.k]]
     if isinstance(want, str):
         want = _index_of(want, labels)
-    if isinstance(want, int) and not isinstance(want, bool):
-        return [ClassScore(_checked(want, len(output)))]
+    if isinstance(want, Tensor) and want.ndim == 0:
+        want = want.item()  # type: ignore[assignment]  # a float is refused below
+    if isinstance(want, Integral) and not isinstance(want, bool):  # numpy's integers are Integral too
+        return [ClassScore(_checked(int(want), len(output)))]
     if isinstance(want, _TARGETS):
         return [want]
     if callable(want):
@@ -214,7 +222,7 @@ def score(targets: Sequence[Target], output: Any) -> Tensor:
     """Each image's own target on its own output: ``(N,)``."""
     if all(isinstance(target, ClassScore) for target in targets):  # the common case, in one step for all images
         values = logits(output)
-        indices = [target.index for target in targets if isinstance(target, ClassScore)]
+        indices = [_checked(target.index, values.shape[1]) for target in targets if isinstance(target, ClassScore)]
         return _per_image(values[torch.arange(len(values), device=values.device), indices]).sum(1)
     return torch.cat([target(image_of(output, i, keep=True)) for i, target in enumerate(targets)])
 
@@ -243,8 +251,18 @@ def probabilities(output: Any) -> Tensor:
 
 
 def image_of(output: Any, index: int, *, keep: bool = False) -> Any:
-    """One image's part of a batch's output, in the same structure; ``keep`` leaves the batch dimension in place."""
-    return map_tensors(output, lambda tensor: tensor[index : index + 1] if keep else tensor[index])
+    """One image's part of a batch's output, in the same structure; ``keep`` leaves the batch dimension in place.
+
+    A tensor that does not have one entry an image, a temperature or the texts' embeddings say, is handed on whole.
+    """
+    images = len(logits(output))
+
+    def part(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0 or len(tensor) != images:
+            return tensor
+        return tensor[index : index + 1] if keep else tensor[index]
+
+    return map_tensors(output, part)
 
 
 def _ranked(output: Tensor) -> list[int]:

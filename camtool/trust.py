@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from camtool import maps, targets
 from camtool.evidence import Evidence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["doubts"]
 
@@ -20,32 +24,31 @@ _SATURATED = 1e-4
 
 
 def doubts(
-    evidence: Sequence[Evidence], raw: Tensor, logits: Tensor, wanted: Sequence[targets.Target], image: int
+    evidence: Sequence[Evidence], raw: NDArray[Any], logits: Tensor, target: targets.Target, image: int
 ) -> list[str]:
     """Why one image's map should not be trusted; empty where nothing speaks against it.
 
     Args:
         evidence: What the method saw, one a layer.
-        raw: Its maps, ``(N, *grid)``.
+        raw: Its map of the image, ``(*grid)``.
         logits: The model's output, ``(N, K)`` or ``(N, K, ...)``.
-        wanted: What was explained, one target an image.
+        target: What was explained.
         image: Which of the N images.
     """
-    own = logits[image : image + 1]
     return [
-        *_about_the_map(evidence, raw[image], image),
-        *_about_the_target(wanted[image], own),
+        *_about_the_map(evidence, raw, image),
+        *_about_the_target(target, logits[image : image + 1]),
         *_about_the_layers(evidence),
     ]
 
 
-def _about_the_map(evidence: Sequence[Evidence], values: Tensor, image: int) -> Iterator[str]:
+def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], image: int) -> Iterator[str]:
     used = [each for each in evidence if each.gradients_used]
     if used and not any(each.gradients[image].any() for each in used):
         yield "The score's gradient at the layer is zero everywhere, so the map says nothing."
-    elif not torch.isfinite(values).all():
+    elif not np.isfinite(raw).all():
         yield "The map holds values that are not finite, so it is shown as empty."
-    elif not maps.normalise(values[None]).any():
+    elif not maps.normalise(raw).any():
         yield "The map is constant: nothing in the picture speaks for the target more than the rest does."
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.testing import assert_close
 
+import camtool.maps
 from camtool.errors import MethodError
-from camtool.maps import MERGES, merge, merge_function, normalise, resize
+from camtool.maps import MERGES, merge, merge_function, resize
 
 GRIDS = [(7,), (4, 5), (3, 4, 2)]
 
@@ -17,6 +18,14 @@ NAN, INF = float("nan"), float("inf")
 
 
 # ---------------------------------------------------------------------------------------------------- normalise
+
+
+def normalise(batch: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
+    """Each map of a batch by itself, as tensors: the rows above and below speak of several at once."""
+    pairs = zip(batch, [None] * len(batch) if among is None else among, strict=True)
+    return torch.stack(
+        [torch.from_numpy(camtool.maps.normalise(m.numpy(), None if a is None else a.numpy())) for m, a in pairs]
+    )
 
 
 def test_the_lowest_becomes_0_and_the_highest_1() -> None:
@@ -60,12 +69,10 @@ def test_a_range_too_wide_for_the_type_empties_the_map() -> None:
     assert not normalise(torch.tensor([[-3e38, 0.0, 3e38]])).any()
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_only_the_positions_among_count(batched: bool) -> None:
-    among = torch.tensor([[False, True], [True, True]])
+def test_only_the_positions_among_count() -> None:
     maps = torch.tensor([[[9.0, 1.0], [2.0, 3.0]], [[-9.0, 0.0], [4.0, 1.0]]])
-    result = normalise(maps, among.expand(2, 2, 2) if batched else among)
-    assert result.tolist() == [[[0, 0], [0.5, 1]], [[0, 0], [1, 0.25]]]
+    among = torch.tensor([[False, True], [True, True]]).expand(2, 2, 2)
+    assert normalise(maps, among).tolist() == [[[0, 0], [0.5, 1]], [[0, 0], [1, 0.25]]]
 
 
 def test_each_image_can_have_its_own_positions() -> None:
@@ -76,12 +83,12 @@ def test_each_image_can_have_its_own_positions() -> None:
 
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_what_is_not_finite_outside_the_positions_does_no_harm(bad: float) -> None:
-    among = torch.tensor([False, True, True])
+    among = torch.tensor([[False, True, True]])
     assert normalise(torch.tensor([[bad, 1.0, 3.0]]), among).tolist() == [[0, 0, 1]]
 
 
 def test_no_position_at_all_gives_zeros() -> None:
-    assert not normalise(torch.rand(1, 2, 2), torch.zeros(2, 2, dtype=torch.bool)).any()
+    assert not normalise(torch.rand(1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.bool)).any()
 
 
 def test_normalising_leaves_its_argument_alone_and_does_nothing_twice() -> None:

@@ -172,6 +172,13 @@ def test_a_file_saved_from_torchvisions_usual_googlenet_is_taken(tmp_path):
     camtool.load("googlenet", saved(tmp_path, without.state_dict()))
 
 
+@pytest.mark.xfail(strict=True, reason="torchvision renames the weights of its old DenseNet files as it fetches them")
+def test_a_file_as_torchvision_publishes_it_for_densenet_is_taken(tmp_path):
+    state = built("densenet121").state_dict()
+    old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", key): value for key, value in state.items()}
+    camtool.load("densenet121", saved(tmp_path, old))
+
+
 # ------------------------------------------------------------------------------------------------- files at fault
 
 
@@ -283,7 +290,7 @@ def test_a_fetched_model_computes_what_torchvisions_own_does(published, name):
     torch.testing.assert_close(logits(ours(batch)), logits(theirs(batch)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)])
 def test_a_model_of_a_file_prepares_its_input_as_a_fetched_one(tmp_path, published, name):
     state = zoo.get_model_weights(name)["DEFAULT"].get_state_dict()
     batch = torch.rand(1, 3, 96, 96)

@@ -1,0 +1,327 @@
+"""The road from whatever a person gives to explanations: one, or lists nested as images, classes, methods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms._presets import ImageClassification
+
+import camtool
+from camtool import targets
+
+LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
+TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
+
+
+class Net(nn.Sequential):
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(channels, 8, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 12, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(12, len(LABELS)),
+        )
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Net().eval()
+
+
+@pytest.fixture
+def photo() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def explain(model, img, *args, **kwargs):
+    return camtool.explain(model, img, *args, transform=TRANSFORM, labels=LABELS, **kwargs)
+
+
+def same(one: camtool.Explanation, other: camtool.Explanation) -> bool:
+    return one.label == other.label and np.allclose(one.heatmap, other.heatmap, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ every kind of picture
+
+
+def test_all_kinds_of_picture_give_the_same_explanation(model, photo, tmp_path) -> None:
+    picture = Image.fromarray(photo)
+    path = tmp_path / "photo.png"
+    picture.save(path)
+    kinds = {
+        "path": path,
+        "str": str(path),
+        "bytes": path.read_bytes(),
+        "PIL": picture,
+        "uint8": photo,
+        "float": photo / 255,
+        "RGBA": np.dstack([photo, np.full((40, 60), 255, np.uint8)]),
+        "tensor": torch.from_numpy(photo).movedim(-1, 0),
+        "float tensor": torch.from_numpy(photo).movedim(-1, 0) / 255,
+    }
+    expected = explain(model, picture)
+    assert expected.heatmap.any()
+    for kind, img in kinds.items():
+        assert same(explain(model, img), expected), kind
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (40, 60, 1)])
+def test_grey_pictures(model, shape) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    result = explain(model, grey)
+    assert result.photo.shape == (40, 60, 3)
+    assert np.array_equal(result.photo[..., 0], grey.reshape(40, 60))
+
+
+def test_what_comes_back_lies_on_the_photo(model, photo) -> None:
+    result = explain(model, photo)
+    assert result.heatmap.shape == (40, 60)
+    assert result.heatmap.dtype == np.float32
+    assert (result.heatmap.min(), result.heatmap.max()) == (0, 1)
+    assert (result.raw.shape, result.raw.dtype) == ((8, 8), np.float32)
+    assert np.array_equal(result.photo, photo)
+    # 40 x 60 is scaled by 36 / 40; of that the centre 32 x 32 is cut: 35.6 of the photo's rows and columns.
+    assert result.seen[2:38, 12:48].mean() > 0.95
+    assert result.seen.sum() == pytest.approx(35.6**2, rel=0.05)
+    assert not result.heatmap[~result.seen].any()
+    assert result.overlay().shape == result.masked().shape == (40, 60, 3)
+    assert np.array_equal(result.masked()[~result.seen].ravel(), np.zeros((~result.seen).sum() * 3))
+
+
+def test_prepared_tensors_are_not_touched(model) -> None:
+    batch = torch.randn(2, 3, 32, 32)
+    before = batch.clone()
+    results = camtool.explain(model, batch)
+    assert torch.equal(batch, before)
+    assert [r.score for r in results] == pytest.approx(model(batch).amax(1).tolist(), abs=1e-6)
+    assert same(camtool.explain(model, batch[0]), results[0])  # a floating 3-D tensor, without a transform
+    assert results[0].heatmap.shape == (32, 32)
+    assert results[0].seen.all()
+
+
+def test_a_batch_of_one_is_a_batch(model) -> None:
+    assert isinstance(camtool.explain(model, torch.randn(1, 3, 32, 32)), list)
+
+
+def test_a_prepared_tensor_is_shown_as_the_photo_where_the_preparation_is_known(model, photo) -> None:
+    crop = Image.fromarray(photo).crop((0, 0, 32, 32))
+    loaded = camtool.Loaded(model, ImageClassification(crop_size=32, resize_size=32))
+    prepared = loaded.transform(crop)[None]
+    (known,) = camtool.explain(loaded, prepared)
+    assert np.abs(known.photo.astype(int) - np.asarray(crop)).max() <= 1
+    (unknown,) = camtool.explain(model, prepared)
+    assert (unknown.photo.min(), unknown.photo.max()) == (0, 255)  # scaled min to max
+
+
+def test_a_model_of_one_channel(photo) -> None:
+    result = camtool.explain(Net(channels=1).eval(), torch.randn(1, 32, 32))
+    assert result.photo.shape == (32, 32, 3)
+
+
+def test_photos_of_different_sizes_go_together(model, photo) -> None:
+    photos = [photo, photo[:, :45], photo.transpose(1, 0, 2)]
+    together = explain(model, photos)
+    assert [r.heatmap.shape for r in together] == [(40, 60), (40, 45), (60, 40)]
+    assert all(same(one, explain(model, each)) for one, each in zip(together, photos, strict=True))
+
+
+def test_inputs_of_different_sizes_go_in_batches_of_their_own(model) -> None:
+    tensors = [torch.randn(3, 32, 32), torch.randn(3, 48, 48), torch.randn(3, 32, 32)]
+    together = camtool.explain(model, tensors)
+    assert all(same(one, camtool.explain(model, each)) for one, each in zip(together, tensors, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_the_size_of_batches_does_not_matter(model, batch_size) -> None:
+    batch = torch.randn(5, 3, 32, 32)
+    expected = camtool.explain(model, batch)
+    assert all(map(same, camtool.explain(model, batch, batch_size=batch_size), expected))
+
+
+# --------------------------------------------------------------------------------------- what is asked, what comes
+
+
+def test_the_top_class_is_the_models_own_for_each_image(model) -> None:
+    batch = torch.randn(6, 3, 32, 32)
+    results = camtool.explain(model, batch, labels=LABELS)
+    assert [r.index for r in results] == model(batch).argmax(1).tolist()
+    assert [r.label for r in results] == [LABELS[r.index] for r in results]
+    chances = model(batch).softmax(1).amax(1)
+    assert [r.probability for r in results] == pytest.approx(chances.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wanted", [1, "dog", "DOG", targets.ClassScore(1), np.int64(1), torch.tensor(1)], ids=lambda wanted: repr(wanted)
+)
+def test_a_class_by_any_name(model, photo, wanted) -> None:
+    result = explain(model, photo, wanted)
+    assert (result.label, result.index) == ("dog", 1)
+
+
+def test_a_callable_gets_one_images_output(model, photo) -> None:
+    shapes = []
+
+    def dog_less_cat(output):
+        shapes.append(tuple(output.shape))
+        return output[1] - output[0]
+
+    result = explain(model, photo, dog_less_cat)
+    assert shapes == [(7,)]
+    assert (result.label, result.index, result.probability) == ("dog_less_cat", None, None)
+    assert same(result, dataclasses.replace(explain(model, photo, targets.Contrast(1, 0)), label="dog_less_cat"))
+
+
+def test_nesting_follows_what_was_given(model, photo) -> None:
+    def shape(results):
+        return [shape(each) for each in results] if isinstance(results, list) else results.label
+
+    photos = [photo, photo[::-1].copy()]
+    assert shape(explain(model, photo, "cat")) == "cat"
+    assert shape(explain(model, photo, ["cat", 1])) == ["cat", "dog"]
+    assert shape(explain(model, photos, "cat")) == ["cat", "cat"]
+    assert shape(explain(model, photos, ["cat", 1])) == ["cat", "dog"]
+    assert shape(explain(model, photos, [["cat", 1], "ox"])) == [["cat", "dog"], "ox"]
+    assert shape(explain(model, photo, "cat", method=["gradcam", "cam"])) == ["cat", "cat"]
+    assert shape(explain(model, photos, [["cat"], [1]], method=["cam"])) == [[["cat"]], [["dog"]]]
+    assert len(explain(model, photo, targets.Top(3))) == 3
+
+
+def test_several_classes_and_methods_are_the_single_ones(model, photo) -> None:
+    methods = list(camtool.METHODS)
+    wanted = [["cat", "dog"], "ox"]
+    photos = [photo, photo[::-1].copy()]
+    first, second = explain(model, photos, wanted, method=methods)
+    for label, by_method in zip(["cat", "dog"], first, strict=True):
+        for method, result in zip(methods, by_method, strict=True):
+            assert same(result, explain(model, photos[0], label, method=method))
+    for method, result in zip(methods, second, strict=True):
+        assert same(result, explain(model, photos[1], "ox", method=method))
+
+
+def test_a_loaders_classes(model) -> None:
+    explainer = camtool.Explainer(model, method="layercam", labels=LABELS)
+    batch, classes = torch.randn(3, 3, 32, 32), torch.tensor([2, 0, 6])
+    assert [r.index for r in explainer(batch, classes)] == [2, 0, 6]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_list_of_another_length_is_an_error(model, photo, count) -> None:
+    with pytest.raises(camtool.TargetError, match=rf"target_class has {count} entries for 2 images"):
+        explain(model, [photo, photo], ["cat"] * count)
+
+
+def test_no_images_no_results(model) -> None:
+    assert explain(model, []) == []
+
+
+# -------------------------------------------------------------------------------------------- layers, merges, faults
+
+
+def test_layers_by_name_and_by_module_and_several(model, photo) -> None:
+    named = explain(model, photo, layer="1")
+    assert named.layer == "1"
+    assert named.raw.shape == (16, 16)
+    assert same(explain(model, photo, layer=model[1]), named)
+    both = explain(model, photo, layer=["1", "3"])
+    assert both.layer == "1 + 3"
+    assert both.raw.shape == (16, 16)
+    assert not np.allclose(both.raw, explain(model, photo, layer=["1", "3"], merge="max").raw)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"method": "gradcamm"}, camtool.MethodError, "'gradcam'"),
+        ({"merge": "meen"}, camtool.MethodError, "'mean'"),
+        ({"stabilise": 1}, camtool.MethodError, "no option 'stabilise'"),
+        ({"layer": "33"}, camtool.LayerError, "no layer '33'"),
+        ({"layer": nn.ReLU()}, camtool.LayerError, "this ReLU is not a module of the model"),
+        ({"device": "meta"}, camtool.CamtoolError, "the model is on cpu"),
+        ({"target_class": "dgo"}, camtool.TargetError, "'dog'"),
+        ({"target_class": 7}, camtool.TargetError, "7 classes, 0 to 6"),
+    ],
+)
+def test_what_cannot_be_is_said(model, photo, arguments, error, message) -> None:
+    with pytest.raises(error, match=message):
+        explain(model, photo, **arguments)
+
+
+def test_a_transform_that_makes_no_tensor(model, photo) -> None:
+    with pytest.raises(camtool.CamtoolError, match="must"):
+        camtool.explain(model, photo, transform=lambda picture: picture)
+
+
+def test_the_models_own_errors_pass(model) -> None:
+    with pytest.raises(RuntimeError, match="channels"):
+        camtool.explain(model, torch.randn(5, 32, 32))
+
+
+# --------------------------------------------------------------------------------------------------- showing, saving
+
+
+def test_saving_and_showing(model, photo, tmp_path, monkeypatch) -> None:
+    result = explain(model, photo)
+    path = result.save(tmp_path / "deep" / "where.png", alpha=0.3, colormap="viridis")
+    assert np.array_equal(np.asarray(Image.open(path)), result.overlay(0.3, "viridis"))
+    assert result._repr_png_().startswith(b"\x89PNG")
+    shown = []
+    monkeypatch.setattr(Image.Image, "show", lambda picture: shown.append(picture))
+    result.show()
+    assert len(shown) == 1
+
+
+def test_boxes_and_contours_enclose_the_hottest_place(model, photo) -> None:
+    result = explain(model, photo)
+    row, column = np.unravel_index(result.heatmap.argmax(), result.heatmap.shape)
+    assert any(x0 <= column < x1 and y0 <= row < y1 for x0, y0, x1, y1 in result.boxes(0.5))
+    assert all(contour.ndim == 2 for contour in result.contours())
+
+
+def test_an_explanation_is_frozen_and_says_what_it_is(model, photo) -> None:
+    result = explain(model, photo, "dog")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.label = "cat"
+    assert repr(result).startswith("<Explanation of 'dog', probability ")
+
+
+# ------------------------------------------------------------------------------------------------------- for real
+
+
+def energy_at_the_top(result: camtool.Explanation) -> float:
+    """The share of the heat in the upper half, where the dog is; the cat lies in the lower."""
+    return float(result.heatmap[:112].sum() / result.heatmap.sum())
+
+
+@pytest.mark.parametrize("method", list(camtool.METHODS))
+def test_the_cat_and_the_dog(mobilenet, shared, method) -> None:
+    both = shared / "images" / "both.png"
+    tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method)
+    row, column = np.unravel_index(tabby.heatmap.argmax(), tabby.heatmap.shape)
+    assert row > 130
+    assert column > 56
+    assert energy_at_the_top(tabby) < energy_at_the_top(boxer)
+    assert energy_at_the_top(tabby) < energy_at_the_top(mastiff)
+    for dog in (mastiff, boxer):
+        row, column = np.unravel_index(dog.heatmap.argmax(), dog.heatmap.shape)
+        assert row < 112
+        assert 70 < column < 200
+
+
+def test_real_photos_are_recognised_and_their_maps_vary(mobilenet, shared) -> None:
+    lines = (shared / "images" / "labels.csv").read_text().splitlines()[1:]
+    photos = [shared / "images" / line.split(",")[0] for line in lines]
+    truth = [int(line.split(",")[1]) for line in lines]
+    results = camtool.explain(mobilenet, photos)
+    assert np.mean([r.index == index for r, index in zip(results, truth, strict=True)]) > 0.7
+    for result in results:
+        assert result.heatmap.max() == 1
+        assert result.heatmap[result.seen].mean() < 0.8
+        assert not result.warnings

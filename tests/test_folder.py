@@ -1,0 +1,372 @@
+"""A run over many photos: which are read, where results go, and what happens when one of them is at fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import camtool
+from camtool import images
+from camtool.folder import KINDS, MANIFEST, Failure, Job, Output, Success, plan, run
+from camtool.targets import Top
+
+SIZE = 16
+TOP = Top(1)
+
+
+def photo(path: Path, level: int | None = None) -> Path:
+    """A photo of noise, or a plain one of that level of grey."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(len(str(path))).integers(0, 200, (20, 28, 3), dtype=np.uint8)
+    Image.fromarray(noise if level is None else np.full_like(noise, level)).save(path)
+    return path
+
+
+def broken(path: Path) -> Path:
+    whole = photo(path).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def planned(paths: Sequence[Path], **options) -> dict[str, str]:
+    """File's name → stem, of a plan."""
+    return {job.source.name: job.stem.as_posix() for job in plan([str(path) for path in paths], **options)}
+
+
+# ---------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_folder_stands_for_its_pictures_in_order(tmp_path):
+    for name in ("b.png", "a.jpg", "c.WEBP", "sub/d.png"):
+        photo(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "folder.png").mkdir()
+    assert planned([tmp_path]) == {"a.jpg": "a", "b.png": "b", "c.WEBP": "c"}
+    assert list(planned([tmp_path], recursive=True)) == ["a.jpg", "b.png", "c.WEBP", "d.png"]
+
+
+def test_the_output_mirrors_a_folder(tmp_path):
+    photo(tmp_path / "x" / "y" / "a.jpg")
+    photo(tmp_path / "b.jpg")
+    assert planned([tmp_path], recursive=True) == {"a.jpg": "x/y/a", "b.jpg": "b"}
+
+
+def test_the_output_mirrors_what_lies_below_the_fixed_part_of_a_pattern(tmp_path, monkeypatch):
+    photo(tmp_path / "x" / "y" / "a.jpg")
+    photo(tmp_path / "x" / "b.png")
+    assert planned([tmp_path / "x" / "**" / "*.jpg"]) == {"a.jpg": "y/a"}
+    assert planned([tmp_path / "*" / "*.png"]) == {"b.png": "x/b"}
+    monkeypatch.chdir(tmp_path / "x")
+    assert planned([Path("*.png")]) == {"b.png": "b"}
+    assert planned([Path("**/*")]) == {"b.png": "b", "a.jpg": "y/a"}
+
+
+def test_of_several_folders_each_has_its_own_branch(tmp_path):
+    photo(tmp_path / "cats" / "1.jpg")
+    photo(tmp_path / "dogs" / "2.jpg")
+    assert planned([tmp_path / "cats", tmp_path / "dogs"]) == {"1.jpg": "cats/1", "2.jpg": "dogs/2"}
+
+
+def test_a_file_is_taken_whatever_it_is_called(tmp_path):
+    odd = [tmp_path / name for name in ("picture", ".hidden.jpg", "photo.dat", "a[1]*.png")]
+    for path in odd:
+        photo(path.with_suffix(".png")).rename(path)
+    assert [job.source for job in plan([str(path) for path in odd])] == odd
+
+
+@pytest.mark.parametrize("hidden", [".a.jpg", "._a.jpg", ".thumbnails/a.jpg", "x/.cache/deep/a.jpg"])
+def test_what_is_hidden_in_a_folder_is_left_out(tmp_path, hidden):
+    photo(tmp_path / hidden)
+    photo(tmp_path / "seen.jpg")
+    assert planned([tmp_path], recursive=True) == {"seen.jpg": "seen"}
+    assert planned([tmp_path / "**" / "*.jpg"]) == {"seen.jpg": "seen"}
+
+
+def test_a_folder_inside_a_hidden_one_is_no_less_a_folder(tmp_path):
+    photo(tmp_path / ".cache" / "photos" / "a.jpg")
+    assert planned([tmp_path / ".cache" / "photos"]) == {"a.jpg": "a"}
+
+
+def test_results_of_an_earlier_run_are_no_photos(tmp_path, monkeypatch):
+    photo(tmp_path / "a.jpg")
+    photo(tmp_path / "out" / "a.gradcam.cat.png")
+    assert list(planned([tmp_path], recursive=True, out=tmp_path / "out")) == ["a.jpg"]
+    assert list(planned([tmp_path / "**" / "*"], out=tmp_path / "out")) == ["a.jpg"]
+    assert len(planned([tmp_path], recursive=True, out=tmp_path / "other")) == 2
+    monkeypatch.chdir(tmp_path)
+    assert list(planned([Path()], recursive=True, out=Path("x/../out"))) == ["a.jpg"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.jpg", "a.png"],
+        ["a.jpg", "a.png", "a.jpg.png"],
+        ["x/a.jpg", "y/a.jpg"],
+        ["x/a.jpg", "y/a.jpg", "a.jpg-2.png"],
+        ["a.jpg-2.png", "x/a.jpg", "y/a.jpg", "z/a.jpg"],
+        ["a.b.jpg", "a.c.jpg"],
+    ],
+)
+def test_no_two_results_meet(tmp_path, names):
+    stems = [job.stem for job in plan([str(photo(tmp_path / name)) for name in names])]
+    assert len(stems) == len(names) == len({*stems})
+
+
+def test_two_photos_of_one_name_keep_their_suffixes(tmp_path):
+    photo(tmp_path / "a.jpg")
+    photo(tmp_path / "a.png")
+    photo(tmp_path / "b.png")
+    assert planned([tmp_path]) == {"a.jpg": "a.jpg", "a.png": "a.png", "b.png": "b"}
+
+
+def test_two_folders_of_one_name_do_not_meet(tmp_path):
+    for name in ("x/photos/1.jpg", "y/photos/1.jpg", "y/photos/2.jpg"):
+        photo(tmp_path / name)
+    jobs = plan([str(tmp_path / "x" / "photos"), str(tmp_path / "y" / "photos")])
+    assert len(jobs) == len({job.stem for job in jobs}) == 3
+
+
+def test_a_photo_is_explained_once_however_often_and_however_its_path_is_spelled(tmp_path, monkeypatch):
+    photo(tmp_path / "x" / "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    spellings = ["x/a.jpg", "x/a.jpg", "./x/a.jpg", "x/../x/a.jpg", str(tmp_path / "x" / "a.jpg"), "x", ".", "x/*"]
+    assert plan(spellings, recursive=True) == [Job(Path("x/a.jpg"), Path("a"))]
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ("none", r"'none': there is no such file or folder"),
+        ("none.jpg", r"'none\.jpg': there is no such file"),
+        ("empty", r"'empty': no pictures there\. Its subfolders are read with --recursive"),
+        ("*.tiff", r"'\*\.tiff': no pictures there\.$"),
+    ],
+)
+def test_nothing_to_explain_is_an_error_that_names_the_path(tmp_path, monkeypatch, path, match):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    photo(Path("a.jpg"))
+    with pytest.raises(camtool.ImageError, match=match):
+        plan(["a.jpg", path])
+
+
+# ----------------------------------------------------------------------------------------------------------- run
+
+
+class Net(nn.Module):
+    """A small classifier that refuses what is too bright, as models refuse what they cannot take."""
+
+    def __init__(self, fault: type[Exception] = RuntimeError) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.trunk = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.Tanh(), nn.Conv2d(6, 6, 3, 1, 1))
+        self.head = nn.Linear(6, 3)
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x.mean((1, 2, 3)) > 0.9).any():
+            raise self.fault("too bright\nand a second line")
+        return self.head(self.trunk(x).mean((2, 3)))
+
+
+def prepare(picture: Image.Image) -> torch.Tensor:
+    resized = picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.asarray(resized).copy()).movedim(2, 0) / 255
+
+
+def explainer(labels: Sequence[str] | None = ("ant", "bee", "cat"), fault=RuntimeError, method=("gradcam",), **options):
+    return camtool.Explainer(camtool.Loaded(Net(fault), prepare, labels), list(method), **options)
+
+
+def outcomes(folder: Path, out: Path, want=(TOP,), kinds=("raw",), batch_size=8, **options):
+    jobs = plan([str(folder)], recursive=True, out=out)
+    return list(run(explainer(**options), jobs, list(want), Output(out, kinds), batch_size=batch_size))
+
+
+def manifest(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / MANIFEST).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Four photos of noise in a folder, and one below."""
+    for name in ("a.png", "b.png", "c.png", "d.png", "sub/e.png"):
+        photo(tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+def test_there_is_a_line_for_each_photo_class_and_method_and_every_file_that_it_names(tmp_path, photos):
+    out = tmp_path / "out"
+    found = outcomes(photos, out, want=[0, "cat"], kinds=KINDS, method=("gradcam", "layercam"))
+    lines = manifest(out)
+    assert len(lines) == 5 * 2 * 2 == len({(line["image"], line["label"], line["method"]) for line in lines})
+    named = [out / file for line in lines for file in line["files"].values()]
+    assert {*named} == {path for path in out.rglob("*") if path.is_file()} - {out / MANIFEST}
+    assert len(named) == len({*named}) == 20 * len(KINDS)
+    assert [line["image"] for line in lines[::4]] == [str(outcome.job.source) for outcome in found]
+
+
+def test_what_is_written_is_the_explanation(tmp_path, photos):
+    outcomes(photos, tmp_path / "out", kinds=KINDS)
+    line = manifest(tmp_path / "out")[4]
+    (wanted,) = explainer()(line["image"], [Top(1)])[0]
+    assert line["files"]["overlay"] == f"sub/e.gradcam.{line['label']}.png"
+    files = {kind: tmp_path / "out" / file for kind, file in line["files"].items()}
+    np.testing.assert_allclose(np.load(files["raw"]), wanted.raw, atol=1e-6)
+    pixels = {kind: np.asarray(images.read(files[kind])).astype(int) for kind in ("overlay", "mask", "heatmap")}
+    assert abs(pixels["overlay"] - wanted.overlay()).max() <= 1
+    assert abs(pixels["mask"] - wanted.masked()).max() <= 1
+    assert pixels["heatmap"].shape == wanted.photo.shape
+    assert (line["label"], line["index"], line["layer"]) == (wanted.label, wanted.index, wanted.layer)
+    assert line["score"] == pytest.approx(wanted.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+def test_the_batch_size_does_not_matter(tmp_path, photos, batch_size):
+    broken(photos / "b2.png")
+    photo(photos / "c2.png", level=255)
+    for name, size in (("one", 4), ("two", batch_size)):
+        outcomes(photos, tmp_path / name, batch_size=size)
+    first, second = manifest(tmp_path / "one"), manifest(tmp_path / "two")
+    assert [line["files"] for line in first] == [line["files"] for line in second]
+    for line in first:
+        raw = [np.load(tmp_path / name / line["files"]["raw"]) for name in ("one", "two")]
+        np.testing.assert_allclose(*raw, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fault", [RuntimeError, ValueError, AssertionError, IndexError, KeyError, TypeError, ZeroDivisionError]
+)
+def test_a_photo_that_the_model_refuses_fails_alone_and_is_named(tmp_path, photos, fault):
+    bright = photo(photos / "c2.png", level=255)
+    found = outcomes(photos, tmp_path / "out", fault=fault)
+    (failure,) = [outcome for outcome in found if isinstance(outcome, Failure)]
+    assert failure.job.source == bright
+    assert failure.reason.startswith(f"{bright}: ")
+    assert "too bright" in failure.reason
+    assert "\n" not in failure.reason
+    assert [type(outcome) for outcome in found].count(Success) == len(manifest(tmp_path / "out")) == 5
+
+
+def test_a_photo_that_cannot_be_read_fails_alone_and_is_named_once(tmp_path, photos):
+    bad = broken(photos / "b2.png")
+    (photos / "b3.jpg").write_bytes(b"")
+    found = outcomes(photos, tmp_path / "out")
+    reasons = [outcome.reason for outcome in found if isinstance(outcome, Failure)]
+    assert [reason.count(str(bad)) for reason in reasons] == [1, 0]
+    assert "empty, 0 bytes" in reasons[1]
+    assert [outcome.job.source.name for outcome in found] == [
+        "a.png",
+        "b.png",
+        "b2.png",
+        "b3.jpg",
+        "c.png",
+        "d.png",
+        "e.png",
+    ]
+
+
+def test_where_all_photos_fail_the_run_still_ends_and_the_manifest_is_empty(tmp_path):
+    photo(tmp_path / "photos" / "a.png", level=255)
+    broken(tmp_path / "photos" / "b.png")
+    assert {type(outcome) for outcome in outcomes(tmp_path / "photos", tmp_path / "out")} == {Failure}
+    assert manifest(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"want": ["wasp"]}, camtool.TargetError),
+        ({"want": [3]}, camtool.TargetError),
+        ({"layer": "trunk.9"}, camtool.LayerError),
+    ],
+)
+def test_what_concerns_all_photos_alike_ends_the_run(tmp_path, photos, options, error):
+    with pytest.raises(error):
+        outcomes(photos, tmp_path / "out", **options)
+
+
+@pytest.mark.xfail(strict=True, reason="the manifest of the earlier run is replaced by an empty one")
+def test_a_request_that_cannot_be_served_leaves_the_earlier_manifest_alone(tmp_path, photos):
+    outcomes(photos, tmp_path / "out")
+    with pytest.raises(camtool.TargetError):
+        outcomes(photos, tmp_path / "out", want=["wasp"])
+    assert len(manifest(tmp_path / "out")) == 5
+
+
+def test_a_disk_that_refuses_ends_the_run_and_the_manifest_has_whole_lines(tmp_path, photos, monkeypatch):
+    real, left = images.writing, iter(range(3))
+
+    def writing(path):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device", str(path))
+        return real(path)
+
+    monkeypatch.setattr(images, "writing", writing)
+    with pytest.raises(OSError, match="No space left"):
+        outcomes(photos, tmp_path / "out")
+    out = tmp_path / "out"
+    assert [(out / line["files"]["raw"]).is_file() for line in manifest(out)] == [True] * 3
+    assert [path.name for path in out.rglob(".*")] == []
+
+
+def test_leaving_the_run_early_keeps_whole_lines(tmp_path, photos):
+    jobs = plan([str(photos)])
+    outcome = run(explainer(), jobs, [Top(1)], Output(tmp_path / "out"), batch_size=1)
+    next(outcome)
+    next(outcome)
+    outcome.close()
+    assert len(manifest(tmp_path / "out")) == 2
+
+
+def test_an_output_folder_that_cannot_be_used_is_an_oserror_about_it(tmp_path, photos):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(FileExistsError):
+        outcomes(photos, tmp_path / "out")
+    (tmp_path / "locked" / f".{MANIFEST}.part").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        outcomes(photos, tmp_path / "locked")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes on POSIX only")
+def test_a_name_that_is_no_text_is_a_name(tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")
+    photo(tmp_path / "plain.png").rename(odd)
+    (outcome,) = run(explainer(), plan([odd]), [Top(1)], Output(tmp_path / "out"))
+    (line,) = manifest(tmp_path / "out")
+    assert (line["image"], isinstance(outcome, Success)) == (odd, True)
+    assert (tmp_path / "out" / line["files"]["overlay"]).is_file()
+
+
+def test_labels_of_any_script_make_names_of_files(tmp_path):
+    photo(tmp_path / "a.png")
+    outcomes(tmp_path / "a.png", tmp_path / "out", want=[0, 1, 2], labels=["Käfer/Ünze", "../猫", "???"])
+    names = [line["files"]["raw"] for line in manifest(tmp_path / "out")]
+    assert names == ["a.gradcam.käfer-ünze.raw.npy", "a.gradcam.猫.raw.npy", "a.gradcam.target.raw.npy"]
+
+
+@pytest.mark.xfail(strict=True, reason="names of files are made of the label alone")
+@pytest.mark.parametrize("labels", [["crane", "crane", "cat"], ["a/b", "a b", "cat"], ["Turkey", "turkey", "cat"]])
+def test_classes_with_like_labels_do_not_overwrite_each_other(tmp_path, labels):
+    photo(tmp_path / "a.png")
+    outcomes(tmp_path / "a.png", tmp_path / "out", want=[0, 1], labels=labels)
+    assert len({line["files"]["raw"] for line in manifest(tmp_path / "out")}) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_results_have_the_permissions_of_any_new_file(tmp_path):
+    photo(tmp_path / "a.png")
+    outcomes(tmp_path / "a.png", tmp_path / "out")
+    (tmp_path / "new").touch()
+    wanted = stat.S_IMODE((tmp_path / "new").stat().st_mode)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {wanted}
