@@ -240,7 +240,7 @@ class Explainer:
         """Explanations by image, target and method, from one forward of all the pictures."""
         batch = pictures[0].tensor[None] if len(pictures) == 1 else torch.stack([each.tensor for each in pictures])
         scene = Scene(self._model, batch, resolve(self._model, batch, self._layers))
-        labels = self._labels if self._labels is not None else usual_labels(self._model, scene.logits.shape[1])
+        labels = self._labels_for(scene.logits.shape[1])
         chosen = [
             [target for each in _as_list(want) for target in targets.choose(each, output, labels)]
             for want, output in zip(wants, scene.logits, strict=True)
@@ -254,6 +254,13 @@ class Explainer:
                 if turn < len(own):
                     results[i].append([answers[i] for answers in by_method])
         return results
+
+    def _labels_for(self, classes: int) -> Sequence[str] | None:
+        if self._labels is None:
+            return usual_labels(self._model, classes)
+        if len(self._labels) != classes:
+            raise TargetError(f"labels has {len(self._labels)} names, but the model has {classes} classes.")
+        return self._labels
 
     def _answers(
         self,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from camtool import images, overlay
-from camtool.errors import ImageError, LayerError, MethodError, TargetError
+from camtool.errors import CamtoolError, ImageError, LayerError, MethodError, TargetError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,10 +59,10 @@ def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = No
 
     Returns:
         The jobs in a stable order, each photo once. The output tree mirrors that of each folder or pattern; where
-        several are given, each has its own branch.
+        several are given, each has a branch of its name.
 
     Raises:
-        ImageError: A path does not exist, or nothing that it stands for is a picture.
+        ImageError: A path does not exist, nothing that it stands for is a picture, or it is the output folder.
     """
     branches = [_branch(path, recursive=recursive, out=out) for path in paths]
     folders = [base for base, _ in branches if base is not None]
@@ -86,6 +86,8 @@ def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | Non
         return None, [Path(path)]
     if Path(path).is_dir():
         base = Path(path)
+        if out is not None and base.resolve() == out.resolve():
+            raise ImageError(f"path {path!r} is the output folder too; give the results another folder with --out.")
         below = base.rglob("*") if recursive else base.glob("*")
         found = (each for each in below if not any(part.startswith(".") for part in each.relative_to(base).parts))
     elif glob.has_magic(path):
@@ -286,6 +288,10 @@ def _manifest(folder: Path) -> Iterator[TextIO]:
         # A photo's name may hold bytes that are no text; the escape for them is also JSON's own.
         with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
             yield file
+    except CamtoolError:  # the request cannot be served; if that showed at once, the run before it stays on record
+        if not part.stat().st_size:
+            part.unlink()
+        raise
     finally:
         if part.is_file():
             part.replace(folder / MANIFEST)
@@ -296,7 +302,7 @@ def _write(explanation: Explanation, job: Job, output: Output) -> Entry:
     for kind in output.kinds:
         suffix = "npy" if kind == "raw" else output.format
         ending = "" if kind == "overlay" else f".{kind}"
-        name = f"{job.stem.name}.{explanation.method}.{_slug(explanation.label)}{ending}.{suffix}"
+        name = f"{job.stem.name}.{explanation.method}.{_slug(explanation)}{ending}.{suffix}"
         path = job.stem.with_name(name)
         _write_kind(kind, explanation, output.folder / path, output)
         files[kind] = path.as_posix()
@@ -325,6 +331,7 @@ def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output)
             np.save(file, explanation.raw)
 
 
-def _slug(label: str) -> str:
-    """A label as a part of a file's name."""
-    return re.sub(r"[^\w+-]+", "-", label).strip("-").lower() or "target"
+def _slug(explanation: Explanation) -> str:
+    """What was explained, as a part of a file's name; with the class' index, as labels may differ by little or nothing."""
+    label = re.sub(r"[^\w+-]+", "-", explanation.label).strip("-").lower() or "target"
+    return label if explanation.index is None else f"{explanation.index}-{label}"

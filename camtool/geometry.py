@@ -25,7 +25,7 @@ from torch import Tensor
 
 from camtool.errors import GeometryError
 
-__all__ = ["Geometry", "geometry_of", "interpolation", "probe"]
+__all__ = ["Geometry", "geometry_of", "interpolation", "probe", "unwrapped"]
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Transform: TypeAlias = Callable[[Image.Image], object]
@@ -321,7 +321,9 @@ def probe(transform: Transform, photo: tuple[int, int]) -> Geometry:
         photo: The photo's size (H, W).
 
     Returns:
-        The geometry, its box accurate to a few hundredths of a photo pixel for photos of usual size.
+        The geometry. For photos of usual size the box is mostly accurate to a few hundredths of a photo pixel. Where
+        the scale is almost, but not quite, a whole number, resampling itself bends the positions in one slow wave,
+        and the error grows to half a photo pixel.
 
     Raises:
         GeometryError: If the transform is random, does not return such an image, or is no crop and scale.
@@ -470,7 +472,7 @@ def _pixels(transform: Transform, picture: Floats) -> Floats:
     """(C, h, w) that the transform makes of one grey picture (H, W)."""
     grey = picture.astype(np.uint8)
     output = transform(Image.fromarray(np.stack([grey] * 3, axis=-1)))
-    image = _unwrapped(output)
+    image = unwrapped(output)
     array = image.detach().cpu().double().numpy() if isinstance(image, Tensor) else image
     if isinstance(array, np.ndarray) and array.ndim == 4 and len(array) == 1:
         array = array[0]
@@ -483,7 +485,7 @@ def _pixels(transform: Transform, picture: Floats) -> Floats:
     return array.astype(np.float64)
 
 
-def _unwrapped(output: object) -> object:
+def unwrapped(output: object) -> object:
     """The image of a dict, of a list of one, or of both; anything else as it is."""
     if isinstance(output, Mapping):
         images = [output[key] for key in ("pixel_values", "image") if key in output] or list(output.values())

@@ -241,25 +241,27 @@ def _verdicts(model: nn.Module, inputs: Inputs, candidates: list[Candidate], siz
     names = [candidate.name for candidate in candidates]
     observation = observe(model, names, _with_changed_corner(inputs))
     tensors = [observation.calls[name][-1] for name in names]
-    gradients = _gradients_of_top_score(main_tensor(observation.output), tensors)
+    output = main_tensor(observation.output)
+    gradients = _gradients_of_top_score(output, tensors)
+    classes = output.shape[1] if output is not None and output.ndim > 1 else 1
     judged = []
     for candidate, tensor, gradient in zip(candidates, tensors, gradients, strict=True):
         layout = _reading_that_moves_there(tensor.detach(), _readings(candidate.shape, size))
-        verdict = _fault(layout.to_grid(tensor.detach()), None if gradient is None else layout.to_grid(gradient[:1]))
-        judged.append(replace(candidate, layout=layout, verdict=verdict))
+        maps, slopes = layout.to_grid(tensor.detach()), None if gradient is None else layout.to_grid(gradient[:1])
+        judged.append(replace(candidate, layout=layout, verdict=_fault(maps, slopes, classes)))
     return judged
 
 
 def _gradients_of_top_score(output: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
     """How the first image's highest score depends on each tensor; ``None`` for all where there is no graph to ask."""
-    if output is None or not output.requires_grad:
+    if output is None or not output.requires_grad or not output.numel():
         return [None] * len(tensors)
     with torch.inference_mode(False), torch.enable_grad():
         score = output[0].amax(0).sum()
         return torch.autograd.grad(score, tensors, materialize_grads=True)
 
 
-def _fault(maps: Tensor, gradient: Tensor | None) -> str:
+def _fault(maps: Tensor, gradient: Tensor | None, classes: int) -> str:
     """What speaks against a layer with these maps of both pictures and this gradient; nothing: the empty string."""
     if len(maps) != 2 or torch.equal(maps[0], maps[1]):
         return "it does not depend on the picture"
@@ -273,7 +275,7 @@ def _fault(maps: Tensor, gradient: Tensor | None) -> str:
     one_row = len(positions) > 2 and positions.ndim == 2 and positions.any(1).sum() == 1
     if one_row or positions.sum() <= max(1.0, 0.05 * positions.numel()):
         return "the score's gradient reaches hardly any of its positions"
-    if len(reached) > 1 and reached.flatten(1).any(1).sum() == 1:
+    if len(reached) == classes > 1 and reached.flatten(1).any(1).sum() == 1:
         return "it holds the classes' own score maps, not features"
     return ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,7 @@ def architecture(name: str) -> nn.Module:
     return model.eval()
 
 
-def _built(name: str, **options: Any) -> nn.Module:
+def _checked(name: str) -> None:
     import torchvision.models as zoo
 
     known = zoo.list_models()
@@ -102,6 +103,12 @@ def _built(name: str, **options: Any) -> nn.Module:
             f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', "
             "or your own as 'package.module:factory'."
         )
+
+
+def _built(name: str, **options: Any) -> nn.Module:
+    import torchvision.models as zoo
+
+    _checked(name)
     if name in ("googlenet", "inception_v3"):
         # They warn, and fill themselves slowly, unless told that weights come; and torchvision's weights, which were
         # trained elsewhere, want the input rescaled inside the model.
@@ -115,21 +122,33 @@ def _built(name: str, **options: Any) -> nn.Module:
 def _from_torchvision(name: str, weights: str | PathLike[str] | None) -> Loaded:
     import torchvision.models as zoo
 
-    model = _built(name)
-    published = zoo.get_model_weights(name)
     if weights is None:
-        best = published["DEFAULT"]
+        _checked(name)
+        best = zoo.get_model_weights(name)["DEFAULT"]
         return Loaded(_download(name, best), best.transforms(), best.meta.get("categories"))
-    state = read_state(weights)
+    state = {_DENSENETS_OLD_NAMES.sub(r"\1\2", key): value for key, value in read_state(weights).items()}
+    options = _heads_in(name, state)
+    model = _built(name, **options)
     # A file does not say how its weights were trained. The first recipe is the architecture's usual one; later ones
     # differ from it in the size of the crop by a few pixels.
-    usual = next(iter(published))
+    usual = next(iter(zoo.get_model_weights(name)))
     labels = usual.meta.get("categories")
     classes = _classes_in(state, model)
     if labels is not None and classes not in (None, len(labels)):  # fine-tuned on a person's own classes
-        model, labels = _built(name, num_classes=classes), None
+        model, labels = _built(name, num_classes=classes, **options), None
     _fill(model, state, weights)
     return Loaded(model, usual.transforms(), labels)
+
+
+_DENSENETS_OLD_NAMES = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(\d)")
+"""In torchvision's published files ``norm.1`` stands for what its DenseNets call ``norm1`` today."""
+
+
+def _heads_in(name: str, state: Mapping[str, Tensor]) -> dict[str, bool]:
+    """The options that give a model the auxiliary heads that its weights have, and no others."""
+    if name in ("googlenet", "inception_v3"):
+        return {"aux_logits": any(key.startswith(("aux1.", "AuxLogits.")) for key in state)}
+    return {"aux_loss": True} if any(key.startswith("aux_classifier.") for key in state) else {}
 
 
 def _download(name: str, weights: Any) -> nn.Module:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from camtool import images, maps
 from camtool.errors import CamtoolError, ImageError
-from camtool.geometry import Geometry, geometry_of
-from camtool.geometry import _unwrapped as unwrapped
+from camtool.geometry import Geometry, geometry_of, unwrapped
 from camtool.models import Transform, usual_transform
 
 if TYPE_CHECKING:
@@ -157,12 +156,12 @@ def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
     values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
     if mean is not None and std is not None and len(mean) == len(values):
-        planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
+        shift, scale = np.float32(mean)[:, None, None], np.float32(std)[:, None, None]
+        values = np.clip(values * scale + shift, 0, 1)
     else:
-        planes = list(maps.normalise(values))
-    if len(planes) != 3:
-        planes = [np.mean(planes, axis=0)] * 3
-    pixels = np.empty((*values.shape[1:], 3), np.uint8)
-    for channel, plane in enumerate(planes):
-        pixels[..., channel] = np.clip(plane, 0, 1) * 255 + 0.5
-    return pixels
+        values = maps.normalise(values)
+    if len(values) != 3:
+        values = np.repeat(values.mean(0, keepdims=True), 3, axis=0)
+    values *= 255
+    values += 0.5  # rounds, as the conversion cuts
+    return np.ascontiguousarray(values.astype(np.uint8).transpose(1, 2, 0))

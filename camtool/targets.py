@@ -220,10 +220,8 @@ def name_of(target: Target, labels: Sequence[str] | None) -> str:
 
 def score(targets: Sequence[Target], output: Any) -> Tensor:
     """Each image's own target on its own output: ``(N,)``."""
-    if all(isinstance(target, ClassScore) for target in targets):  # the common case, in one step for all images
-        values = logits(output)
-        indices = [_checked(target.index, values.shape[1]) for target in targets if isinstance(target, ClassScore)]
-        return _per_image(values[torch.arange(len(values), device=values.device), indices]).sum(1)
+    if all(target is targets[0] or target == targets[0] for target in targets):  # one target, in one step for all
+        return targets[0](output)
     return torch.cat([target(image_of(output, i, keep=True)) for i, target in enumerate(targets)])
 
 

@@ -98,7 +98,6 @@ def test_the_table_of_rooms_has_no_room_that_is_gone():
     assert {*ROOMS} == {room_of(file) for file in FILES}
 
 
-@pytest.mark.xfail(strict=True, reason="pictures takes geometry's _unwrapped: it should be public there")
 def test_no_room_reaches_for_what_another_keeps_private():
     taken = [
         f"{room_of(file)}: {node.module}.{alias.name}"

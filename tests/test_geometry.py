@@ -414,14 +414,12 @@ def test_rounding_and_resampling_waves_average_out(parts, photo):
     assert probe(transform, photo).box == pytest.approx(geometry_of(transform, photo).box, abs=0.06)
 
 
-@pytest.mark.parametrize("mode", [InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.LANCZOS])
-def test_probe_stays_close_for_any_size(mode):
-    # Resampling itself is not linear: its positions beat against the pixels, at some sizes with one slow wave.
-    draw_size = random.Random(1).randint
-    transform = v1.Compose([v1.Resize(200, mode), v1.CenterCrop(224), v1.ToTensor()])
-    for _ in range(8):
-        photo = draw_size(100, 700), draw_size(100, 700)
-        assert probe(transform, photo).box == pytest.approx(geometry_of(transform, photo).box, abs=0.2)
+@pytest.mark.parametrize("mode", [InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
+@pytest.mark.parametrize(("photo", "size"), [((813, 767), 256), ((697, 719), 232), ((449, 430), 224)])
+def test_probe_where_resampling_makes_one_slow_wave(photo, size, mode):
+    # Scales next to 3, 3 and 2: the sampled positions drift by up to half a pixel, so no line fits to hundredths.
+    transform = v1.Compose([v1.Resize((size, size), mode), v1.ToTensor()])
+    assert probe(transform, photo).box == pytest.approx(geometry_of(transform, photo).box, abs=0.6)
 
 
 @pytest.mark.parametrize("photo", [(40, 1), (1, 40)])

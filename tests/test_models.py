@@ -166,13 +166,11 @@ def test_the_model_goes_to_the_device(tmp_path):
     assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
 
 
-@pytest.mark.xfail(strict=True, reason="the bare model has auxiliary heads, the usual file has none")
 def test_a_file_saved_from_torchvisions_usual_googlenet_is_taken(tmp_path):
     without = built("googlenet", init_weights=False, aux_logits=False)
     camtool.load("googlenet", saved(tmp_path, without.state_dict()))
 
 
-@pytest.mark.xfail(strict=True, reason="torchvision renames the weights of its old DenseNet files as it fetches them")
 def test_a_file_as_torchvision_publishes_it_for_densenet_is_taken(tmp_path):
     state = built("densenet121").state_dict()
     old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", key): value for key, value in state.items()}
