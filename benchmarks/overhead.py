@@ -30,7 +30,7 @@ _CLASS = 281
 def main(
     turns: Annotated[int, typer.Option(help="How often each is measured.")] = 30,
     threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
-    peers: Annotated[bool, typer.Option(help="Measure grad-cam and torchcam too.")] = True,
+    peers: Annotated[bool, typer.Option(help="Measure grad-cam and torchcam too.")] = True,  # noqa: FBT002
 ) -> None:
     """Measure, print a table, and keep the numbers beside this script."""
     torch.set_num_threads(threads)

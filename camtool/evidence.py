@@ -133,6 +133,12 @@ class Evidence:
         """Whether a method has asked for the gradients."""
         return "gradients" in self.__dict__
 
+    @cached_property
+    def silent(self) -> list[bool]:
+        """For each image, whether the gradient is zero everywhere; asking counts as using the gradients."""
+        quiet: list[bool] = self.gradients.flatten(1).any(1).logical_not().tolist()
+        return quiet
+
     @property
     def times_run(self) -> int:
         """How often the layer ran in the forward; the last time is what is looked at."""

@@ -20,7 +20,7 @@ from camtool.evidence import Evidence, Scene
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_options, find
 from camtool.models import Loaded, Transform, usual_labels
-from camtool.pictures import Picture, Preparer, Source, chunks, is_batch
+from camtool.pictures import Picture, Preparer, Source, chunks, heatmaps, is_batch
 from camtool.trust import doubts
 
 if TYPE_CHECKING:
@@ -272,23 +272,27 @@ class Explainer:
     ) -> list[Explanation]:
         """One explanation an image, by one method, about one target each."""
         evidence = scene.evidence(question)
-        raw = self._raw_maps(method, evidence).float().cpu().numpy()
-        chances = targets.probabilities(scene.logits)
+        raw = self._raw_maps(method, evidence).float().cpu()
+        heat = heatmaps(pictures, raw)
+        # What follows is asked number by number, for which arrays are the better place.
+        values, scores = raw.numpy(), evidence[0].scores.tolist()
+        logits = scene.logits.double().cpu().numpy()
+        chances = targets.probabilities(scene.logits).double().cpu().numpy()
 
         def answer(image: int, picture: Picture, target: targets.Target) -> Explanation:
             index = targets.class_of(target)
             return Explanation(
-                heatmap=picture.place(raw[image]),
-                raw=raw[image],
+                heatmap=heat[image],
+                raw=values[image],
                 photo=picture.photo,
                 seen=picture.geometry.seen,
                 label=targets.name_of(target, labels),
                 index=index,
-                score=float(evidence[0].scores[image]),
+                score=scores[image],
                 probability=None if index is None else float(chances[image, index].mean()),
                 method=method.name,
                 layer=" + ".join(layer.name for layer in scene.layers),
-                warnings=(*picture.notes, *doubts(evidence, raw[image], scene.logits, target, image)),
+                warnings=(*picture.notes, *doubts(evidence, values[image], logits[image], target, image)),
             )
 
         return [answer(i, picture, target) for i, (picture, target) in enumerate(zip(pictures, question, strict=True))]

@@ -332,6 +332,6 @@ def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output)
 
 
 def _slug(explanation: Explanation) -> str:
-    """What was explained, as a part of a file's name; with the class' index, as labels may differ by little or nothing."""
+    """What was explained, as a part of a file's name; with the class' index, as two labels may be the same."""
     label = re.sub(r"[^\w+-]+", "-", explanation.label).strip("-").lower() or "target"
     return label if explanation.index is None else f"{explanation.index}-{label}"

@@ -29,6 +29,7 @@ __all__ = [
     "draw_contours",
     "multiply",
     "palette",
+    "quantize",
 ]
 
 Pixels = NDArray[np.uint8]
@@ -86,6 +87,27 @@ def colorize(heatmap: NDArray[Any], colormap: str = "turbo") -> Pixels:
         OverlayError: ``heatmap`` is no heatmap.
     """
     return palette(colormap)[np.rint(255 * _as_heat(heatmap)).astype(np.uint8)]
+
+
+def quantize(values: NDArray[Any], *, scale: Sequence[float], shift: Sequence[float]) -> Pixels:
+    """Turn planes of numbers into a picture: ``round(255 * (scale * values + shift))``, kept within 0 to 255.
+
+    Args:
+        values: (3, H, W) or, for grey, (1, H, W) float32.
+        scale: A factor a plane.
+        shift: A summand a plane.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    import cv2
+
+    planes = [
+        cv2.addWeighted(plane, 255 * factor, plane, 0, 255 * summand, dtype=cv2.CV_8U)
+        for plane, factor, summand in zip(values, scale, shift, strict=True)
+    ]
+    picture: Pixels = cv2.merge(planes if len(planes) == 3 else planes * 3)
+    return picture
 
 
 def blend(

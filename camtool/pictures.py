@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import images, maps
+from camtool import images, maps, overlay
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
 from camtool.models import Transform, usual_transform
@@ -19,7 +19,7 @@ from camtool.models import Transform, usual_transform
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Picture", "Preparer", "Source", "chunks", "is_batch"]
+__all__ = ["Picture", "Preparer", "Source", "chunks", "heatmaps", "is_batch"]
 
 Source: TypeAlias = "images.ImageSource | Tensor"
 
@@ -44,11 +44,6 @@ class Picture:
     photo: NDArray[np.uint8]
     geometry: Geometry
     notes: tuple[str, ...] = ()
-
-    def place(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
-        placed = self.geometry.place(torch.from_numpy(raw)).numpy()
-        return maps.normalise(placed, None if self.geometry.sees_all else self.geometry.seen)
 
 
 class Preparer:
@@ -120,6 +115,19 @@ def chunks(pictures: Sequence[Picture], size: int) -> Iterator[range]:
             yield range(alike[start], alike[min(start + size, len(alike)) - 1] + 1)
 
 
+def heatmaps(pictures: Sequence[Picture], raw: Tensor) -> list[NDArray[np.float32]]:
+    """Raw maps ``(N, h, w)``, one a picture, as heatmaps ``(H, W)`` in [0, 1]; 0 where the model did not look."""
+    geometries = [picture.geometry for picture in pictures]
+    if len(set(geometries)) == 1:  # all at once
+        placed = list(geometries[0].place(raw).numpy())
+    else:
+        placed = [geometry.place(each).numpy() for geometry, each in zip(geometries, raw, strict=True)]
+    return [
+        maps.normalise(each, None if geometry.sees_all else geometry.seen)
+        for geometry, each in zip(geometries, placed, strict=True)
+    ]
+
+
 def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
     first = next(model.parameters(), None)
     own = torch.device("cpu") if first is None else first.device
@@ -155,13 +163,12 @@ def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
     """A prepared tensor ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
     values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
-    if mean is not None and std is not None and len(mean) == len(values):
-        shift, scale = np.float32(mean)[:, None, None], np.float32(std)[:, None, None]
-        values = np.clip(values * scale + shift, 0, 1)
-    else:
-        values = maps.normalise(values)
-    if len(values) != 3:
-        values = np.repeat(values.mean(0, keepdims=True), 3, axis=0)
-    values *= 255
-    values += 0.5  # rounds, as the conversion cuts
-    return np.ascontiguousarray(values.astype(np.uint8).transpose(1, 2, 0))
+    if mean is None or std is None or len(mean) != len(values):
+        lowest, highest = float(values.min()), float(values.max())
+        mean, std = [0.0] * len(values), [1.0] * len(values)
+        if np.isfinite(highest - lowest) and highest > lowest:
+            mean, std = [-lowest / (highest - lowest)] * len(values), [1 / (highest - lowest)] * len(values)
+    if len(values) in (1, 3):
+        return overlay.quantize(values, scale=std, shift=mean)
+    planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
+    return overlay.quantize(np.mean(planes, axis=0, keepdims=True), scale=[1.0], shift=[0.0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from camtool import maps, targets
 from camtool.evidence import Evidence
@@ -24,27 +24,27 @@ _SATURATED = 1e-4
 
 
 def doubts(
-    evidence: Sequence[Evidence], raw: NDArray[Any], logits: Tensor, target: targets.Target, image: int
+    evidence: Sequence[Evidence], raw: NDArray[Any], output: NDArray[Any], target: targets.Target, image: int
 ) -> list[str]:
     """Why one image's map should not be trusted; empty where nothing speaks against it.
 
     Args:
         evidence: What the method saw, one a layer.
         raw: Its map of the image, ``(*grid)``.
-        logits: The model's output, ``(N, K)`` or ``(N, K, ...)``.
+        output: The model's logits for the image, ``(K,)`` or ``(K, ...)``.
         target: What was explained.
-        image: Which of the N images.
+        image: Which of the batch's images it is.
     """
     return [
         *_about_the_map(evidence, raw, image),
-        *_about_the_target(target, logits[image : image + 1]),
+        *_about_the_target(target, output),
         *_about_the_layers(evidence),
     ]
 
 
 def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], image: int) -> Iterator[str]:
     used = [each for each in evidence if each.gradients_used]
-    if used and not any(each.gradients[image].any() for each in used):
+    if used and all(each.silent[image] for each in used):
         yield "The score's gradient at the layer is zero everywhere, so the map says nothing."
     elif not np.isfinite(raw).all():
         yield "The map holds values that are not finite, so it is shown as empty."
@@ -52,14 +52,14 @@ def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], image: int) 
         yield "The map is constant: nothing in the picture speaks for the target more than the rest does."
 
 
-def _about_the_target(target: targets.Target, logits: Tensor) -> Iterator[str]:
+def _about_the_target(target: targets.Target, output: NDArray[Any]) -> Iterator[str]:
     index = targets.class_of(target)
-    if index is None or logits.ndim != 2:
+    if index is None or output.ndim != 1:
         return
-    ahead = int((logits[0] > logits[0, index]).sum())
+    ahead = int((output > output[index]).sum())
     if ahead >= _TOP:
-        yield f"The model ranks this class only {ahead + 1} of {logits.shape[1]}, so not much speaks for it."
-    if isinstance(target, targets.Probability) and float(target(logits)) > 1 - _SATURATED:
+        yield f"The model ranks this class only {ahead + 1} of {len(output)}, so not much speaks for it."
+    if isinstance(target, targets.Probability) and float(target(torch.from_numpy(output)[None])) > 1 - _SATURATED:
         yield "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead."
 
 

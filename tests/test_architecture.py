@@ -36,7 +36,7 @@ ROOMS = {
     "images": {"errors"},
     "overlay": {"errors"},
     "models": {"errors"},
-    "pictures": {"errors", "geometry", "images", "maps", "models"},
+    "pictures": {"errors", "geometry", "images", "maps", "models", "overlay"},
     "trust": {"evidence", "maps", "targets"},
     "explanation": {
         *("errors", "evidence", "images", "layers", "maps", "methods", "models", "overlay", "pictures", "targets"),

@@ -560,8 +560,8 @@ def test_a_real_model_explains_real_photos(shared, tmp_path):
     found = json.loads(out)["explained"]
     assert [line["label"] for line in found] == ["robin", "ladybug"]
     assert [line["files"]["overlay"] for line in found] == [
-        "n01558993_robin.gradcam.robin.png",
-        "n02165456_ladybug.gradcam.ladybug.png",
+        "n01558993_robin.gradcam.15-robin.png",
+        "n02165456_ladybug.gradcam.301-ladybug.png",
     ]
     for line, path in zip(found, paths, strict=True):
         assert opened(tmp_path / "out" / line["files"]["overlay"]).size == opened(path).size

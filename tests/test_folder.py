@@ -220,7 +220,7 @@ def test_what_is_written_is_the_explanation(tmp_path, photos):
     outcomes(photos, tmp_path / "out", kinds=KINDS)
     line = manifest(tmp_path / "out")[4]
     (wanted,) = explainer()(line["image"], [Top(1)])[0]
-    assert line["files"]["overlay"] == f"sub/e.gradcam.{line['label']}.png"
+    assert line["files"]["overlay"] == f"sub/e.gradcam.{line['index']}-{line['label']}.png"
     files = {kind: tmp_path / "out" / file for kind, file in line["files"].items()}
     np.testing.assert_allclose(np.load(files["raw"]), wanted.raw, atol=1e-6)
     pixels = {kind: np.asarray(images.read(files[kind])).astype(int) for kind in ("overlay", "mask", "heatmap")}
@@ -351,7 +351,7 @@ def test_labels_of_any_script_make_names_of_files(tmp_path):
     photo(tmp_path / "a.png")
     outcomes(tmp_path / "a.png", tmp_path / "out", want=[0, 1, 2], labels=["Käfer/Ünze", "../猫", "???"])
     names = [line["files"]["raw"] for line in manifest(tmp_path / "out")]
-    assert names == ["a.gradcam.käfer-ünze.raw.npy", "a.gradcam.猫.raw.npy", "a.gradcam.target.raw.npy"]
+    assert names == ["a.gradcam.0-käfer-ünze.raw.npy", "a.gradcam.1-猫.raw.npy", "a.gradcam.2-target.raw.npy"]
 
 
 @pytest.mark.parametrize("labels", [["crane", "crane", "cat"], ["a/b", "a b", "cat"], ["Turkey", "turkey", "cat"]])

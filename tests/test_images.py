@@ -63,9 +63,7 @@ def huge_png(side: int) -> bytes:
 # Sources
 
 
-@pytest.mark.parametrize(
-    "form", [str, Path, Path.read_bytes, Image.open, lambda path: np.asarray(Image.open(path))]
-)
+@pytest.mark.parametrize("form", [str, Path, Path.read_bytes, Image.open, lambda path: np.asarray(Image.open(path))])
 def test_each_kind_of_source_reads_the_same(tmp_path: Path, form: Callable[[Path], Any]) -> None:
     path = tmp_path / "ramp.png"
     Image.fromarray(RAMP).save(path)
@@ -386,10 +384,7 @@ def damaged(kind: str) -> bytes:
         (b"just some words, no picture at all", "is no picture: its content is none of PNG, JPEG, WEBP"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no picture"),
         (b"\x89PNG\r\n\x1a\n", "is no picture|damaged"),
-        *(
-            (damaged(kind), "damaged or cut short|no picture")
-            for kind in ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")
-        ),
+        *((damaged(kind), "damaged or cut short|no picture") for kind in ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")),
     ],
 )
 def test_faults_name_the_file_or_the_bytes(tmp_path: Path, content: bytes, message: str) -> None:
@@ -451,9 +446,7 @@ def test_an_image_without_pixels() -> None:
         read(Image.new("RGB", (0, 4)))
 
 
-@pytest.mark.parametrize(
-    "content", [b"words", b"", huge_png(60_000), damaged("JPEG"), damaged("TIFF"), encode(RAMP)]
-)
+@pytest.mark.parametrize("content", [b"words", b"", huge_png(60_000), damaged("JPEG"), damaged("TIFF"), encode(RAMP)])
 def test_no_handle_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(content)
@@ -484,9 +477,7 @@ def test_no_handle_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         (60_000, r"bomb\.png is too large .*3600000000 pixels.* limit of \d+ pixels.*MAX_IMAGE_PIXELS"),
     ],
 )
-def test_bombs_are_refused_whatever_the_warning_filter(
-    tmp_path: Path, action: Any, side: int, message: str
-) -> None:
+def test_bombs_are_refused_whatever_the_warning_filter(tmp_path: Path, action: Any, side: int, message: str) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(huge_png(side))
     limit = Image.MAX_IMAGE_PIXELS
@@ -515,9 +506,7 @@ def test_the_limit_is_inclusive_and_can_be_lifted(monkeypatch: pytest.MonkeyPatc
 HEIC = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heicmiaf" + bytes(40)
 
 
-def test_heic_without_its_reader_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heic_without_its_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     path = tmp_path / "phone.heic"
     path.write_bytes(HEIC)
@@ -609,9 +598,7 @@ def test_what_cannot_be_written_leaves_nothing(
 
 @pytest.mark.parametrize("fault", [RuntimeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("old", [b"old", None])
-def test_a_broken_off_file_changes_nothing(
-    tmp_path: Path, fault: type[BaseException], old: bytes | None
-) -> None:
+def test_a_broken_off_file_changes_nothing(tmp_path: Path, fault: type[BaseException], old: bytes | None) -> None:
     path = tmp_path / "data.npy"
     if old is not None:
         path.write_bytes(old)
