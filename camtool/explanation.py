@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,7 @@ from camtool.evidence import Evidence, Scene
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_options, find
 from camtool.models import Loaded, Transform, usual_labels
-from camtool.pictures import Picture, Preparer, Source, chunks, heatmaps, is_batch
+from camtool.pictures import Picture, Preparer, Source, batches, heatmaps, is_batch
 from camtool.trust import doubts
 
 if TYPE_CHECKING:
@@ -219,16 +220,12 @@ class Explainer:
         sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
         wants = _per_image(target_class, len(sources)) if several else [_listed(target_class)]
         is_prepared = several and isinstance(img, Tensor)
-        pictures = [self._prepare(source, is_prepared=is_prepared) for source in sources]
-        results = [
-            self._unwrapped(explanations, want)
-            for chunk in chunks(pictures, self._batch_size)
-            for explanations, want in zip(
-                self._explain(pictures[chunk.start : chunk.stop], wants[chunk.start : chunk.stop]),
-                wants[chunk.start : chunk.stop],
-                strict=True,
-            )
-        ]
+        pictures = (self._prepare(source, is_prepared=is_prepared) for source in sources)
+        remaining = iter(wants)
+        results: list[Any] = []
+        for batch in batches(pictures, self._batch_size):
+            asked = list(islice(remaining, len(batch)))
+            results += map(self._unwrapped, self._explain(batch, asked), asked)
         return results if several else results[0]
 
     def _unwrapped(self, by_target: list[list[Explanation]], want: Any) -> Any:
@@ -276,8 +273,8 @@ class Explainer:
         heat = heatmaps(pictures, raw)
         # What follows is asked number by number, for which arrays are the better place.
         values, scores = raw.numpy(), evidence[0].scores.tolist()
-        logits = scene.logits.double().cpu().numpy()
-        chances = targets.probabilities(scene.logits).double().cpu().numpy()
+        logits = scene.logits.float().cpu().numpy()
+        chances = targets.probabilities(scene.logits.float()).cpu().numpy()
 
         def answer(image: int, picture: Picture, target: targets.Target) -> Explanation:
             index = targets.class_of(target)

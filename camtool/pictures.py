@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from camtool.models import Transform, usual_transform
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Picture", "Preparer", "Source", "chunks", "heatmaps", "is_batch"]
+__all__ = ["Picture", "Preparer", "Source", "batches", "heatmaps", "is_batch"]
 
 Source: TypeAlias = "images.ImageSource | Tensor"
 
@@ -103,16 +103,11 @@ def is_batch(img: Any) -> bool:
     return isinstance(img, (list, tuple)) or (isinstance(img, (Tensor, np.ndarray)) and img.ndim == 4)
 
 
-def chunks(pictures: Sequence[Picture], size: int) -> Iterator[range]:
-    """In order, the stretches of pictures that fit into one batch: of one shape, and not more than ``size``."""
-
-    def kind(index: int) -> tuple[object, ...]:
-        return pictures[index].tensor.shape, pictures[index].tensor.dtype
-
-    for _, run in groupby(range(len(pictures)), key=kind):
-        alike = list(run)
-        for start in range(0, len(alike), size):
-            yield range(alike[start], alike[min(start + size, len(alike)) - 1] + 1)
+def batches(pictures: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
+    """In order, the runs of pictures that fit into one batch: of one shape and type, and not more than ``size``."""
+    for _, run in groupby(pictures, key=lambda picture: (picture.tensor.shape, picture.tensor.dtype)):
+        while batch := list(islice(run, size)):
+            yield batch
 
 
 def heatmaps(pictures: Sequence[Picture], raw: Tensor) -> list[NDArray[np.float32]]:

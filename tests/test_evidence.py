@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision.models as zoo
+from nets import Apply
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -18,17 +19,6 @@ from camtool.methods import METHODS
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Target
 
 CLASSES = 5
-
-
-class Apply(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Twice(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from nets import Apply
 from oracles import ORACLES
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
@@ -41,15 +42,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.tail(self.trunk(x))
-
-
-class Apply(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Tokens(nn.Module):
