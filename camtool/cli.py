@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import time
-from collections import Counter
 from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import asdict
 from enum import Enum
@@ -322,7 +321,7 @@ class _Report:
             written = sum(len(entry.files) for success in self._done for entry in success.entries)
             _out.print(
                 f"[bold green]{_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
-                f"([bold]{each:.0f} ms[/] each), looking at layer [bold]{escape(first.layer)}[/].",
+                f"([bold]{each:.0f} ms[/] each), at layer [bold]{escape(first.layer)}[/].",
                 soft_wrap=True,
             )
             _out.print(
@@ -332,11 +331,13 @@ class _Report:
         self._tell_warnings()
 
     def _tell_warnings(self) -> None:
-        warnings = Counter(warning for success in self._done for entry in success.entries for warning in entry.warnings)
-        for warning, times in warnings.most_common(5):
-            _out.print(f"[yellow]{_count(times, 'map')}:[/] {escape(warning)}", soft_wrap=True)
-        if len(warnings) > 5:
-            _out.print(f"[yellow]... and {len(warnings) - 5} other warnings;[/] explanations.jsonl has them all.")
+        """Each kind of warning once: those that differ in a number alone are of one kind."""
+        kinds: dict[str, list[str]] = {}
+        for warning in (warning for success in self._done for entry in success.entries for warning in entry.warnings):
+            kinds.setdefault(re.sub(r"\d+", "…", warning), []).append(warning)
+        for kind, warnings in kinds.items():
+            told = warnings[0] if len({*warnings}) == 1 else kind
+            _out.print(f"[yellow]{_count(len(warnings), 'map')}:[/] {escape(told)}", soft_wrap=True)
 
     def _summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         return {

@@ -306,7 +306,7 @@ def test_a_run_is_summed_up(explained, photos):
     said = explained("-r")
     assert said.err == ""
     assert re.search(
-        r"^3 photos explained in [\d.]+ s \(\d+ ms each\), looking at layer second\.$", said.out, re.MULTILINE
+        r"^3 photos explained in [\d.]+ s \(\d+ ms each\), at layer second\.$", said.out, re.MULTILINE
     )
     assert "3 files and explanations.jsonl are in out\n" in said.out
 
@@ -410,7 +410,7 @@ def test_help_and_version(camtool_):
         (["photos/*.tiff"], ["no pictures there"]),
         (["--model", "mobilnet_v2"], ["'mobilnet_v2' is unknown", "Did you mean 'mobilenet_v2'"]),
         (["--model", "nope[/]"], ["'nope[/]' is unknown"]),
-        (["--model", "nets:make"], ["no module 'nets'"]),
+        (["--model", "nowhere_nets:make"], ["no module 'nowhere_nets'"]),
         (["--model", f"{__name__}:tinny"], ["no function 'tinny'", "Did you mean 'tiny'"]),
         (["--method", "grad-cam"], ["'grad-cam' is unknown", "Did you mean 'gradcam'"]),
         (["--method", ","], ["--method names none", "gradcam"]),
