@@ -45,6 +45,9 @@ _HOMES = {
 }
 """Where each public name lives. A room is opened when a name of it is first used: `import camtool` costs nothing."""
 
+_ROOMS = ("errors", "hooks", "maps", "overlay", "targets")
+"""The rooms that people reach into by name: ``camtool.targets.Top(3)``."""
+
 __all__ = [
     "METHODS",
     "CamtoolError",
@@ -69,6 +72,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"camtool.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'camtool' has no attribute {name!r}")
     value = getattr(import_module(f"camtool.{_HOMES[name]}"), name)

@@ -80,7 +80,7 @@ def near(word: str, known: Iterable[str], *, most: int = 3) -> str:
         A sentence that starts with a space, or the empty string where nothing is near.
     """
     by_folded = {name.casefold(): name for name in known}
-    folded = word.casefold()
+    folded = str(word).casefold()
     matches = get_close_matches(folded, by_folded, n=most, cutoff=0.6)
     # A part of a longer name ("tabby" in "tabby cat") is near too, though its edit distance is large.
     matches += [name for name in by_folded if len(folded) > 2 and folded in name and name not in matches]

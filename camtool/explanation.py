@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
-from camtool.errors import LayerError, MethodError, TargetError
+from camtool.errors import CamtoolError, LayerError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
+from camtool.hooks import module_named
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_options, find
 from camtool.models import Loaded, Transform, usual_labels
@@ -54,9 +55,9 @@ class Explanation:
     """
 
     heatmap: NDArray[np.float32]
-    raw: NDArray[np.float32] = field(repr=False)
-    photo: NDArray[np.uint8] = field(repr=False)
-    seen: NDArray[np.bool_] = field(repr=False)
+    raw: NDArray[np.float32]
+    photo: NDArray[np.uint8]
+    seen: NDArray[np.bool_]
     label: str
     index: int | None
     score: float
@@ -186,7 +187,7 @@ class Explainer:
     Raises:
         MethodError: A method, an option or a merge is unknown.
         LayerError: A module given as ``layer`` is not part of the model.
-        CamtoolError: ``device`` is not where the model is.
+        CamtoolError: ``device`` is not where the model is, or nothing is asked for.
     """
 
     def __init__(
@@ -213,6 +214,9 @@ class Explainer:
         self._batch_size = batch_size
         self._options = options
         check_options(self._methods, options)
+        for name, given in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
+            if given is not None and not given:
+                raise CamtoolError(f"{name} asks for nothing; give one or more.")
 
     def __call__(self, img: Pictures, target_class: Wants = None) -> Any:
         """Explain; the arguments and the results are those of :func:`explain`."""
@@ -305,7 +309,12 @@ class Explainer:
                 came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
                 if came != expected:
                     raise MethodError(f"method {method.name!r} returned {came}; it must return maps {expected}.")
-            return maps.merge(found, self._merge)
+            merged = maps.merge(found, self._merge)
+        if merged.shape[:1] != found[0].shape[:1] or merged.ndim != found[0].ndim:
+            raise MethodError(
+                f"merge made {tuple(merged.shape)} of maps like {tuple(found[0].shape)}; it must keep them."
+            )
+        return merged
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -336,6 +345,7 @@ def _per_image(wants: Any, count: int) -> list[Any]:
 
 def _name_in(model: nn.Module, layer: str | nn.Module) -> str:
     if isinstance(layer, str):
+        module_named(model, layer)
         return layer
     for name, module in model.named_modules():
         if module is layer:

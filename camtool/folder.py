@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from camtool import images, overlay
-from camtool.errors import CamtoolError, ImageError, LayerError, MethodError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -96,7 +97,8 @@ def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | Non
         found = (Path(match) for match in glob.glob(path, recursive=True))  # noqa: PTH207 (Path's takes no absolute one)
     else:
         raise ImageError(f"path {path!r}: there is no such file or folder.")
-    photos = sorted(photo for photo in found if _is_photo(photo, out))
+    results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
+    photos = sorted(photo for photo in found if _is_photo(photo, results))
     if not photos:
         hint = " Its subfolders are read with --recursive." if Path(path).is_dir() and not recursive else ""
         raise ImageError(f"path {path!r}: no pictures there.{hint}")
@@ -110,10 +112,10 @@ def _until_magic(parts: Iterable[str]) -> Iterator[str]:
         yield part
 
 
-def _is_photo(path: Path, out: Path | None) -> bool:
+def _is_photo(path: Path, results: Path | None) -> bool:
     if path.suffix.lower() not in images.SUFFIXES or path.name.startswith(".") or not path.is_file():
         return False
-    return out is None or not path.resolve().is_relative_to(out.resolve())
+    return results is None or not path.resolve().is_relative_to(results.resolve())
 
 
 def _without_collisions(placed: dict[Path, Path]) -> list[Job]:
@@ -214,48 +216,45 @@ def run(
     Raises:
         TargetError: The model has no such class. This, as what follows, concerns all photos alike.
         MethodError: The model cannot serve the method.
-        LayerError: The layer cannot carry a map.
         OSError: A result cannot be written.
     """
     with _manifest(output.folder) as manifest:
         for start in range(0, len(jobs), batch_size):
-            for outcome, explanations in _outcomes(explainer, jobs[start : start + batch_size], want):
-                if isinstance(outcome, Success):
-                    for explanation in explanations:
-                        entry = _write(explanation, outcome.job, output)
-                        manifest.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
-                        outcome.entries.append(entry)
-                    manifest.flush()
-                yield outcome
+            for job, explained in _explained_or_not(explainer, jobs[start : start + batch_size], want):
+                if isinstance(explained, str):
+                    yield Failure(job, explained)
+                    continue
+                entries = [_write(explanation, job, output) for explanation in explained]
+                manifest.writelines(_line(entry) for entry in entries)
+                manifest.flush()
+                yield Success(job, entries)
 
 
-def _outcomes(
+def _explained_or_not(
     explainer: Explainer, jobs: Sequence[Job], want: Any
-) -> Iterator[tuple[Success | Failure, list[Explanation]]]:
-    """Read and explain a batch; if the batch as a whole fails, its photos one by one, to find the one at fault."""
+) -> Iterator[tuple[Job, list[Explanation] | str]]:
+    """Each photo's explanations, or why there are none. If a batch fails, it goes photo by photo to find the cause."""
     photos = {job: _read(job) for job in jobs}
-    readable = [job for job, photo in photos.items() if not isinstance(photo, Failure)]
+    readable = [job for job, photo in photos.items() if not isinstance(photo, str)]
     explained = _explained(explainer, [photos[job] for job in readable], want)
     together = dict(zip(readable, explained, strict=True)) if isinstance(explained, list) else {}
     for job, photo in photos.items():
-        if isinstance(photo, Failure):
-            yield photo, []
+        if isinstance(photo, str):
+            yield job, photo
             continue
         alone = together[job] if job in together else _explained(explainer, [photo], want)
-        if isinstance(alone, str):
-            yield Failure(job, f"{job.source}: {alone}"), []
-        else:
-            yield Success(job, []), _flat(alone)
+        yield job, f"{job.source}: {alone}" if isinstance(alone, str) else _flat(alone)
 
 
-def _read(job: Job) -> Image.Image | Failure:
+def _read(job: Job) -> Image.Image | str:
     try:
         return images.read(job.source)
     except ImageError as error:
-        return Failure(job, str(error))
+        return str(error)
 
 
-# What a picture can bring a transform or a model to raise; ImageError and GeometryError are among them.
+# What a picture can bring a transform or a model to raise; ImageError, GeometryError and, as the grid may follow the
+# picture's size, LayerError are among them.
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -263,7 +262,7 @@ def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] 
     """An entry of explanations a photo, or why there is none."""
     try:
         found: list[Any] = explainer(photos, [want] * len(photos)) if photos else []
-    except (TargetError, MethodError, LayerError):
+    except (TargetError, MethodError):
         raise
     except _FAULTS as error:
         return str(error).split("\n", 1)[0] or type(error).__name__
@@ -295,6 +294,15 @@ def _manifest(folder: Path) -> Iterator[TextIO]:
     finally:
         if part.is_file():
             part.replace(folder / MANIFEST)
+
+
+def _line(entry: Entry) -> str:
+    """An entry as a line of JSON, which has no word for what is not a finite number but ``null``."""
+    fields = asdict(entry)
+    for name in ("score", "probability"):
+        if fields[name] is not None and not math.isfinite(fields[name]):
+            fields[name] = None
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _write(explanation: Explanation, job: Job, output: Output) -> Entry:

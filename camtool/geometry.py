@@ -9,9 +9,7 @@ by probing where it is not), and laying a map on the photo.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeAlias
@@ -24,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from camtool.errors import GeometryError
+from camtool.rng import generators_kept
 
 __all__ = ["Geometry", "geometry_of", "interpolation", "probe", "unwrapped"]
 
@@ -455,7 +454,7 @@ def _largest_bias(residual: Floats, trusted: NDArray[np.bool_]) -> float:
 
 def _push(transform: Transform, pictures: list[Floats]) -> list[Floats]:
     """What the transform makes of grey pictures (H, W) in 0 .. 255; the same picture must give the same."""
-    with _generators_kept() as used:
+    with generators_kept() as used:
         outputs = [_pixels(transform, picture) for picture in pictures + pictures[-1:] * _REPEATS]
         drawn = used()
     pushed, repeated = outputs[: len(pictures)], outputs[len(pictures) :]
@@ -491,27 +490,6 @@ def unwrapped(output: object) -> object:
         images = [output[key] for key in ("pixel_values", "image") if key in output] or list(output.values())
         output = images[0] if len(images) == 1 else output
     return output[0] if isinstance(output, (list, tuple)) and len(output) == 1 else output
-
-
-@contextmanager
-def _generators_kept() -> Iterator[Callable[[], bool]]:
-    """Put the global random generators back at the end; yields a function that tells if any was used."""
-    python, torchs = random.getstate(), torch.get_rng_state()
-    numpys = np.random.get_state(legacy=False)  # noqa: NPY002 - the global generator is the one to keep
-
-    def used() -> bool:
-        now = np.random.get_state(legacy=False)  # noqa: NPY002
-        return (
-            random.getstate() != python or repr(now) != repr(numpys) or not torch.equal(torch.get_rng_state(), torchs)
-        )
-
-    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(cuda):
-        try:
-            yield used
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpys)  # noqa: NPY002
 
 
 def _name(transform: Transform) -> str:

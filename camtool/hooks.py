@@ -377,17 +377,19 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     overridden to do more; a model that is in evaluation mode already is not written to at all, so threads may share it.
     """
     modules = _all_modules(model)
-    training = [module for module in modules if module.training]
+    training = [(module, module.training) for module in modules]
     at_risk = [module for module in modules if type(module).__module__ not in _NEVER_WRITE_BUFFERS]
     buffers = [_buffers(module) if module._buffers else {} for module in at_risk]
     with generators_kept():
         try:
-            for module in training:
-                module.training = False
+            for module, was_training in training:
+                if was_training:
+                    module.training = False
             yield
         finally:
-            for module in training:
-                module.training = True
+            for module, was_training in training:
+                if module.training is not was_training:
+                    module.training = was_training
             for module, before in zip(at_risk, buffers, strict=True):
                 if module._buffers or before:
                     _put_back(module, before)
@@ -535,6 +537,8 @@ def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure of tuples, named tuples, lists and dictionaries, with each tensor changed."""
     if isinstance(structure, Tensor):
         return change(structure)
+    if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
+        return {key: map_tensors(item, change) for key, item in structure.items()}
     if isinstance(structure, MutableMapping):
         changed = copy.copy(structure)
         for key, item in structure.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,7 +62,8 @@ class Preparer:
     def __init__(self, model: nn.Module, transform: Transform | None, device: torch.device | str | None) -> None:
         self._model, self._transform = model, transform
         self._device = _device_of(model, device)
-        self._geometries: dict[tuple[int, int], Geometry] = {}
+        # Probing a transform takes a while, so it is done once a size; few are kept, as photos of all sizes may come.
+        self._geometry = lru_cache(maxsize=8)(lambda size: geometry_of(transform or usual_transform(), size))
 
     def __call__(self, source: Source, *, is_prepared: bool = False) -> Picture:
         """One picture.
@@ -83,19 +85,19 @@ class Preparer:
         return self._from_photo(images.read(source))
 
     def _prepared(self, tensor: Tensor) -> Picture:
-        if tensor.ndim != 3:
-            raise ImageError(f"img: a prepared picture is (C, H, W), got {tuple(tensor.shape)}.")
+        if tensor.ndim != 3 or not tensor.is_floating_point():
+            raise ImageError(
+                f"img: a prepared picture is floating (C, H, W), got {tensor.dtype} {tuple(tensor.shape)}."
+            )
         geometry = Geometry.whole(*tensor.shape[1:])
         return Picture(tensor.to(self._device), _view(tensor, self._transform), geometry)
 
     def _from_photo(self, photo: Any) -> Picture:
         transform = self._transform or usual_transform()
-        size = (photo.height, photo.width)
-        if size not in self._geometries:
-            self._geometries[size] = geometry_of(transform, photo)
+        geometry = self._geometry((photo.height, photo.width))
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
         notes = () if self._transform else (_ASSUMED,)
-        return Picture(tensor, np.asarray(photo), self._geometries[size], notes)
+        return Picture(tensor, np.asarray(photo), geometry, notes)
 
 
 def is_batch(img: Any) -> bool:
@@ -130,7 +132,7 @@ def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.devi
         raise CamtoolError(
             f"device={str(asked)!r}, but the model is on {own}; move it first: model.to({str(asked)!r})."
         )
-    return own if asked is None else torch.device(asked)
+    return own if first is not None or asked is None else torch.device(asked)
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
@@ -157,13 +159,26 @@ def _as_input(made: Any, transform: Transform) -> Tensor:
 def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
     """A prepared tensor ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
     values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
-    mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
-    if mean is None or std is None or len(mean) != len(values):
-        lowest, highest = float(values.min()), float(values.max())
-        mean, std = [0.0] * len(values), [1.0] * len(values)
-        if np.isfinite(highest - lowest) and highest > lowest:
-            mean, std = [-lowest / (highest - lowest)] * len(values), [1 / (highest - lowest)] * len(values)
+    mean, std = _statistics(transform) or _stretch(values)
+    if len(mean) != len(values):
+        mean, std = _stretch(values)
     if len(values) in (1, 3):
         return overlay.quantize(values, scale=std, shift=mean)
     planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
     return overlay.quantize(np.mean(planes, axis=0, keepdims=True), scale=[1.0], shift=[0.0])
+
+
+def _statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The mean and the deviation by which a transform, or the last of its parts that does, normalises."""
+    for part in (transform, *reversed(getattr(transform, "transforms", ()))):
+        if hasattr(part, "mean") and hasattr(part, "std"):
+            return list(part.mean), list(part.std)
+    return None
+
+
+def _stretch(values: NDArray[np.float32]) -> tuple[Sequence[float], Sequence[float]]:
+    """The mean and the deviation that bring the lowest value to 0 and the highest to 1."""
+    lowest, highest = float(values.min()), float(values.max())
+    varied = np.isfinite(highest - lowest) and highest > lowest
+    shift, scale = (-lowest / (highest - lowest), 1 / (highest - lowest)) if varied else (0.0, 0.0)
+    return [shift] * len(values), [scale] * len(values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,9 +37,8 @@ __all__ = [
 ]
 
 
-@runtime_checkable
 class Target(Protocol):
-    """Anything that turns a model's output for N images into N scores."""
+    """What the targets of this room have in common: they turn a model's output for N images into N scores."""
 
     def __call__(self, output: Any, /) -> Tensor:
         """The scores, ``(N,)``."""
@@ -215,6 +214,14 @@ def name_of(target: Target, labels: Sequence[str] | None) -> str:
     index = class_of(target)
     if index is None:
         return str(target)
+    if isinstance(target, Contrast):
+        others = (target.against,) if isinstance(target.against, int) else target.against
+        return f"{_label(index, labels)} rather than {', '.join(_label(other, labels) for other in others)}"
+    label = _label(index, labels)
+    return f"probability of {label}" if isinstance(target, Probability) else label
+
+
+def _label(index: int, labels: Sequence[str] | None) -> str:
     return labels[index] if labels is not None and index < len(labels) else f"class {index}"
 
 

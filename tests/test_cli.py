@@ -305,9 +305,7 @@ def test_results_inside_the_input_folder_are_not_explained_by_the_next_run(expla
 def test_a_run_is_summed_up(explained, photos):
     said = explained("-r")
     assert said.err == ""
-    assert re.search(
-        r"^3 photos explained in [\d.]+ s \(\d+ ms each\), at layer second\.$", said.out, re.MULTILINE
-    )
+    assert re.search(r"^3 photos explained in [\d.]+ s \(\d+ ms each\), at layer second\.$", said.out, re.MULTILINE)
     assert "3 files and explanations.jsonl are in out\n" in said.out
 
 

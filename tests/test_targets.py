@@ -226,8 +226,8 @@ def test_a_map_of_classes_has_no_top_class(want: Top | None) -> None:
     [
         (ClassScore(1), 1, "Crane"),
         (ClassScore(7), 7, "class 7"),  # more classes than labels
-        (Probability(0), 0, "tabby, tabby cat"),
-        (Contrast(2, 0), 2, "crane"),
+        (Probability(0), 0, "probability of tabby, tabby cat"),
+        (Contrast(2, 0), 2, "crane rather than tabby, tabby cat"),
         (Region(1, torch.ones(2, 2)), 1, "Crane"),
         (Custom(max), None, "max"),
         (Value(1), None, "Value(index=1)"),

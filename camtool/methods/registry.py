@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {}
 """Name → method, in the order of registration."""
 
 
-def method(name: str, *, paper: str, needs: str) -> Callable[[MethodFunction], MethodFunction]:
+def method(name: str, *, paper: str = "", needs: str = "") -> Callable[[MethodFunction], MethodFunction]:
     """Register a function as a method.
 
     Args:
