@@ -370,6 +370,28 @@ def list_methods() -> None:
     _out.print(table)
 
 
+@app.command("demo")
+def show_demo(
+    out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("demo"),
+    scenes: Annotated[int, typer.Option(min=1, help="How many scenes.")] = 12,
+) -> None:
+    """Show camtool at work, offline, on bundled scenes whose right answer is known."""
+    with _err.status("Loading ..."):
+        from camtool.demo.tour import tour
+    with _err.status("Explaining bundled scenes ..."):
+        shown = tour(out, scenes)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", style="bold cyan")
+    for heading in ("pointing game", "energy inside", "by chance", "ms a scene"):
+        table.add_column(heading, justify="right")
+    for row in shown.rows:
+        table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")
+    _out.print(table)
+    _out.print(f"\nLook at [bold]{escape(str(shown.overview))}[/], then at [bold]{escape(str(shown.cheat))}[/],")
+    _out.print("where a model that is right for the wrong reason is caught. Then try your own photos:")
+    _out.print("  [bold]python -m camtool PHOTOS --model resnet50[/]")
+
+
 @app.command("layers")
 def list_layers(
     model: Annotated[str, typer.Argument(help="A torchvision name, or package.module:factory.")],
@@ -383,7 +405,7 @@ def list_layers(
     from camtool.layers import survey
     from camtool.models import architecture, load
 
-    module = load(model, weights).model if weights or ":" in model else architecture(model)
+    module = load(model, weights).model if weights else architecture(model)
     noise = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
         candidates = survey(module, noise)

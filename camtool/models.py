@@ -51,6 +51,10 @@ class Loaded:
     name: str = ""
 
 
+_BUNDLED = {"demo": "camtool.demo.bundled:honest", "demo-cheat": "camtool.demo.bundled:cheat"}
+"""The models that come with the package: name → factory."""
+
+
 def load(
     name: str,
     weights: str | PathLike[str] | None = None,
@@ -61,8 +65,9 @@ def load(
     """Load a model by name.
 
     Args:
-        name: A torchvision model (``"resnet50"``), or ``"package.module:factory"``: a function without arguments that
-            returns a model, a pair of a model and its transform, or a :class:`Loaded`.
+        name: A torchvision model (``"resnet50"``), a bundled one (``"demo"``, ``"demo-cheat"``), or
+            ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
+            transform, or a :class:`Loaded`.
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default torchvision's best
             weights for the name are fetched; a factory brings its own.
         labels: The names of the classes, where they are not those of the weights.
@@ -71,7 +76,8 @@ def load(
     Raises:
         ModelError: The name, the file or the download cannot be had, or the weights do not fit the model.
     """
-    loaded = _from_factory(name, weights) if ":" in name else _from_torchvision(name, weights)
+    source = _BUNDLED.get(name, name)
+    loaded = _from_factory(source, weights) if ":" in source else _from_torchvision(name, weights)
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
     return replace(loaded, model=loaded.model.eval().to(device), name=name)
@@ -81,11 +87,13 @@ def load(
 
 
 def architecture(name: str) -> nn.Module:
-    """A torchvision model with random weights, to look at how it is built; nothing is fetched.
+    """A model to look at how it is built; nothing is fetched. One of torchvision's has random weights.
 
     Raises:
         ModelError: The name is unknown.
     """
+    if name in _BUNDLED or ":" in name:
+        return load(name).model
     model = _built(name)
     for module in model.modules():
         # A head that starts at zero, as the vision transformers' do, lets no gradient through: any numbers serve.
@@ -97,10 +105,10 @@ def architecture(name: str) -> nn.Module:
 def _checked(name: str) -> None:
     import torchvision.models as zoo
 
-    known = zoo.list_models()
+    known = [*zoo.list_models(), *_BUNDLED]
     if name not in known:
         raise ModelError(
-            f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', "
+            f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', 'demo', "
             "or your own as 'package.module:factory'."
         )
 

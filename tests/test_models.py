@@ -331,7 +331,6 @@ def test_without_internet_the_sentence_names_two_ways_out(tmp_path, monkeypatch,
     assert str(fault.args[0]) in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="messages recommend the bundled model, which is not bundled yet")
 def test_the_demo_that_messages_recommend_is_there():
     assert camtool.load("demo").model
 
