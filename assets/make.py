@@ -1,6 +1,7 @@
-"""Make the picture that the README shows: ``python assets/make.py --model mobilenet_v2 --weights FILE``.
+"""Make the pictures in this folder: ``python assets/make.py --model mobilenet_v2 --weights FILE``.
 
-Four photos that come with scikit-image make one; the model is asked for three things in it. Anybody can make it again.
+``first-look.jpg``: four photos that come with scikit-image make one; the model is asked for three things in it.
+``scenes/``: a dozen scenes of the demo's generator, for looking. Anybody can make them again.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ import typer
 from PIL import Image, ImageDraw, ImageFont
 
 import camtool
+from camtool.demo.tour import showcase
+from camtool.images import write
 
+_HERE = Path(__file__).parent
 _QUESTIONS = ("tiger cat", "espresso", "missile")
 _SIDE, _GAP, _CAPTION = 240, 10, 34
 
 
 def main(model: str = "mobilenet_v2", weights: Annotated[Path | None, typer.Option()] = None) -> None:
-    """Explain the mosaic once a class and set the overlays in a row."""
+    """Explain the mosaic once a class and set the overlays in a row; draw the scenes."""
+    for number, picture in enumerate(showcase(12), 1):
+        labels = "-".join(thing.label for thing in picture.objects)
+        write(_HERE / "scenes" / f"{number:02}-{labels}.png", picture.image)
     photo = _mosaic(["chelsea", "coffee", "rocket", "astronaut"])
     loaded = camtool.load(model, weights)
     answers = camtool.explain(loaded, photo, list(_QUESTIONS))
     pictures = [photo] + [answer.overlay() for answer in answers]
     captions = ["the photo"] + [f"“{answer.label}”?" for answer in answers]
-    _row(pictures, captions).save(Path(__file__).with_name("first-look.jpg"), quality=90, optimize=True)
+    _row(pictures, captions).save(_HERE / "first-look.jpg", quality=90, optimize=True)
 
 
 def _mosaic(names: list[str], side: int = 240) -> np.ndarray:
