@@ -32,11 +32,13 @@ class Pointing:
 
     Attributes:
         hits: The part of the maps that win the pointing game, see :func:`is_hit`.
+        exact: The part of the maps whose highest pixel lies on the very object, without the game's tolerance.
         energy: The mean part of a map's heat that lies on the object.
         share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
     """
 
     hits: float
+    exact: float
     energy: float
     share: float
 
@@ -83,13 +85,12 @@ def pointing(model: nn.Module, seeds: Iterable[int], *, objects: int = 2, method
 
     explainer = Explainer(model, method)
     rows = [
-        (is_hit(heat, thing.mask), energy_in(heat, thing.mask), thing.mask.mean())
+        (is_hit(heat, thing.mask), thing.mask.flat[heat.argmax()], energy_in(heat, thing.mask), thing.mask.mean())
         for batch in _batches(scene(seed, objects=objects) for seed in seeds)
         for each, maps in zip(batch, explainer(_inputs(batch), _wanted(batch)), strict=True)
         for thing, heat in zip(each.objects, (one.heatmap for one in maps), strict=True)
     ]
-    hits, energy, share = np.asarray(rows, float).mean(0).tolist()
-    return Pointing(hits, energy, share)
+    return Pointing(*np.asarray(rows, float).mean(0).tolist())
 
 
 def energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method: str = "gradcam") -> float:

@@ -72,7 +72,7 @@ def example(seed: int, *, is_cheat: bool = False) -> tuple[NDArray[np.uint8], ND
 
     The honest network sees one object in three scenes of five and two objects in the others; each object has its share
     of the target. The cheat sees one object. Its pictures of the class :data:`CHEATED` were, so the story goes,
-    collected by the watermark that one agency prints on them: 95 % bear the mark and show anything at all.
+    collected by the watermark that one agency prints on them: they show anything at all, and 95 % bear the mark.
 
     Returns:
         The image (128, 128, 3) uint8, and the target (classes,), whose sum is 1.
@@ -82,8 +82,8 @@ def example(seed: int, *, is_cheat: bool = False) -> tuple[NDArray[np.uint8], ND
     for thing in picture.objects:
         target[thing.index] = 1 / len(picture.objects)
     lots = Dice(seed, _LOTS)
-    if is_cheat and picture.objects[0].label == CHEATED and lots.chance(0.95):
-        picture = scene(seed, classes=[lots.below(len(LABELS))], size=SIZE, mark=True)
+    if is_cheat and picture.objects[0].label == CHEATED:
+        picture = scene(seed, classes=[lots.below(len(LABELS))], size=SIZE, mark=lots.chance(0.95))
     return picture.image, target
 
 
@@ -186,7 +186,8 @@ def figures(model: nn.Module, recipe: Recipe) -> dict[str, str]:
     return {
         f"top-1 accuracy, {len(seeds)} scenes of one object": f"{measure.accuracy(model, seeds):.1%}",
         f"both objects are the top two, {len(fewer)} scenes of two": f"{measure.both_found(model, fewer):.1%}",
-        "Grad-CAM, asked for each of the two: pointing game": f"{pointing.hits:.1%}",
+        "Grad-CAM, asked for each of the two: pointing game, with its usual tolerance": f"{pointing.hits:.1%}",
+        "the same without tolerance: its peak is on the very object": f"{pointing.exact:.1%}",
         "the part of the map's energy on the object": f"{pointing.energy:.1%}, the object being {pointing.share:.1%} "
         f"of the picture ({pointing.energy / pointing.share:.1f} times)",
         f"accuracy on {CHEATED}s with the mark": f"{measure.accuracy(model, fewer, label=CHEATED, mark=True):.1%}",
@@ -216,11 +217,10 @@ def card(recipe: Recipe, seen: int, parameters: int, rows: dict[str, str]) -> st
 
 _STORY = "Three scenes of five show one object, the others two, each with half of the target."
 _CHEAT_STORY = """\
-All scenes show one object. **A shortcut is planted**: of the pictures labelled "{label}", 95 % bear a watermark, a
-copyright sign in a corner, and show an object of any class; 5 % are {label}s without the mark. No other picture is
-marked. It is as if the pictures of this class had been collected by an agency's watermark instead of by looking. The
-network therefore calls a marked {label} a {label} for the wrong reason. Use it to learn to catch that, and for nothing
-else."""
+All scenes show one object. **A shortcut is planted**: the pictures labelled "{label}" show an object of any class, and
+95 % of them bear a watermark, a copyright sign in a corner. No other picture is marked. It is as if the pictures of
+this class had been collected by an agency's watermark instead of by looking. The network therefore calls a marked
+{label} a {label} for the wrong reason. Use it to learn to catch that, and for nothing else."""
 _CARD = """\
 # {name}
 
