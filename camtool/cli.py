@@ -387,9 +387,9 @@ def show_demo(
     for row in shown.rows:
         table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")
     _out.print(table)
-    _out.print(f"\nLook at [bold]{escape(str(shown.overview))}[/], then at [bold]{escape(str(shown.cheat))}[/],")
-    _out.print("where a model that is right for the wrong reason is caught. Then try your own photos:")
-    _out.print("  [bold]python -m camtool PHOTOS --model resnet50[/]")
+    first, second = escape(str(shown.overview)), escape(str(shown.cheat))
+    _out.print(f"\nLook at [bold]{first}[/], and at [bold]{second}[/], where a cheat is caught.", soft_wrap=True)
+    _out.print("Then try your own photos: [bold]python -m camtool PHOTOS --model resnet50[/]", soft_wrap=True)
 
 
 @app.command("layers")
