@@ -153,8 +153,15 @@ def test_camnet_names_unseen_objects(honest):
 @pytest.mark.slow
 def test_grad_cam_finds_the_object_that_was_asked_for(honest):
     found = measure.pointing(honest.model, range(FIRST, FIRST + 500))
-    assert found.hits >= 0.97
+    assert found.hits >= 0.97  # within a cell of the grid
+    assert found.exact >= 0.85
     assert found.energy >= 3 * found.share
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="the peak falls into the crescent's hollow: 0.89 to 0.92 without a tolerance")
+def test_grad_cam_points_at_the_very_object(honest):
+    assert measure.pointing(honest.model, range(FIRST, FIRST + 500)).exact >= 0.97
 
 
 @pytest.mark.slow

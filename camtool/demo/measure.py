@@ -23,7 +23,7 @@ UNSEEN = 1_000_000_000
 """Seeds from here on are never trained on."""
 
 _BATCH = 64
-_TOLERANCE = 15 / 224
+_TOLERANCE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Pointing:
     """How well maps find the object they were asked for.
 
     Attributes:
-        hits: The part of the maps that win the pointing game, see :func:`is_hit`.
-        exact: The part of the maps whose highest pixel lies on the very object, without the game's tolerance.
+        hits: The part of the maps whose highest pixel lies within a cell of the object, see :func:`is_hit`.
+        exact: The part of the maps whose highest pixel lies on the very object.
         energy: The mean part of a map's heat that lies on the object.
         share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
     """
@@ -111,10 +111,9 @@ def energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method
 
 
 def is_hit(heat: NDArray[np.float32], region: NDArray[np.bool_]) -> bool:
-    """The pointing game: whether a map's highest pixel lies in a region, or as near to it as the game allows.
+    """Whether a map's highest pixel lies in a region or no further from it than a cell of the network's 16 x 16 grid.
 
-    That is 15 pixels for the 224 of ImageNet's pictures (Zhang et al. 2018, 10.1007/s11263-017-1059-x), and here the
-    same part of the picture's side.
+    A map cannot point more finely than its grid. The tolerance is ours; :attr:`Pointing.exact` does without one.
     """
     row, column = np.unravel_index(heat.argmax(), heat.shape)
     rows, columns = np.nonzero(region)

@@ -51,7 +51,7 @@ class Row:
     Attributes:
         method: Its name.
         maps: How many maps it made: one an object.
-        hits: The part of the maps that win the pointing game, see :func:`camtool.demo.measure.is_hit`.
+        hits: The part of the maps that point within a cell of the object, see :func:`camtool.demo.measure.is_hit`.
         energy: The mean part of a map's heat that lies on the object.
         share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
         milliseconds: The time a picture took, all its objects together.
@@ -185,7 +185,7 @@ def _overview(scenes: Sequence[Scene], row: Row, answers: Sequence[Sequence[Expl
     words = (
         f"Scenes that the model has never seen, explained with {row.method}. The white line is the true outline of the "
         "object that was asked for; the colour is where the model looked, red most. The figure is the part of the heat "
-        "that lies on the object: green where the hottest point does, or nearly, else red."
+        "that lies on the object: green where the hottest point does, up to a cell of the grid, else red."
     )
     blocks = list(map(_block, count(1), scenes, answers))
     columns = min(6, max(3, sum(len(block.cells) for block in blocks)))

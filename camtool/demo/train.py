@@ -186,8 +186,8 @@ def figures(model: nn.Module, recipe: Recipe) -> dict[str, str]:
     return {
         f"top-1 accuracy, {len(seeds)} scenes of one object": f"{measure.accuracy(model, seeds):.1%}",
         f"both objects are the top two, {len(fewer)} scenes of two": f"{measure.both_found(model, fewer):.1%}",
-        "Grad-CAM, asked for each of the two: pointing game, with its usual tolerance": f"{pointing.hits:.1%}",
-        "the same without tolerance: its peak is on the very object": f"{pointing.exact:.1%}",
+        "Grad-CAM, asked for each of the two: its peak is on the object": f"{pointing.exact:.1%}",
+        "the same, up to one cell of the 16 x 16 grid": f"{pointing.hits:.1%}",
         "the part of the map's energy on the object": f"{pointing.energy:.1%}, the object being {pointing.share:.1%} "
         f"of the picture ({pointing.energy / pointing.share:.1f} times)",
         f"accuracy on {CHEATED}s with the mark": f"{measure.accuracy(model, fewer, label=CHEATED, mark=True):.1%}",
