@@ -2,11 +2,14 @@
 
 A method is a function from :class:`Evidence` to raw maps. What costs something is done when it is first asked for:
 a method that never reads ``gradients`` pays for no backward pass, and one that never reads ``head`` needs no such head.
+
+Evidence comes in rows, and a row is one target on one image. Mostly that is one row an image; where several classes are
+asked of one image its forward, its backward pass and its perturbed passes are shared by its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,11 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.errors import LayerError, MethodError
-from camtool.hooks import Inputs, Observation, call, left_as_found, map_tensors, observe, resume
-from camtool.layers import Layer
+from camtool.errors import CamtoolError, LayerError, MethodError
+from camtool.hooks import Inputs, Observation, call, left_as_found, main_tensor, map_tensors, observe, resume
+from camtool.layers import Layer, resolve
+from camtool.streaming import Twin, in_chunks, room_for
 
-__all__ = ["Evidence", "LinearHead", "Scene"]
+__all__ = ["Evidence", "LinearHead", "Make", "Scene"]
+
+Make = Callable[[slice], Tensor]
+"""Makes some of many variants, when their turn comes: ``make(slice(32, 64))`` gives the variants 32 to 63."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class LinearHead:
     Attributes:
         weight: ``(K, C)``, for K classes.
         bias: ``(K,)``.
-        maps: ``(N, C, *grid)``, what is averaged: the layer's activations, or their positive part.
+        maps: ``(R, C, *grid)``, what is averaged: the layer's activations, or their positive part.
     """
 
     weight: Tensor
@@ -43,36 +50,68 @@ class Scene:
     Args:
         model: Any module; it is left as it was found.
         inputs: What the model is called with.
-        layers: Where to look, as :func:`camtool.layers.resolve` gives them.
+        layers: Where to look, as :func:`camtool.layers.resolve` gives them; none for methods that do not look inside.
+        black: ``(C,)``, what a black pixel is in the model's input, where that is known.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, layers: Sequence[Layer]) -> None:
-        self.model, self.inputs, self.layers = model, inputs, list(layers)
-        self.observation: Observation = observe(model, [layer.name for layer in layers], inputs)
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], *, black: Tensor | None = None
+    ) -> None:
+        self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
+        self.observation: Observation = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
         self.logits: Tensor = targets.logits(self.observation.output).detach()
 
-    def evidence(self, wanted: Sequence[targets.Target]) -> list[Evidence]:
-        """The evidence about one target an image, at each of the layers."""
+    def evidence(
+        self, wanted: Sequence[targets.Target], images: Sequence[int] | None = None, *, inside: bool = True
+    ) -> list[Evidence]:
+        """The evidence about some targets, at each of the layers.
+
+        Args:
+            wanted: The targets, one a row.
+            images: Which image each row is about; by default one row an image, in order.
+            inside: Look at the layers. Without it, and where the scene has no layers, there is one that sees none.
+        """
+        rows = list(range(len(wanted)) if images is None else images)
         with torch.inference_mode(False), torch.enable_grad():
-            scores = targets.score(wanted, self.observation.output)
-        question = _Question(self, list(wanted), scores)
-        return [Evidence(question, i) for i in range(len(self.layers))]
+            scores = targets.score(wanted, self.observation.output, rows)
+        question = _Question(self, list(wanted), rows, scores)
+        looked_at: Sequence[Layer | None] = self.layers if inside and self.layers else [None]
+        return [Evidence(question, layer) for layer in looked_at]
 
     def tensor(self, layer: Layer) -> Tensor:
         """What the layer returned at its last call, in its own layout, on the graph."""
         return self.observation.calls[layer.name][-1]
 
+    def inputs_of(self, image: int, pictures: Tensor | None = None) -> Inputs:
+        """What the model is called with for one image alone; or for variants of its picture ``(M, C, *size)``."""
+        main, count = main_tensor(self.inputs), 1 if pictures is None else len(pictures)
+
+        def part(tensor: Tensor) -> Tensor:
+            if tensor is main and pictures is not None:
+                return pictures
+            return tensor[image : image + 1].expand(count, *tensor.shape[1:])
+
+        changed: Inputs = map_tensors(self.inputs, part)
+        return changed
+
+    @cached_property
+    def twin(self) -> Twin:
+        """The model again, for many passes in a row."""
+        return Twin(self.model, self.inputs_of(0))
+
 
 @dataclass
 class _Question:
-    """One target an image, on a scene; the backward pass is run once for all layers, when first asked for."""
+    """Some targets on a scene, one a row; one backward pass serves all layers and all rows, when first asked for."""
 
     scene: Scene
     targets: list[targets.Target]
+    images: list[int]
     scores: Tensor
 
     @cached_property
     def gradients(self) -> list[Tensor]:
+        """For each layer how each row's score depends on what the layer returned for the row's image, ``(R, ...)``."""
         if not self.scores.requires_grad:
             raise LayerError(
                 "the score does not depend on the layers "
@@ -80,53 +119,124 @@ class _Question:
                 "and a target that does not detach the output."
             )
         tensors = [self.scene.tensor(layer) for layer in self.scene.layers]
-        with torch.inference_mode(False), torch.enable_grad():
-            # Other targets may ask the same graph again, so it is kept; it goes when the scene goes.
-            return list(
-                torch.autograd.grad(
-                    self.scores,
-                    tensors,
-                    grad_outputs=torch.ones_like(self.scores),
-                    retain_graph=True,
-                    materialize_grads=True,
-                )
+        return _by_row(self.scores, self.images, tensors)
+
+    def of_rows(self, by_image: Tensor) -> Tensor:
+        """What is known of each image, for each row."""
+        return by_image if self.images == list(range(len(by_image))) else by_image[self.images]
+
+
+def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """How each row's score depends on its own image's part of each tensor: ``(R, ...)`` each.
+
+    Rows about different images share a backward pass, as images do not touch each other; rows about the same image are
+    told apart by as many weights of the scores, and a batched pass takes them all at once.
+    """
+    turns = [images[:row].count(image) for row, image in enumerate(images)]
+    choice = torch.zeros(max(turns) + 1, len(turns)).to(scores)
+    choice[turns, range(len(turns))] = 1
+    if len(choice) > 1:
+        return [gradient[turns, images] for gradient in _batched_gradients(scores, tensors, choice)]
+    in_order = list(images) == list(range(len(tensors[0])))
+    return [gradient if in_order else gradient[images] for gradient in _gradients(scores, tensors, choice[0])]
+
+
+def _gradients(scores: Tensor, tensors: Sequence[Tensor], weights: Tensor, *, batched: bool = False) -> list[Tensor]:
+    with torch.inference_mode(False), torch.enable_grad():
+        # Other targets may ask the same graph again, so it is kept; it goes when the scene goes.
+        return list(
+            torch.autograd.grad(
+                scores,
+                tensors,
+                grad_outputs=weights,
+                retain_graph=True,
+                materialize_grads=True,
+                is_grads_batched=batched,
             )
+        )
+
+
+def _batched_gradients(scores: Tensor, tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    """The gradients of several weighted sums of the scores, ``weights`` ``(T, R)``: for each tensor ``(T, N, ...)``."""
+    try:
+        return _gradients(scores, tensors, weights, batched=True)
+    except RuntimeError:  # an operation of the tail cannot be batched, so take the sums one by one
+        return [torch.stack(each) for each in zip(*(_gradients(scores, tensors, row) for row in weights), strict=True)]
 
 
 class Evidence:
     """What a method may look at: one layer's activations, and whatever else it asks for.
 
-    Maps are in the order ``(N, C, *grid)`` whatever the layer's own layout, in float32 at least: half precision is
-    widened, so that a sum over positions does not lose them.
+    A row is one target on one of the N images. Maps are in the order ``(R, C, *grid)`` whatever the layer's own layout,
+    in float32 at least: half precision is widened, so that a sum over positions does not lose them.
     """
 
-    def __init__(self, question: _Question, index: int) -> None:
-        self._question, self._index = question, index
-        self._layer = question.scene.layers[index]
+    def __init__(self, question: _Question, layer: Layer | None) -> None:
+        self._question, self._scene, self._seen = question, question.scene, layer
+
+    # ------------------------------------------------------------------------------------------- what was seen
 
     @cached_property
     def activations(self) -> Tensor:
-        """What the layer returned, ``(N, C, *grid)``."""
-        return self._on_grid(self._question.scene.tensor(self._layer).detach())
+        """What the layer returned, ``(R, C, *grid)``."""
+        return self._question.of_rows(self._on_grid(self._scene.tensor(self._layer).detach()))
 
     @cached_property
     def gradients(self) -> Tensor:
-        """How each image's score depends on the activations, ``(N, C, *grid)``.
+        """How each row's score depends on the activations, ``(R, C, *grid)``.
 
         Raises:
             LayerError: No gradient can pass from the score to the layer.
         """
-        return self._on_grid(self._question.gradients[self._index])
+        return self._on_grid(self._question.gradients[self._scene.layers.index(self._layer)])
 
     @property
     def scores(self) -> Tensor:
-        """The score of each image's target, ``(N,)``."""
+        """Each row's score, ``(R,)``."""
         return self._question.scores.detach()
 
     @property
+    def targets(self) -> list[targets.Target]:
+        """Each row's target."""
+        return self._question.targets
+
+    @property
+    def images(self) -> list[int]:
+        """Which image each row is about."""
+        return self._question.images
+
+    @property
+    def by_image(self) -> list[list[int]]:
+        """The rows that are about the same image, image by image: passes are shared among them."""
+        return [[row for row, one in enumerate(self.images) if one == image] for image in dict.fromkeys(self.images)]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, for what the evidence does not offer; leave it as it was."""
+        return self._scene.model
+
+    @property
+    def inputs(self) -> Tensor:
+        """The pictures as the model gets them, ``(N, C, *size)``."""
+        tensor = main_tensor(self._scene.inputs)
+        if tensor is None:
+            raise CamtoolError("the model is called without a floating tensor, so there is no picture to change.")
+        return tensor.detach()
+
+    @property
+    def logits(self) -> Tensor:
+        """What the model returned, ``(N, K, ...)``."""
+        return self._scene.logits
+
+    @property
+    def black(self) -> Tensor | None:
+        """``(C,)``, what a black pixel is in the model's input; ``None`` where the preparation is not known."""
+        return self._scene.black
+
+    @property
     def layer(self) -> str:
-        """The layer's dotted name."""
-        return self._layer.name
+        """The layer's dotted name; empty for a method that looks at none."""
+        return "" if self._seen is None else self._seen.name
 
     @property
     def gradients_used(self) -> bool:
@@ -135,14 +245,16 @@ class Evidence:
 
     @cached_property
     def silent(self) -> list[bool]:
-        """For each image, whether the gradient is zero everywhere; asking counts as using the gradients."""
+        """For each row, whether the gradient is zero everywhere; asking counts as using the gradients."""
         quiet: list[bool] = self.gradients.flatten(1).any(1).logical_not().tolist()
         return quiet
 
     @property
     def times_run(self) -> int:
         """How often the layer ran in the forward; the last time is what is looked at."""
-        return len(self._question.scene.observation.calls[self._layer.name])
+        return len(self._scene.observation.calls.get(self.layer, ()))
+
+    # ------------------------------------------------------------------------------------------------ the head
 
     @cached_property
     def head(self) -> LinearHead:
@@ -154,52 +266,104 @@ class Evidence:
         Raises:
             MethodError: The model has no such head behind this layer.
         """
-        return _linear_head(self._question.scene.model, self.activations, self._question.scene.logits)
+        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits))
 
     @cached_property
     def head_weights(self) -> Tensor:
-        """How each image's score depends on each pooled channel, ``(N, C)``: the class' row of the head's weights.
+        """How each row's score depends on each pooled channel, ``(R, C)``: the class' row of the head's weights.
 
         Raises:
             MethodError: See :attr:`head`.
         """
         head = self.head
         with torch.inference_mode(False), torch.enable_grad():
-            logits = self._question.scene.logits.clone().requires_grad_()
-            scores = targets.score(self._question.targets, logits)
-            (by_class,) = torch.autograd.grad(scores.sum(), logits)
+            logits = self.logits.clone().requires_grad_()
+            scores = targets.score(self.targets, logits, self.images)
+            (by_class,) = _by_row(scores, self.images, [logits])
         return by_class.to(head.weight) @ head.weight
 
-    def score(self, inputs: Inputs, image: int = 0) -> Tensor:
-        """Run the model anew, without hooks or a graph, and score the target of ``image``: ``(M,)`` for M inputs."""
-        model = self._question.scene.model
-        with left_as_found(model), torch.no_grad():
-            return self._scored(call(model, inputs), image)
+    # ------------------------------------------------------------------------------------- asking the model anew
 
-    def tail(self, activations: Tensor, image: int = 0) -> Tensor:
-        """Score variants of the activations: the trunk runs once on ``image``, only what follows the layer on all.
+    def again(self, inputs: Tensor) -> Evidence:
+        """The same targets on other pictures ``(N, C, *size)``, one for each that was given, seen at the same layer."""
+        main = main_tensor(self._scene.inputs)
+        changed = map_tensors(self._scene.inputs, lambda tensor: inputs if tensor is main else tensor)
+        layers = [] if self._seen is None else resolve(self.model, changed, [self._seen.name])
+        scene = Scene(self.model, changed, layers, black=self.black)
+        return scene.evidence(self.targets, self.images)[0]
+
+    def on_graph(self, pictures: Tensor) -> Tensor:
+        """The rows' scores ``(R,)`` on other pictures ``(R, C, *size)``, joined to them by a graph."""
+        main = main_tensor(self._scene.inputs)
+        inputs: Inputs = map_tensors(
+            self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images]
+        )
+        with torch.inference_mode(False), torch.enable_grad(), left_as_found(self.model):
+            return targets.score(self.targets, call(self.model, inputs))
+
+    def score(self, pictures: Tensor, row: int = 0) -> Tensor:
+        """Run the model on variants ``(M, C, *size)`` of the row's picture and score its target: ``(M,)``."""
+        with left_as_found(self.model), torch.no_grad():
+            output = call(self.model, self._scene.inputs_of(self.images[row], pictures))
+        return _scored(output, [self.targets[row]])[:, 0]
+
+    def passes(self, rows: Sequence[int], count: int, make: Make, *, chunk: int | None = None) -> Tensor:
+        """Score many variants of one image's picture: :meth:`score`, in chunks that fit into memory.
+
+        They run through a twin of the model, faster and equal up to rounding: :class:`~camtool.streaming.Twin`.
 
         Args:
-            activations: ``(M, C, *grid)``, M variants of ``image``'s activations.
-            image: Which image of the batch they are variants of.
+            rows: Rows that are about the same image.
+            count: How many variants.
+            make: Makes those of a slice, ``(m, C, *size)``.
+            chunk: How many run at once; by default as many as fit.
 
         Returns:
-            The scores ``(M,)``.
+            The scores, ``(count, rows)``.
         """
-        scene = self._question.scene
-        own = scene.tensor(self._layer)[image : image + 1].detach()
-        variants = self._layer.layout.from_grid(activations.to(own.dtype), own)
-        one: Inputs = map_tensors(scene.inputs, lambda tensor: tensor[image : image + 1])
-        output = resume(scene.model, self._layer.name, variants, one, nth=self.times_run - 1)
-        return self._scored(output, image)
+        image, wanted = self.images[rows[0]], [self.targets[row] for row in rows]
+        twin = self._scene.twin
+        parts = in_chunks(count, chunk or twin.most_at_once)
+        return torch.cat([_scored(twin(self._scene.inputs_of(image, make(part))), wanted) for part in parts])
 
-    def _scored(self, output: Any, image: int) -> Tensor:
-        count = len(targets.logits(output))
-        return targets.score([self._question.targets[image]] * count, output)
+    def tail(self, activations: Tensor, row: int = 0) -> Tensor:
+        """Score variants ``(M, C, *grid)`` of the row's activations: ``(M,)``.
+
+        The trunk runs once on the row's image, and only what follows the layer on all variants.
+        """
+        return _scored(self._resumed(activations, self.images[row]), [self.targets[row]])[:, 0]
+
+    def tails(self, rows: Sequence[int], count: int, make: Make, *, chunk: int | None = None) -> Tensor:
+        """Score many variants of one image's activations: :meth:`tail`, in chunks that fit into memory.
+
+        The arguments and the result are those of :meth:`passes`; ``make`` gives activations ``(m, C, *grid)``.
+        """
+        image, wanted = self.images[rows[0]], [self.targets[row] for row in rows]
+        own = self._scene.tensor(self._layer)
+        parts = in_chunks(count, chunk or room_for(own[0].numel(), own))
+        return torch.cat([_scored(self._resumed(make(part), image), wanted) for part in parts])
+
+    def _resumed(self, activations: Tensor, image: int) -> Any:
+        own = self._scene.tensor(self._layer)[image : image + 1].detach()
+        variants = self._layer.layout.from_grid(activations.to(own.dtype), own)
+        return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=self.times_run - 1)
+
+    # ---------------------------------------------------------------------------------------------------- its own
+
+    @property
+    def _layer(self) -> Layer:
+        if self._seen is None:
+            raise LayerError("this method looks at no layer, so it has no activations and no gradients there.")
+        return self._seen
 
     def _on_grid(self, tensor: Tensor) -> Tensor:
         maps = self._layer.layout.to_grid(tensor)
         return maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+
+
+def _scored(output: Any, wanted: Sequence[targets.Target]) -> Tensor:
+    """Each of some targets on each image of an output, ``(M, targets)``."""
+    return torch.stack([target(output) for target in wanted], 1)
 
 
 def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> LinearHead:
@@ -210,7 +374,7 @@ def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> Linea
             if logits.ndim == 2 and _same_up_to_rounding(expected, logits):
                 return LinearHead(weight, bias, maps)
     raise MethodError(
-        "method 'cam' needs a model that ends in global average pooling and one linear layer, right behind the layer "
+        "this needs a model that ends in global average pooling and one linear layer, right behind the layer "
         f"that is looked at (its {activations.shape[1]} channels to {logits.shape[1]} classes); this one does not. "
         "Use method='gradcam' or 'layercam', which work on any head."
     )

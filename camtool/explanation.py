@@ -50,7 +50,7 @@ class Explanation:
         score: The target's value, a logit for a class.
         probability: The class' probability; ``None`` for a target that is not about a class.
         method: The method's name.
-        layer: The layer's dotted name; several are joined by ``" + "``.
+        layer: The layer's dotted name; several are joined by ``" + "``. Empty for methods that look at none.
         warnings: Reasons not to trust this map, in plain words; empty where there are none.
     """
 
@@ -240,21 +240,18 @@ class Explainer:
     def _explain(self, pictures: Sequence[Picture], wants: Sequence[Any]) -> list[list[list[Explanation]]]:
         """Explanations by image, target and method, from one forward of all the pictures."""
         batch = pictures[0].tensor[None] if len(pictures) == 1 else torch.stack([each.tensor for each in pictures])
-        scene = Scene(self._model, batch, resolve(self._model, batch, self._layers))
+        looks_inside = not all(method.at_input for method in self._methods)
+        layers = resolve(self._model, batch, self._layers) if looks_inside else []
+        scene = Scene(self._model, batch, layers, black=pictures[0].black)
         labels = self._labels_for(scene.logits.shape[1])
         chosen = [
             [target for each in _as_list(want) for target in targets.choose(each, output, labels)]
             for want, output in zip(wants, scene.logits, strict=True)
         ]
-        results: list[list[list[Explanation]]] = [[] for _ in pictures]
-        for turn in range(max(map(len, chosen))):
-            # All images are asked at once; one with fewer targets than others repeats its last, and that is left out.
-            question = [own[min(turn, len(own) - 1)] for own in chosen]
-            by_method = [self._answers(method, scene, question, pictures, labels) for method in self._methods]
-            for i, own in enumerate(chosen):
-                if turn < len(own):
-                    results[i].append([answers[i] for answers in by_method])
-        return results
+        rows = [(image, target) for image, own in enumerate(chosen) for target in own]
+        by_method = [self._answers(method, scene, rows, pictures, labels) for method in self._methods]
+        by_row = iter(zip(*by_method, strict=True))
+        return [[list(next(by_row)) for _ in own] for own in chosen]
 
     def _labels_for(self, classes: int) -> Sequence[str] | None:
         if self._labels is None:
@@ -267,54 +264,68 @@ class Explainer:
         self,
         method: Method,
         scene: Scene,
-        question: Sequence[targets.Target],
+        rows: Sequence[tuple[int, targets.Target]],
         pictures: Sequence[Picture],
         labels: Sequence[str] | None,
     ) -> list[Explanation]:
-        """One explanation an image, by one method, about one target each."""
-        evidence = scene.evidence(question)
+        """One explanation a row, which is a target on one of the images, by one method."""
+        images, wanted = [image for image, _ in rows], [target for _, target in rows]
+        evidence = scene.evidence(wanted, images, inside=not method.at_input)
         raw = self._raw_maps(method, evidence).float().cpu()
-        heat = heatmaps(pictures, raw)
+        heat = heatmaps([pictures[image] for image in images], raw)
         # What follows is asked number by number, for which arrays are the better place.
         values, scores = raw.numpy(), evidence[0].scores.tolist()
         logits = scene.logits.float().cpu().numpy()
         chances = targets.probabilities(scene.logits.float()).cpu().numpy()
 
-        def answer(image: int, picture: Picture, target: targets.Target) -> Explanation:
-            index = targets.class_of(target)
+        def answer(row: int, image: int, target: targets.Target) -> Explanation:
+            picture, index = pictures[image], targets.class_of(target)
             return Explanation(
-                heatmap=heat[image],
-                raw=values[image],
+                heatmap=heat[row],
+                raw=values[row],
                 photo=picture.photo,
                 seen=picture.geometry.seen,
                 label=targets.name_of(target, labels),
                 index=index,
-                score=scores[image],
+                score=scores[row],
                 probability=None if index is None else float(chances[image, index].mean()),
                 method=method.name,
-                layer=" + ".join(layer.name for layer in scene.layers),
-                warnings=(*picture.notes, *doubts(evidence, values[image], logits[image], target, image)),
+                layer=" + ".join(each.layer for each in evidence),
+                warnings=(*picture.notes, *doubts(evidence, values[row], logits[image], target, row)),
             )
 
-        return [answer(i, picture, target) for i, (picture, target) in enumerate(zip(pictures, question, strict=True))]
+        return [answer(row, image, target) for row, (image, target) in enumerate(rows)]
 
     def _raw_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
-        """The method's maps of all layers, merged: ``(N, *grid)``."""
+        """The method's maps of all layers, merged: ``(R, *grid)``."""
         options = {name: value for name, value in self._options.items() if name in method.options}
         device_type = evidence[0].scores.device.type
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device_type, enabled=False):
             found = [method(each, **options) for each in evidence]
             for each, raw in zip(evidence, found, strict=True):
-                expected = tuple(each.activations[:, 0].shape)
-                came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
-                if came != expected:
-                    raise MethodError(f"method {method.name!r} returned {came}; it must return maps {expected}.")
+                _check_maps(method, each, raw)
             merged = maps.merge(found, self._merge)
         if merged.shape[:1] != found[0].shape[:1] or merged.ndim != found[0].ndim:
             raise MethodError(
                 f"merge made {tuple(merged.shape)} of maps like {tuple(found[0].shape)}; it must keep them."
             )
         return merged
+
+
+def _check_maps(method: Method, evidence: Evidence, raw: Any) -> None:
+    """See that a method returned maps: one a row, on a grid of its own choosing, with as many axes as the picture's.
+
+    Raises:
+        MethodError: It returned something else.
+    """
+    like = evidence.inputs[:, 0] if method.at_input else evidence.activations[:, 0]
+    is_maps = isinstance(raw, Tensor) and raw.ndim == like.ndim and len(raw) == len(evidence.images) and raw.numel() > 0
+    if not is_maps:
+        came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+        raise MethodError(
+            f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
+            "or on another grid with as many axes."
+        )
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -187,12 +187,14 @@ class Call:
         module: The module.
         shape: The shape of what it returned; ``None`` where that was no floating tensor.
         handed_on: It returned, untouched, what the call before it in the list had returned, or a view of all of it.
+        follows: It was given, untouched, what the call before it in the list had returned.
     """
 
     name: str
     module: nn.Module
     shape: tuple[int, ...] | None
     handed_on: bool
+    follows: bool
 
 
 def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
@@ -202,13 +204,21 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     """
     calls: list[Call] = []
     latest: tuple[Tensor | None, object] = (None, None)  # the tensor is held so that its memory is not given to another
+    following: set[str] = set()
+
+    def meet(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        tensor = main_tensor(args)
+        if tensor is not None and _content(tensor) == latest[1]:
+            following.add(name)
 
     def note(name: str, module: nn.Module, output: Any) -> None:
         nonlocal latest
         tensor = main_tensor(output)
         shape = None if tensor is None else tuple(tensor.shape)
-        content = None if tensor is None else (tensor.data_ptr(), tensor.numel(), _version(tensor))
-        calls.append(Call(name, module, shape, handed_on=content is not None and content == latest[1]))
+        content = None if tensor is None else _content(tensor)
+        handed_on = content is not None and content == latest[1]
+        calls.append(Call(name, module, shape, handed_on=handed_on, follows=name in following))
+        following.discard(name)
         latest = tensor, content
 
     with (
@@ -218,9 +228,15 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         ExitStack() as stack,
     ):
         for name, module in modules_by_name(model).items():
+            stack.enter_context(_forward_pre_hook(module, partial(meet, name)))
             stack.enter_context(_forward_hook(module, partial(note, name)))
         call(model, inputs)
     return calls
+
+
+def _content(tensor: Tensor) -> tuple[int, int, int]:
+    """What tells whether two tensors hold the same numbers at the same place, neither written to in between."""
+    return tensor.data_ptr(), tensor.numel(), _version(tensor)
 
 
 # --------------------------------------------------------------------------------------------------- recording

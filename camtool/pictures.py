@@ -39,12 +39,14 @@ class Picture:
         photo: ``(H, W, 3)`` uint8, what a person sees.
         geometry: How the one became the other.
         notes: What a person should know about the preparation.
+        black: ``(C,)``, what a black pixel is in ``tensor``; ``None`` where that is not known.
     """
 
     tensor: Tensor
     photo: NDArray[np.uint8]
     geometry: Geometry
     notes: tuple[str, ...] = ()
+    black: Tensor | None = None
 
 
 class Preparer:
@@ -90,14 +92,15 @@ class Preparer:
                 f"img: a prepared picture is floating (C, H, W), got {tensor.dtype} {tuple(tensor.shape)}."
             )
         geometry = Geometry.whole(*tensor.shape[1:])
-        return Picture(tensor.to(self._device), _view(tensor, self._transform), geometry)
+        given = tensor.to(self._device)
+        return Picture(given, _view(tensor, self._transform), geometry, black=_black(given, self._transform))
 
     def _from_photo(self, photo: Any) -> Picture:
         transform = self._transform or usual_transform()
         geometry = self._geometry((photo.height, photo.width))
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
         notes = () if self._transform else (_ASSUMED,)
-        return Picture(tensor, np.asarray(photo), geometry, notes)
+        return Picture(tensor, np.asarray(photo), geometry, notes, _black(tensor, transform))
 
 
 def is_batch(img: Any) -> bool:
@@ -174,6 +177,14 @@ def _statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | Non
         if hasattr(part, "mean") and hasattr(part, "std"):
             return list(part.mean), list(part.std)
     return None
+
+
+def _black(tensor: Tensor, transform: Transform | None) -> Tensor | None:
+    """What a black pixel is in the model's input ``(C, h, w)``, where the transform tells how it normalises."""
+    mean, std = _statistics(transform) or ((), ())
+    if len(mean) != len(tensor):
+        return None
+    return -tensor.new_tensor(mean) / tensor.new_tensor(std)
 
 
 def _stretch(values: NDArray[np.float32]) -> tuple[Sequence[float], Sequence[float]]:

@@ -225,11 +225,19 @@ def _label(index: int, labels: Sequence[str] | None) -> str:
     return labels[index] if labels is not None and index < len(labels) else f"class {index}"
 
 
-def score(targets: Sequence[Target], output: Any) -> Tensor:
-    """Each image's own target on its own output: ``(N,)``."""
-    if all(target is targets[0] or target == targets[0] for target in targets):  # one target, in one step for all
-        return targets[0](output)
-    return torch.cat([target(image_of(output, i, keep=True)) for i, target in enumerate(targets)])
+def score(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:
+    """Each target on the output of its own image: ``(R,)`` for R targets.
+
+    Args:
+        targets: The targets.
+        output: The model's whole output.
+        images: Which image each target is about; by default one each, in order.
+    """
+    images = range(len(targets)) if images is None else images
+    in_order = list(images) == list(range(len(logits(output))))
+    if in_order and all(target is targets[0] or target == targets[0] for target in targets):
+        return targets[0](output)  # in one step for all
+    return torch.cat([target(image_of(output, i, keep=True)) for i, target in zip(images, targets, strict=True)])
 
 
 def logits(output: Any) -> Tensor:

@@ -24,27 +24,27 @@ _SATURATED = 1e-4
 
 
 def doubts(
-    evidence: Sequence[Evidence], raw: NDArray[Any], output: NDArray[Any], target: targets.Target, image: int
+    evidence: Sequence[Evidence], raw: NDArray[Any], output: NDArray[Any], target: targets.Target, row: int
 ) -> list[str]:
-    """Why one image's map should not be trusted; empty where nothing speaks against it.
+    """Why one row's map should not be trusted; empty where nothing speaks against it.
 
     Args:
         evidence: What the method saw, one a layer.
-        raw: Its map of the image, ``(*grid)``.
-        output: The model's logits for the image, ``(K,)`` or ``(K, ...)``.
+        raw: Its map, ``(*grid)``.
+        output: The model's logits for the row's image, ``(K,)`` or ``(K, ...)``.
         target: What was explained.
-        image: Which of the batch's images it is.
+        row: Which of the evidence's rows it is.
     """
     return [
-        *_about_the_map(evidence, raw, image),
+        *_about_the_map(evidence, raw, row),
         *_about_the_target(target, output),
         *_about_the_layers(evidence),
     ]
 
 
-def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], image: int) -> Iterator[str]:
+def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], row: int) -> Iterator[str]:
     used = [each for each in evidence if each.gradients_used]
-    if used and all(each.silent[image] for each in used):
+    if used and all(each.silent[row] for each in used):
         yield "The score's gradient at the layer is zero everywhere, so the map says nothing."
     elif not np.isfinite(raw).all():
         yield "The map holds values that are not finite, so it is shown as empty."

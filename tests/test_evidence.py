@@ -182,9 +182,9 @@ def test_the_tail_of_an_images_own_activations_is_its_score(case: tuple[nn.Modul
 def test_the_tail_scores_each_variant_as_if_it_were_alone(case: tuple[nn.Module, str]) -> None:
     evidence = look(*case)
     variants = torch.randn(4, *evidence.activations.shape[1:])
-    together = evidence.tail(variants, image=2)
+    together = evidence.tail(variants, row=2)
     assert together.unique().numel() == 4
-    assert_close(together, torch.cat([evidence.tail(variant[None], image=2) for variant in variants]))
+    assert_close(together, torch.cat([evidence.tail(variant[None], row=2) for variant in variants]))
 
 
 def test_the_tail_keeps_the_prefix_tokens_of_its_own_image() -> None:
@@ -214,7 +214,7 @@ def test_ablating_a_channel_is_what_a_hook_by_hand_gives() -> None:
     (evidence,) = scene.evidence([ClassScore(2)] * 3)
     ablated = evidence.activations[1:2].clone()
     ablated[:, 3] = 0
-    assert_close(evidence.tail(ablated, image=1), model[3:](ablated.clone())[:, 2].detach())
+    assert_close(evidence.tail(ablated, row=1), model[3:](ablated.clone())[:, 2].detach())
 
 
 def test_score_is_the_model_itself(case: tuple[nn.Module, str]) -> None:
@@ -224,7 +224,7 @@ def test_score_is_the_model_itself(case: tuple[nn.Module, str]) -> None:
     with torch.no_grad():
         output = model(pictures)
     assert_close(evidence.score(pictures), output[:, 1])
-    assert_close(evidence.score(pictures, image=1), output[:, 2] - output[:, 0])
+    assert_close(evidence.score(pictures, row=1), output[:, 2] - output[:, 0])
 
 
 def test_a_layer_that_runs_twice_is_seen_at_its_last_run() -> None:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from camtool.methods import gradient, linear
-from camtool.methods.registry import METHODS, Method, MethodFunction, check_options, find, method
+from camtool.methods.registry import METHODS, Method, MethodFunction, check_options, find, method, weighting
 
-__all__ = ["METHODS", "Method", "MethodFunction", "check_options", "find", "gradient", "linear", "method"]
+__all__ = ["METHODS", "Method", "MethodFunction", "check_options", "find", "gradient", "linear", "method", "weighting"]

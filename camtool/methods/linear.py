@@ -19,7 +19,7 @@ def cam(evidence: Evidence) -> Tensor:
     no ReLU, and the bias, which is the same everywhere, is left out: negative values speak against the class.
 
     Returns:
-        Signed maps ``(N, *grid)`` whose mean is the score less the bias.
+        Signed maps ``(R, *grid)`` whose mean is the score less the bias.
 
     Raises:
         MethodError: The model has another kind of head.

@@ -9,18 +9,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, wraps
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from camtool.errors import MethodError, near
 from camtool.evidence import Evidence
 
-__all__ = ["METHODS", "Method", "MethodFunction", "check_options", "find", "method"]
+__all__ = ["METHODS", "Cost", "Method", "MethodFunction", "check_options", "find", "method", "weighted", "weighting"]
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
-"""``function(evidence, **options) -> (N, *grid)``: the raw maps, in the method's own values."""
+"""``function(evidence, **options) -> (R, *grid)``: the raw maps, one a row, in the method's own values."""
+
+Cost: TypeAlias = Literal["a pass", "some passes", "many tails", "many passes"]
+"""What a method costs beyond the one forward that all need: next to nothing or a backward pass; a handful of passes;
+one run of what follows the layer for each channel or position; hundreds of passes through the whole model."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,21 @@ class Method:
         function: From evidence to raw maps.
         paper: Its source: an arXiv number or a DOI; empty for a person's own function.
         needs: What it needs of the model beyond a forward, in a few words.
+        cost: What it costs beyond that forward.
+        at_input: It looks at the model from outside, at the picture and the score, and not at a layer.
+        weights: For methods that weigh activations, the function to the weights alone, see :func:`weighting`.
     """
 
     name: str
     function: MethodFunction
     paper: str = ""
     needs: str = ""
+    cost: Cost = "a pass"
+    at_input: bool = False
+    weights: MethodFunction | None = None
 
     def __call__(self, evidence: Evidence, **options: Any) -> Tensor:
-        """The raw maps, ``(N, *grid)``."""
+        """The raw maps, ``(R, *grid)``."""
         return self.function(evidence, **options)
 
     @property
@@ -59,25 +69,58 @@ METHODS: dict[str, Method] = {}
 """Name → method, in the order of registration."""
 
 
-def method(name: str, *, paper: str = "", needs: str = "") -> Callable[[MethodFunction], MethodFunction]:
-    """Register a function as a method.
+def method(
+    name: str, *, paper: str = "", needs: str = "", cost: Cost = "a pass", at_input: bool = False
+) -> Callable[[MethodFunction], MethodFunction]:
+    """Register a function from evidence to maps as a method.
 
     Args:
         name: How people ask for it; must be new.
         paper: Its source, an arXiv number or a DOI.
         needs: What it needs of the model beyond a forward: ``"gradients"``, ``"a linear head"``, ...
+        cost: What it costs beyond that forward.
+        at_input: It looks at no layer.
 
     Raises:
         MethodError: The name is taken.
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        if name in METHODS:
-            raise MethodError(f"method {name!r} is registered already, by {METHODS[name].function.__module__}.")
-        METHODS[name] = Method(name, function, paper, needs)
+        _add(Method(name, function, paper, needs, cost, at_input))
         return function
 
     return register
+
+
+def weighting(
+    name: str, *, paper: str = "", needs: str = "", cost: Cost = "a pass"
+) -> Callable[[MethodFunction], MethodFunction]:
+    """Register a method by its weights: a function from evidence to ``(R, C, *grid)``, or ``(R, C, 1, ...)``.
+
+    The map is the positive part of the weighted sum of the activations, ``relu(Σ_k w_k A_k)``. The arguments are those
+    of :func:`method`.
+    """
+
+    def register(function: MethodFunction) -> MethodFunction:
+        @wraps(function)
+        def mapped(evidence: Evidence, **options: Any) -> Tensor:
+            return weighted(function(evidence, **options), evidence.activations).relu()
+
+        _add(Method(name, mapped, paper, needs, cost, weights=function))
+        return function
+
+    return register
+
+
+def weighted(weights: Tensor, activations: Tensor) -> Tensor:
+    """The sum of activations ``(R, C, *grid)`` over the channels, each by its weight: ``(R, *grid)``."""
+    return (weights * activations).sum(1)
+
+
+def _add(new: Method) -> None:
+    if new.name in METHODS:
+        raise MethodError(f"method {new.name!r} is registered already, by {METHODS[new.name].function.__module__}.")
+    METHODS[new.name] = new
 
 
 def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
