@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from nets import Apply
-from oracles import ORACLES
+from oracles import ORACLES, Case
+from oracles.base import Maps
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 from torch.testing import assert_close
@@ -104,6 +105,35 @@ def test_every_method_has_an_oracle_and_every_oracle_a_method() -> None:
     assert set(ORACLES) == set(METHODS)
 
 
+def case_of(net: Net, layer: Layer, x: Tensor, index: int) -> Case:
+    """What an oracle is told about one picture ``(1, C, H, W)``: numbers, and functions between numbers."""
+
+    def at(picture: Tensor) -> tuple[Tensor, Tensor]:
+        seen = net.trunk(picture).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(net.tail(seen)[0, index], seen)
+        return layer.layout.to_grid(seen.detach())[0], layer.layout.to_grid(gradient)[0]
+
+    def tail(activations: Maps) -> list[float]:
+        variant = layer.layout.from_grid(as_batch(activations), net.trunk(x))
+        return net.tail(variant)[0].tolist()
+
+    A, g = at(x)
+    return Case(
+        A=A.tolist(),
+        g=g.tolist(),
+        w=net.tail[-1].weight[index].tolist(),
+        x=x[0].tolist(),
+        index=index,
+        tail=tail,
+        model=lambda picture: net(as_batch(picture))[0].tolist(),
+        look=lambda picture: tuple(each.tolist() for each in at(as_batch(picture))),  # type: ignore[arg-type]
+    )
+
+
+def as_batch(maps: Maps) -> Tensor:
+    return torch.tensor([maps], dtype=torch.float64)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "make"), [*product(METHODS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])])
@@ -113,12 +143,7 @@ def test_a_method_is_its_oracle(name: str, make: Any, kind: str, seed: int) -> N
     net.double()
     x, classes = torch.randn(4, *IMAGES, dtype=torch.float64), [4, 1, 0, 6]
 
-    seen = net.trunk(x).detach().requires_grad_()
-    score = net.tail(seen)[range(4), classes].sum()
-    g = layer.layout.to_grid(torch.autograd.grad(score, seen)[0])
-    A = layer.layout.to_grid(seen.detach())
-    w = net.tail[-1].weight[classes]
-    expected = [ORACLES[name](A[n].tolist(), g[n].tolist(), w[n].tolist()) for n in range(4)]
+    expected = [ORACLES[name](case_of(net, layer, x[n : n + 1], classes[n])) for n in range(4)]
 
     ours = METHODS[name](look(net, layer, x, [ClassScore(index) for index in classes]))
     assert ours.dtype == torch.float64
@@ -353,7 +378,10 @@ def test_gradcam_plus_plus_does_not_underflow_where_the_literal_equation_does() 
     A, g = torch.rand(1, C, *GRID), torch.randn(1, C, *GRID) * 1e-25
     literal = (g**2 / (2 * g**2 + g**3 * A.sum((2, 3), keepdim=True))).nan_to_num(0)
     assert not literal.any()
-    expected = ORACLES["gradcam++"](A[0].double().tolist(), g[0].double().tolist(), [])
+    case = Case(
+        A[0].double().tolist(), g[0].double().tolist(), [], [], 0, NotImplemented, NotImplemented, NotImplemented
+    )
+    expected = ORACLES["gradcam++"](case)
     close_to_peak(METHODS["gradcam++"](fake(A, g)), torch.tensor([expected]), 1e-6)
 
 

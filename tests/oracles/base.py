@@ -1,0 +1,76 @@
+"""What an oracle is given, how it is paired with its method, and arithmetic on nested lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["ORACLES", "Case", "Map", "Maps", "Oracle", "oracle", "positions", "relu", "weighted_sum", "zeros_like"]
+
+Map: TypeAlias = list[list[float]]
+"""``map[i][j]``, a value at each position."""
+
+Maps: TypeAlias = list[Map]
+"""``maps[k][i][j]``, a map for each channel."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image, one class, one layer of one model.
+
+    Attributes:
+        A: The layer's activations.
+        g: The gradient of the class' score towards them.
+        w: The class' row of the last linear layer.
+        x: The picture, as the model gets it.
+        index: The class.
+        tail: The logits that follow from other activations of the layer.
+        model: The logits of another picture.
+        look: Another picture's activations and gradients.
+    """
+
+    A: Maps
+    g: Maps
+    w: list[float]
+    x: Maps
+    index: int
+    tail: Callable[[Maps], list[float]]
+    model: Callable[[Maps], list[float]]
+    look: Callable[[Maps], tuple[Maps, Maps]]
+
+
+Oracle: TypeAlias = Callable[[Case], Map]
+
+ORACLES: dict[str, Oracle] = {}
+
+
+def oracle(name: str) -> Callable[[Oracle], Oracle]:
+    def pair(function: Oracle) -> Oracle:
+        assert name not in ORACLES, f"two oracles for {name!r}"
+        ORACLES[name] = function
+        return function
+
+    return pair
+
+
+def weighted_sum(weights: list[float], A: Maps) -> Map:
+    result = zeros_like(A[0])
+    for k in range(len(A)):
+        for i, j in positions(A[k]):
+            result[i][j] += weights[k] * A[k][i][j]
+    return result
+
+
+def relu(values: Map) -> Map:
+    return [[max(value, 0.0) for value in row] for row in values]
+
+
+def positions(values: Map) -> Iterator[tuple[int, int]]:
+    for i in range(len(values)):
+        for j in range(len(values[i])):
+            yield i, j
+
+
+def zeros_like(values: Map) -> Map:
+    return [[0.0 for _ in row] for row in values]
