@@ -149,6 +149,15 @@ def run(
         list[str] | None,
         typer.Option(help="Where to look; by default the best layer. Repeat it for several.", rich_help_panel=_MAP),
     ] = None,
+    merge: Annotated[
+        str, typer.Option(help="How the maps of several layers become one: mean, max, ...", rich_help_panel=_MAP)
+    ] = "mean",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="An option of the method, samples=50 say; repeat it.", rich_help_panel=_MAP
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the results.", rich_help_panel=_OUTPUT)] = Path("out"),
     save: Annotated[
         str, typer.Option(help="Of overlay, heatmap, mask, raw: any, by commas.", rich_help_panel=_OUTPUT)
@@ -169,7 +178,8 @@ def run(
     kinds = _checked_kinds(save, folder.KINDS)
     overlay.palette(colormap)  # an unknown name is told before anything is loaded
     jobs = folder.plan(paths, recursive=recursive, out=out)
-    explainer = _explainer(model, weights, labels, device.value, batch_size, method, layer, quiet=quiet or as_json)
+    settings = {"layer": layer, "merge": merge, "batch_size": batch_size, **_options(option)}
+    explainer = _explainer(model, weights, labels, device.value, method, settings, quiet=quiet or as_json)
     output = folder.Output(out, kinds, format.value, alpha, colormap)
     report = _Report(jobs, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
     raise typer.Exit(report.follow(explainer, _wants(target), batch_size))
@@ -180,27 +190,42 @@ def _explainer(
     weights: Path | None,
     labels: Path | None,
     device: str,
-    batch_size: int,
     methods: list[str],
-    layers: list[str] | None,
+    settings: dict[str, Any],
     *,
     quiet: bool,
 ) -> Explainer:
     from camtool import methods as known
     from camtool.explanation import Explainer
+    from camtool.maps import merge_function
     from camtool.models import load
 
     names = list(dict.fromkeys(name.strip() for each in methods for name in each.split(",") if name.strip()))
     if not names:
         raise CamtoolError(f"--method names none; known are {', '.join(known.METHODS)}.")
-    for name in names:
-        known.find(name)  # a slip of the pen should not cost a download first
+    found = [known.find(name) for name in names]  # a slip of the pen should not cost a download first
+    known.check_options(found, settings.keys() - {"layer", "merge", "batch_size"})
+    merge_function(settings["merge"])
     where = _device(device)
     waiting = nullcontext() if quiet else _err.status(f"Loading {escape(model)} ...")
     # Standard output is for results; torch tells of its downloads there.
     with waiting, redirect_stdout(StringIO() if quiet else sys.stderr):
         loaded = load(model, weights, labels=_read_labels(labels), device=where)
-    return Explainer(loaded, names, layers, batch_size=batch_size)
+    return Explainer(loaded, names, **settings)
+
+
+def _options(given: list[str] | None) -> dict[str, Any]:
+    """The methods' options, by name; a value that is JSON, such as 50, 0.5, true or [1, 2], is read as what it says."""
+    options = {}
+    for each in given or []:
+        name, equals, text = each.partition("=")
+        if not equals or not name.isidentifier():
+            raise CamtoolError(f"--option {each!r} is not of the form NAME=VALUE, samples=50 say.")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text  # a word
+    return options
 
 
 def _device(asked: str) -> str:
@@ -259,12 +284,12 @@ class _Report:
 
     def follow(self, explainer: Explainer, wants: list[Any], batch_size: int) -> int:
         """Run, show how far it is, sum up; returns the exit code."""
-        from camtool import folder
+        from camtool import folder, streaming
 
         started, interrupted = time.perf_counter(), False
         outcomes = folder.run(explainer, self._jobs, wants, self._output, batch_size=batch_size)
         try:
-            with closing(outcomes), self._progress() as progress:
+            with closing(outcomes), streaming.quiet(), self._progress() as progress:
                 task = progress.add_task("Explaining", total=len(self._jobs))
                 for outcome in outcomes:
                     self._note(outcome)
@@ -317,11 +342,12 @@ class _Report:
             _out.print(f"[yellow]Stopped[/] after {len(self._done)} of {_count(len(self._jobs), 'photo')}.")
         if self._done:
             each = seconds / len(self._done) * 1000
-            first = self._done[0].entries[0]
+            layer = self._done[0].entries[0].layer
+            where = f", at layer [bold]{escape(layer)}[/]" if layer else ""
             written = sum(len(entry.files) for success in self._done for entry in success.entries)
             _out.print(
                 f"[bold green]{_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
-                f"([bold]{each:.0f} ms[/] each), at layer [bold]{escape(first.layer)}[/].",
+                f"([bold]{each:.0f} ms[/] each){where}.",
                 soft_wrap=True,
             )
             _out.print(
@@ -358,16 +384,21 @@ def _count(number: int, thing: str) -> str:
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods: what each does, what it needs, and its paper."""
-    from camtool.methods import METHODS
+    """List the methods, the cheap ones first: what each does, what it needs, what it costs, and its paper."""
+    from camtool.methods import COSTS, METHODS, WRAPPERS
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", style="bold cyan", no_wrap=True)
-    for heading in ("what it does", "needs", "paper"):
+    for heading in ("what it does", "needs", "cost", "paper"):
         table.add_column(heading, overflow="fold")
-    for name, method in METHODS.items():
-        table.add_row(name, method.summary, method.needs, method.paper)
+    for cost in COSTS:
+        for name, method in sorted(METHODS.items()):
+            if method.cost == cost:
+                table.add_row(name, method.summary, method.needs, cost, method.paper)
+        table.add_section()
     _out.print(table)
+    wrappers = ", ".join(f"[bold cyan]{name}:[/]" for name in WRAPPERS)
+    _out.print(f"\nBefore a name, {wrappers} steady a map: tta:gradcam, say.", soft_wrap=True)
 
 
 @app.command("demo")

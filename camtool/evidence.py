@@ -10,6 +10,7 @@ asked of one image its forward, its backward pass and its perturbed passes are s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.hooks import Inputs, Observation, call, left_as_found, main_tensor, map_tensors, observe, resume
 from camtool.layers import Layer, resolve
 from camtool.streaming import Twin, in_chunks, room_for
+from camtool.targets import Target
 
 __all__ = ["Evidence", "LinearHead", "Make", "Scene"]
 
@@ -60,6 +62,8 @@ class Scene:
         self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
         self.observation: Observation = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
         self.logits: Tensor = targets.logits(self.observation.output).detach()
+        self._kind = self.logits.device.type
+        self._autocast = torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)
 
     def evidence(
         self, wanted: Sequence[targets.Target], images: Sequence[int] | None = None, *, inside: bool = True
@@ -71,16 +75,17 @@ class Scene:
             images: Which image each row is about; by default one row an image, in order.
             inside: Look at the layers. Without it, and where the scene has no layers, there is one that sees none.
         """
-        rows = list(range(len(wanted)) if images is None else images)
-        with torch.inference_mode(False), torch.enable_grad():
-            scores = targets.score(wanted, self.observation.output, rows)
-        question = _Question(self, list(wanted), rows, scores)
+        question = _question(self, wanted, range(len(wanted)) if images is None else images)
         looked_at: Sequence[Layer | None] = self.layers if inside and self.layers else [None]
         return [Evidence(question, layer) for layer in looked_at]
 
     def tensor(self, layer: Layer) -> Tensor:
         """What the layer returned at its last call, in its own layout, on the graph."""
         return self.observation.calls[layer.name][-1]
+
+    def as_called(self) -> AbstractContextManager[None]:
+        """The autocast mode that the forward ran in, for other forwards that are to be like it."""
+        return torch.autocast(self._kind, dtype=self._autocast[1], enabled=self._autocast[0])
 
     def inputs_of(self, image: int, pictures: Tensor | None = None) -> Inputs:
         """What the model is called with for one image alone; or for variants of its picture ``(M, C, *size)``."""
@@ -112,18 +117,40 @@ class _Question:
     @cached_property
     def gradients(self) -> list[Tensor]:
         """For each layer how each row's score depends on what the layer returned for the row's image, ``(R, ...)``."""
+        self._check_that_it_has_slopes()
+        tensors = [self.scene.tensor(layer) for layer in self.scene.layers]
+        return _by_row(self.scores, self.images, tensors)
+
+    def curvature(self, tensor: Tensor, along: Tensor) -> Tensor:
+        """Each row's Hessian towards its image's part of a tensor, times the row's direction, ``(R, ...)``."""
+        self._check_that_it_has_slopes()
+        result = torch.zeros_like(along)
+        turns = _turns(self.images)
+        for turn in set(turns):  # rows about different images share a pass
+            rows = [row for row, its in enumerate(turns) if its == turn]
+            images = [self.images[row] for row in rows]
+            moves = torch.zeros_like(tensor)
+            moves[images] = along[rows]
+            result[rows] = _bend(self.scores[rows].sum(), tensor, moves)[images]
+        return result
+
+    def _check_that_it_has_slopes(self) -> None:
         if not self.scores.requires_grad:
             raise LayerError(
                 "the score does not depend on the layers "
                 f"{[layer.name for layer in self.scene.layers]} through a gradient; choose a layer that leads to it, "
                 "and a target that does not detach the output."
             )
-        tensors = [self.scene.tensor(layer) for layer in self.scene.layers]
-        return _by_row(self.scores, self.images, tensors)
 
     def of_rows(self, by_image: Tensor) -> Tensor:
         """What is known of each image, for each row."""
         return by_image if self.images == list(range(len(by_image))) else by_image[self.images]
+
+
+def _question(scene: Scene, wanted: Sequence[targets.Target], images: Sequence[int]) -> _Question:
+    with torch.inference_mode(False), torch.enable_grad():
+        scores = targets.score(wanted, scene.observation.output, images)
+    return _Question(scene, list(wanted), list(images), scores)
 
 
 def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -132,13 +159,27 @@ def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) ->
     Rows about different images share a backward pass, as images do not touch each other; rows about the same image are
     told apart by as many weights of the scores, and a batched pass takes them all at once.
     """
-    turns = [images[:row].count(image) for row, image in enumerate(images)]
+    turns = _turns(images)
     choice = torch.zeros(max(turns) + 1, len(turns)).to(scores)
     choice[turns, range(len(turns))] = 1
     if len(choice) > 1:
         return [gradient[turns, images] for gradient in _batched_gradients(scores, tensors, choice)]
     in_order = list(images) == list(range(len(tensors[0])))
     return [gradient if in_order else gradient[images] for gradient in _gradients(scores, tensors, choice[0])]
+
+
+def _turns(images: Sequence[int]) -> list[int]:
+    """For each row how many rows before it are about the same image."""
+    return [list(images[:row]).count(image) for row, image in enumerate(images)]
+
+
+def _bend(score: Tensor, tensor: Tensor, along: Tensor) -> Tensor:
+    """The Hessian of a score towards a tensor, times a direction of the tensor's shape."""
+    (slope,) = torch.autograd.grad(score, tensor, create_graph=True, materialize_grads=True)
+    if not slope.requires_grad:  # it is constant
+        return torch.zeros_like(along)
+    (bend,) = torch.autograd.grad(slope, tensor, grad_outputs=along, retain_graph=True, materialize_grads=True)
+    return bend.detach()
 
 
 def _gradients(scores: Tensor, tensors: Sequence[Tensor], weights: Tensor, *, batched: bool = False) -> list[Tensor]:
@@ -190,13 +231,41 @@ class Evidence:
         """
         return self._on_grid(self._question.gradients[self._scene.layers.index(self._layer)])
 
+    def curvature(self, direction: Tensor) -> Tensor:
+        """How the gradients change as the activations move along a direction: the Hessian of each row's score times it.
+
+        It is zero where the tail is linear piece by piece, as that of a ReLU net is up to its logits. Tokens that stand
+        before the grid's do not move.
+
+        Args:
+            direction: ``(R, C, *grid)``.
+
+        Returns:
+            ``(R, C, *grid)``.
+
+        Raises:
+            LayerError: No gradient can pass from the score to the layer.
+            MethodError: Torch has no second derivative of an operation of the tail.
+        """
+        own, layout = self._scene.tensor(self._layer), self._layer.layout
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                still = torch.zeros_like(own[:1])
+                along = layout.from_grid(direction.detach().to(own.dtype).clone(), still)
+                return self._on_grid(self._question.curvature(own, along))
+        except RuntimeError as error:
+            raise MethodError(
+                f"torch has no second derivative of what follows layer {self.layer!r} ({error}). Use method='gradcam'; "
+                "or, where it is attention, work within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            ) from error
+
     @property
     def scores(self) -> Tensor:
         """Each row's score, ``(R,)``."""
         return self._question.scores.detach()
 
     @property
-    def targets(self) -> list[targets.Target]:
+    def targets(self) -> list[Target]:
         """Each row's target."""
         return self._question.targets
 
@@ -234,6 +303,14 @@ class Evidence:
         return self._scene.black
 
     @property
+    def black_pictures(self) -> Tensor:
+        """A black picture in the place of each, ``(N, C, *size)``; zeros where the preparation is not known."""
+        pictures = self.inputs
+        if self.black is None:
+            return torch.zeros_like(pictures)
+        return self.black.to(pictures).reshape(1, -1, *[1] * (pictures.ndim - 2)).expand_as(pictures)
+
+    @property
     def layer(self) -> str:
         """The layer's dotted name; empty for a method that looks at none."""
         return "" if self._seen is None else self._seen.name
@@ -266,7 +343,24 @@ class Evidence:
         Raises:
             MethodError: The model has no such head behind this layer.
         """
-        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits))
+        if self._head is None:
+            raise MethodError(
+                "this needs a model that ends in global average pooling and one linear layer, right behind the layer "
+                f"that is looked at (its {self.activations.shape[1]} channels to {self.logits.shape[1]} classes); this "
+                "one does not. Use method='gradcam' or 'layercam', which work on any head."
+            )
+        return self._head
+
+    @property
+    def shortcut(self) -> LinearHead | None:
+        """The :attr:`head` where each row's score follows from its logits alone, and ``None`` elsewhere.
+
+        Where there is one, other activations are scored by arithmetic, without the tail: see :meth:`of_logits`.
+        """
+        output = self._scene.observation.output
+        plain = isinstance(output, Tensor) and output.ndim == 2
+        # A person's own function is given one image's output as the model made it, of which the logits may be a part.
+        return self._head if plain or not any(isinstance(t, targets.Custom) for t in self.targets) else None
 
     @cached_property
     def head_weights(self) -> Tensor:
@@ -284,13 +378,23 @@ class Evidence:
 
     # ------------------------------------------------------------------------------------- asking the model anew
 
+    def about(self, wanted: Sequence[Target], images: Sequence[int]) -> Evidence:
+        """Other targets, one a row, on the same forward: what the same layer shows about each on its image."""
+        return Evidence(_question(self._scene, wanted, images), self._seen)
+
     def again(self, inputs: Tensor) -> Evidence:
         """The same targets on other pictures ``(N, C, *size)``, one for each that was given, seen at the same layer."""
         main = main_tensor(self._scene.inputs)
         changed = map_tensors(self._scene.inputs, lambda tensor: inputs if tensor is main else tensor)
-        layers = [] if self._seen is None else resolve(self.model, changed, [self._seen.name])
-        scene = Scene(self.model, changed, layers, black=self.black)
+        with self._scene.as_called():
+            scene = Scene(self.model, changed, self._layers_at(changed, inputs), black=self.black)
         return scene.evidence(self.targets, self.images)[0]
+
+    def _layers_at(self, changed: Inputs, pictures: Tensor) -> list[Layer]:
+        """The layer as it is laid out for other pictures: its grid follows their size, and nothing else."""
+        if self._seen is None or pictures.shape == self.inputs.shape:
+            return [] if self._seen is None else [self._seen]
+        return resolve(self.model, changed, [self._seen.name], like=self._seen.layout)
 
     def on_graph(self, pictures: Tensor) -> Tensor:
         """The rows' scores ``(R,)`` on other pictures ``(R, C, *size)``, joined to them by a graph."""
@@ -298,16 +402,24 @@ class Evidence:
         inputs: Inputs = map_tensors(
             self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images]
         )
-        with torch.inference_mode(False), torch.enable_grad(), left_as_found(self.model):
+        with torch.inference_mode(False), torch.enable_grad(), self._scene.as_called(), left_as_found(self.model):
             return targets.score(self.targets, call(self.model, inputs))
 
     def score(self, pictures: Tensor, row: int = 0) -> Tensor:
         """Run the model on variants ``(M, C, *size)`` of the row's picture and score its target: ``(M,)``."""
-        with left_as_found(self.model), torch.no_grad():
+        with self._scene.as_called(), left_as_found(self.model), torch.no_grad():
             output = call(self.model, self._scene.inputs_of(self.images[row], pictures))
         return _scored(output, [self.targets[row]])[:, 0]
 
-    def passes(self, rows: Sequence[int], count: int, make: Make, *, chunk: int | None = None) -> Tensor:
+    def passes(
+        self,
+        rows: Sequence[int],
+        count: int,
+        make: Make,
+        *,
+        chunk: int | None = None,
+        of: Callable[[Target], Target] | None = None,
+    ) -> Tensor:
         """Score many variants of one image's picture: :meth:`score`, in chunks that fit into memory.
 
         They run through a twin of the model, faster and equal up to rounding: :class:`~camtool.streaming.Twin`.
@@ -317,14 +429,17 @@ class Evidence:
             count: How many variants.
             make: Makes those of a slice, ``(m, C, *size)``.
             chunk: How many run at once; by default as many as fit.
+            of: What to score in place of a row's target: its class' probability, say.
 
         Returns:
             The scores, ``(count, rows)``.
         """
         image, wanted = self.images[rows[0]], [self.targets[row] for row in rows]
-        twin = self._scene.twin
-        parts = in_chunks(count, chunk or twin.most_at_once)
-        return torch.cat([_scored(twin(self._scene.inputs_of(image, make(part))), wanted) for part in parts])
+        wanted = wanted if of is None else [of(target) for target in wanted]
+        with self._scene.as_called():
+            twin = self._scene.twin
+            parts = in_chunks(count, twin.most_at_once if chunk is None else chunk)
+            return torch.cat([_scored(twin(self._scene.inputs_of(image, make(part))), wanted) for part in parts])
 
     def tail(self, activations: Tensor, row: int = 0) -> Tensor:
         """Score variants ``(M, C, *grid)`` of the row's activations: ``(M,)``.
@@ -340,13 +455,18 @@ class Evidence:
         """
         image, wanted = self.images[rows[0]], [self.targets[row] for row in rows]
         own = self._scene.tensor(self._layer)
-        parts = in_chunks(count, chunk or room_for(own[0].numel(), own))
+        parts = in_chunks(count, room_for(own[0].numel(), own) if chunk is None else chunk)
         return torch.cat([_scored(self._resumed(make(part), image), wanted) for part in parts])
+
+    def of_logits(self, rows: Sequence[int], logits: Tensor) -> Tensor:
+        """Score other logits ``(M, K)`` of the rows' image, ``(M, rows)``; only where there is a :attr:`shortcut`."""
+        return _scored(logits, [self.targets[row] for row in rows])
 
     def _resumed(self, activations: Tensor, image: int) -> Any:
         own = self._scene.tensor(self._layer)[image : image + 1].detach()
         variants = self._layer.layout.from_grid(activations.to(own.dtype), own)
-        return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=self.times_run - 1)
+        with self._scene.as_called():
+            return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=self.times_run - 1)
 
     # ---------------------------------------------------------------------------------------------------- its own
 
@@ -356,28 +476,28 @@ class Evidence:
             raise LayerError("this method looks at no layer, so it has no activations and no gradients there.")
         return self._seen
 
+    @cached_property
+    def _head(self) -> LinearHead | None:
+        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits))
+
     def _on_grid(self, tensor: Tensor) -> Tensor:
         maps = self._layer.layout.to_grid(tensor)
         return maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
 
 
-def _scored(output: Any, wanted: Sequence[targets.Target]) -> Tensor:
+def _scored(output: Any, wanted: Sequence[Target]) -> Tensor:
     """Each of some targets on each image of an output, ``(M, targets)``."""
     return torch.stack([target(output) for target in wanted], 1)
 
 
-def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> LinearHead:
+def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> LinearHead | None:
     for maps in (activations, activations.relu()):
         pooled = maps.flatten(2).mean(2)
         for weight, bias in _linear_layers(model, channels=pooled.shape[1], classes=logits.shape[1]):
             expected = (pooled @ weight.T + bias).to(logits.dtype)
             if logits.ndim == 2 and _same_up_to_rounding(expected, logits):
                 return LinearHead(weight, bias, maps)
-    raise MethodError(
-        "this needs a model that ends in global average pooling and one linear layer, right behind the layer "
-        f"that is looked at (its {activations.shape[1]} channels to {logits.shape[1]} classes); this one does not. "
-        "Use method='gradcam' or 'layercam', which work on any head."
-    )
+    return None
 
 
 def _linear_layers(model: nn.Module, *, channels: int, classes: int) -> list[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -304,12 +305,17 @@ class Explainer:
             found = [method(each, **options) for each in evidence]
             for each, raw in zip(evidence, found, strict=True):
                 _check_maps(method, each, raw)
-            merged = maps.merge(found, self._merge)
+            merged = maps.merge(found, self._merge, partial(_mean_gradients, evidence))
         if merged.shape[:1] != found[0].shape[:1] or merged.ndim != found[0].ndim:
             raise MethodError(
                 f"merge made {tuple(merged.shape)} of maps like {tuple(found[0].shape)}; it must keep them."
             )
         return merged
+
+
+def _mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
+    """How much each layer counts for each row, ``(L, R)``: the mean of Grad-CAM's weights there."""
+    return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: Any) -> None:

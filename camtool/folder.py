@@ -310,7 +310,8 @@ def _write(explanation: Explanation, job: Job, output: Output) -> Entry:
     for kind in output.kinds:
         suffix = "npy" if kind == "raw" else output.format
         ending = "" if kind == "overlay" else f".{kind}"
-        name = f"{job.stem.name}.{explanation.method}.{_slug(explanation)}{ending}.{suffix}"
+        method = explanation.method.replace(":", "-")  # which not every file system takes
+        name = f"{job.stem.name}.{method}.{_slug(explanation)}{ending}.{suffix}"
         path = job.stem.with_name(name)
         _write_kind(kind, explanation, output.folder / path, output)
         files[kind] = path.as_posix()

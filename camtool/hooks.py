@@ -498,7 +498,11 @@ def _forward_pre_hook(module: nn.Module, see: Callable[[nn.Module, tuple[Any, ..
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """``model(inputs)``, with a sequence spread over positional and a mapping over keyword arguments."""
+    """``model(inputs)``, with a sequence spread over positional and a mapping over keyword arguments.
+
+    The model gets copies, as it may write to what it is given, a ReLU in place say.
+    """
+    inputs = map_tensors(inputs, Tensor.clone)
     if isinstance(inputs, Tensor):
         return model(inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)

@@ -106,7 +106,9 @@ class Candidate:
 # ---------------------------------------------------------------------------------------------------- resolving
 
 
-def resolve(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Layer]:
+def resolve(
+    model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, *, like: Layout | None = None
+) -> list[Layer]:
     """The layers to look at: those asked for, or else the best one.
 
     The answer is remembered as long as the model lives, per shape of input.
@@ -115,15 +117,16 @@ def resolve(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None
         model: Any module.
         inputs: What the model will be called with.
         names: Dotted names. ``None`` for the deepest layer with a grid that the score's gradient reaches.
+        like: How the named layers are laid out, where that is known from a picture of another size.
 
     Raises:
         LayerError: A name is unknown or its output is no grid; or nothing in the model qualifies. The message lists
             the near misses.
     """
     known = _RESOLVED.setdefault(model, {})
-    key = (_shapes(inputs), None if names is None else tuple(names))
+    key = (_shapes(inputs), None if names is None else tuple(names), like and replace(like, grid=()))
     if key not in known or not known[key].holds(model):
-        found = [_best(model, inputs)] if names is None else _asked_for(model, inputs, names)
+        found = [_best(model, inputs)] if names is None else _asked_for(model, inputs, names, like)
         known[key] = _Resolved.of(model, found)
     return known[key].layers
 
@@ -164,7 +167,7 @@ def _best(model: nn.Module, inputs: Inputs) -> Layer:
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=...")
 
 
-def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[Layer]:
+def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str], like: Layout | None) -> list[Layer]:
     size, one = _picture_size(inputs), _first_image(inputs)
     calls = {id(call.module): call for call in trace(model, one)}  # the last call of each module
     layers = []
@@ -173,6 +176,8 @@ def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[L
         if call is None:
             raise LayerError(f"layer {name!r} did not run in this forward; choose one that the model uses.")
         readings = _readings(call.shape, size)
+        if like is not None:
+            readings = [each for each in readings if (each.kind, each.prefix) == (like.kind, like.prefix)]
         if not readings:
             carriers = ", ".join(c.name for c in _candidates(list(calls.values()), size)[-5:])
             raise LayerError(

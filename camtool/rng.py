@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["generators_kept"]
+__all__ = ["generators_kept", "noisy"]
 
 
 @contextmanager
@@ -30,6 +31,22 @@ def generators_kept() -> Iterator[Callable[[], bool]]:
             torch.cuda.set_rng_state_all(before["cuda"])
         if "numpy" in before:
             sys.modules["numpy"].random.set_state(before["numpy"])
+
+
+def noisy(pictures: Tensor, samples: int, level: float, seed: int) -> Iterator[Tensor]:
+    """Pictures ``(N, C, *size)`` with normal noise added, again and again; no global generator is used.
+
+    Args:
+        pictures: What it is added to.
+        samples: How often.
+        level: The noise's standard deviation, as a part of the range ``max x - min x`` of each picture.
+        seed: Of the noise, which is the same for every picture, device and type but for that range.
+    """
+    values, dice = pictures.flatten(1), torch.Generator().manual_seed(seed)
+    deviation = level * (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (pictures.ndim - 1))
+    for _ in range(samples):
+        drawn = torch.randn(pictures.shape[1:], generator=dice, dtype=torch.float32)
+        yield pictures + deviation * drawn.to(pictures)
 
 
 def _states() -> dict[str, Any]:

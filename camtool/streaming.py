@@ -1,13 +1,14 @@
 """Many passes in a row: how many at once, a model that is faster at it, and how long it will still take.
 
 Methods that perturb ask a model thousands of times. What they ask is made chunk by chunk, so that memory does not grow
-with the number of variants, and they ask a twin of the model: no hooks, no graph, batch norms folded into convolutions,
-channels last in memory.
+with the number of variants, and they ask a twin of the model: no graph, batch norms folded into convolutions, channels
+last in memory.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import fuse_conv_bn_eval
+from torch.nn.utils import fuse_conv_bn_weights
 
+from camtool.errors import MethodError
 from camtool.hooks import Call, Inputs, call, left_as_found, main_tensor, map_tensors, trace
 
 __all__ = ["Twin", "in_chunks", "quiet", "room_for"]
@@ -56,8 +58,15 @@ def in_chunks(count: int, size: int) -> Iterator[slice]:
 
     Where a person is looking, which is to say at a terminal or a notebook, and it takes more than two seconds, a bar
     shows how far it is and how long it will still take.
+
+    Raises:
+        MethodError: ``size`` is below 1.
     """
-    from tqdm.auto import tqdm
+    if size < 1:
+        raise MethodError(f"chunk must be 1 or more, got {size}; leave it out to run as many at once as fit.")
+    with warnings.catch_warnings():  # of a notebook in which tqdm cannot draw: then there is no bar, and no harm
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
 
     hidden = True if _is_quiet.get() else None  # None hides it where no terminal is
     with tqdm(total=count, unit="pass", disable=hidden, delay=_PATIENCE, leave=False) as bar:
@@ -79,9 +88,9 @@ def room_for(numbers: int, like: Tensor) -> int:
 class Twin:
     """A model again, equal up to rounding and quicker at many passes in a row.
 
-    Where a batch norm directly follows a convolution the two become one, in a copy of the model; what is the user's is
-    not touched. The copy is used only if its output is the model's own to a hundred-thousandth. Where a model cannot be
-    copied, or differs, the model itself is asked.
+    Where a batch norm directly follows a convolution the two become one, in a copy of the model, which then works with
+    channels last; what is the user's is not touched, nor kept alive. The copy is used only if it answers two pictures
+    as the model does, to a hundred-thousandth. Where a model cannot be copied, or differs, the model itself is asked.
 
     Args:
         model: Any module.
@@ -90,56 +99,110 @@ class Twin:
 
     def __init__(self, model: nn.Module, example: Inputs) -> None:
         calls = trace(model, example)
-        self._model = _folded(model, example, calls) or model
-        self._is_copy = self._model is not model
         picture = main_tensor(example)
-        like = torch.empty(0) if picture is None else picture
-        self.most_at_once: int = room_for(max(map(_size, calls)), like)
+        largest = max(*map(_size, calls), 0 if picture is None else picture.numel())
+        self.most_at_once: int = room_for(largest, torch.empty(0) if picture is None else picture)
+        self._model, self._layout = _quickest(model, example, calls)
 
     def __call__(self, inputs: Inputs) -> Any:
         """The model's output, made without a graph."""
-        with torch.inference_mode():
-            if not self._is_copy:
-                with left_as_found(self._model):
-                    return call(self._model, inputs)
-            return call(self._model, map_tensors(inputs, _channels_last))
+        return _run(self._model, inputs, self._layout)
 
 
 def _size(seen: Call) -> int:
     return 0 if seen.shape is None else torch.Size(seen.shape).numel()
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+def _run(model: nn.Module, inputs: Inputs, layout: torch.memory_format) -> Any:
+    # Not in inference mode: what a model keeps of its own accord, a table of positions say, it could not train with.
+    with torch.no_grad(), left_as_found(model):
+        return call(model, map_tensors(inputs, lambda tensor: _laid_out(tensor, layout)))
 
 
-def _folded(model: nn.Module, example: Inputs, calls: list[Call]) -> nn.Module | None:
-    """A copy in evaluation mode with batch norms folded; ``None`` if there can be none that is equal."""
+def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
+    """A tensor of pictures in that order in memory; others, and all where it is torch's own to choose, as they are."""
+    return tensor.contiguous(memory_format=layout) if tensor.ndim == 4 and layout != _AS_IT_IS else tensor
+
+
+_AS_IT_IS = torch.preserve_format
+
+
+def _quickest(model: nn.Module, example: Inputs, calls: list[Call]) -> tuple[nn.Module, torch.memory_format]:
+    """The quickest of a folded copy and the model itself that answers as the model does, and how it likes pictures."""
+    pairs = list(_foldable(calls))
+    twin = _copied(model)
+    if twin is None:
+        return model, _AS_IT_IS
+    for convolution, norm in pairs:
+        _fold(twin.get_submodule(convolution), twin.get_submodule(norm))
+    picture = main_tensor(example)
+    unlike = map_tensors(example, lambda tensor: -tensor.flip(-1) if tensor is picture else tensor)
+    probes = [example, unlike]
+    expected = [_run(model, probe, _AS_IT_IS) for probe in probes]
+    for layout in (torch.channels_last, torch.contiguous_format) if pairs else (torch.channels_last,):
+        for parameter in twin.parameters():
+            parameter.data = _laid_out(parameter.data, layout)
+        if all(_answers(twin, probe, layout, like) for probe, like in zip(probes, expected, strict=True)):
+            return twin, layout
+    return model, _AS_IT_IS
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy in evaluation mode; ``None`` where what the model holds cannot be copied."""
     try:
         twin = copy.deepcopy(model)
-    except (RuntimeError, TypeError, NotImplementedError):  # what a model holds decides whether it can be copied
+    except (RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
         return None
     for module in twin.modules():
         module.training = False
-    for convolution, norm in _foldable(calls):
-        one: Any = twin.get_submodule(convolution)
-        other: Any = twin.get_submodule(norm)
-        twin.set_submodule(convolution, fuse_conv_bn_eval(one, other))
-        twin.set_submodule(norm, nn.Identity())
-    twin.to(memory_format=torch.channels_last)
-    with torch.inference_mode(), left_as_found(model):
-        expected, came = main_tensor(call(model, example)), main_tensor(call(twin, example))
-    return twin if expected is not None and came is not None and _equal(came, expected) else None
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().amax() <= _SAME * other.abs().amax())
+    return twin
 
 
 def _foldable(calls: list[Call]) -> Iterator[tuple[str, str]]:
     """The names of convolutions, and of the batch norms that are each given just what the convolution returned."""
     runs = [seen.name for seen in calls]
     for before, seen in pairwise(calls):
-        is_pair = isinstance(before.module, _CONVOLUTIONS) and isinstance(seen.module, _NORMS) and seen.follows
-        if is_pair and seen.module.track_running_stats and runs.count(before.name) == runs.count(seen.name) == 1:
+        # Kinds of their own, weight-standardised or with an activation inside, do more than the arithmetic below.
+        is_pair = type(before.module) in _CONVOLUTIONS and type(seen.module) in _NORMS and seen.follows
+        is_used_once = runs.count(before.name) == runs.count(seen.name) == 1
+        if is_pair and is_used_once and _is_plain(before.module) and _is_plain(seen.module):
             yield before.name, seen.name
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether nobody listens at the module, and whether it knows its statistics, in numbers precise enough to fold."""
+    statistics = getattr(module, "running_mean", module.weight)
+    is_wide = isinstance(statistics, Tensor) and statistics.dtype in (torch.float32, torch.float64)
+    return is_wide and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def _fold(convolution: Any, norm: Any) -> None:
+    """Let the convolution do what the norm did as well, both in place: other modules may hold them by other names."""
+    convolution.weight, convolution.bias = fuse_conv_bn_weights(
+        convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    norm.__class__ = nn.Identity
+
+
+def _answers(twin: nn.Module, inputs: Inputs, layout: torch.memory_format, expected: Any) -> bool:
+    """Whether the twin's answer is the expected one up to rounding, in each of its tensors."""
+    try:
+        came = _tensors(_run(twin, inputs, layout))
+    except RuntimeError:  # of a view, say, that this order in memory does not allow
+        return False
+    wanted = _tensors(expected)
+    return len(came) == len(wanted) > 0 and all(map(_equal, came, wanted))
+
+
+def _tensors(structure: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(structure, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return [tensor for tensor in found if tensor.numel()]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not other.is_floating_point():
+        return torch.equal(one, other)
+    return bool((one - other).abs().amax() <= _SAME * other.abs().amax())

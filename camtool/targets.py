@@ -6,10 +6,10 @@ plain callable serves as well: it is given one image's output and gives one numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from camtool.errors import TargetError, near
 from camtool.hooks import main_tensor, map_tensors
 
 __all__ = [
+    "AgainstRest",
     "ClassScore",
     "Contrast",
     "Custom",
+    "Finer",
+    "Negated",
     "Probability",
     "Region",
     "Similarity",
@@ -30,6 +33,7 @@ __all__ = [
     "Want",
     "choose",
     "class_of",
+    "has_a_place",
     "logits",
     "name_of",
     "probabilities",
@@ -72,17 +76,145 @@ class Probability:
 class Contrast:
     """A class against others: ``score(of) - weight * mean(score(against))``.
 
-    With the classes that a model confuses, it shows the details that tell them apart: Finer-CAM, arXiv 2501.11309.
+    With the classes that a model confuses, it shows the details that tell them apart; :class:`Finer` finds these
+    classes by itself.
+
+    Attributes:
+        of: The class.
+        against: The other class, or several.
+        weight: How much the others count.
+        shares: How much each of the others counts in their mean; by default all alike.
     """
 
     of: int
     against: int | tuple[int, ...]
     weight: float = 1.0
+    shares: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given, rivals = self.shares, len(self.rivals)
+        if given is not None and (len(given) != rivals or min(given) < 0 or sum(given) == 0):
+            raise TargetError(f"Contrast's shares {given} do not fit its {rivals} rivals; give each a positive number.")
 
     def __call__(self, output: Any) -> Tensor:
-        others = (self.against,) if isinstance(self.against, int) else self.against
-        rivals = torch.stack([ClassScore(other)(output) for other in others]).mean(0)
-        return ClassScore(self.of)(output) - self.weight * rivals
+        scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])
+        shares = scores.new_tensor(self.shares or [1.0] * len(self.rivals))
+        return ClassScore(self.of)(output) - self.weight * (shares * scores.T).sum(1) / shares.sum()
+
+    @property
+    def rivals(self) -> tuple[int, ...]:
+        """The other classes."""
+        return (self.against,) if isinstance(self.against, int) else self.against
+
+
+@dataclass(frozen=True)
+class Finer:
+    """A class against those that the model finds most like it in the very image: Finer-CAM, arXiv 2501.11309.
+
+    The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``: the classes whose logits are nearest to the
+    class' own, above or below it. With the weighting ``"probability"``, that of the authors' code, their shares are
+    ``s_d = p_d / Σ p``, with the model's probabilities ``p``; with ``"mean"`` they count alike.
+
+    Rivals and shares are settled once for each image, on what the model says of the image itself, by :func:`choose`:
+    a method that asks about changed images compares the same classes throughout. So no gradient flows through the
+    shares: the paper explains the differences between logits, of which the shares only make an average. In the
+    authors' code it does, and the map shows in part what would change the probabilities.
+
+    Attributes:
+        index: The class.
+        rivals: How many others it is held against; fewer where the model has fewer.
+        weight: How much they count, the paper's γ: 0 is the class alone, and more shows finer details.
+        weighting: ``"probability"`` or ``"mean"``.
+    """
+
+    index: int
+    rivals: int = 3
+    weight: float = 1.0
+    weighting: Literal["probability", "mean"] = "probability"
+
+    def __post_init__(self) -> None:
+        if self.rivals < 1:
+            raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
+        _check_name("Finer's weighting", self.weighting, ("probability", "mean"))
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.cat([self.settled(one)(one[None]) for one in logits(output)])
+
+    def settled(self, output: Tensor) -> Contrast:
+        """The contrast that it comes to for one image.
+
+        Args:
+            output: That image's logits, ``(K,)``.
+
+        Raises:
+            TargetError: The class does not exist or has no rivals, or the output is not one logit a class.
+        """
+        if output.ndim != 1 or len(output) < 2:
+            raise TargetError(
+                f"Finer holds a class against others, but the model's output for an image has shape "
+                f"{tuple(output.shape)}, not (K,) with two classes or more; use ClassScore or Contrast."
+            )
+        values = output.detach()
+        nearest = (values - values[_checked(self.index, len(values))]).abs().argsort(stable=True).tolist()
+        rivals = [index for index in nearest if index != self.index][: self.rivals]
+        # The probabilities' shares in their sum, without a sum that could vanish.
+        shares = values[rivals].softmax(0).tolist() if self.weighting == "probability" else [1.0] * len(rivals)
+        return Contrast(self.index, tuple(rivals), self.weight, tuple(shares))
+
+
+@dataclass(frozen=True)
+class AgainstRest:
+    """A class against all the others at once: DiffGradCAM, arXiv 2506.08514.
+
+    ``y_c - aggregate of the other logits``. A softmax looks at differences between logits alone, and so does this: what
+    raises all classes together does not show.
+
+    Attributes:
+        index: The class.
+        how: What sums up the others: ``"mean"``; ``"max"``, which is the strongest rival; or ``"logsumexp"``, with
+            which the score is ``log(p / (1 - p))``, whose gradient does not vanish where the probability nears 1.
+    """
+
+    index: int
+    how: Literal["mean", "max", "logsumexp"] = "mean"
+
+    def __post_init__(self) -> None:
+        _check_name("AgainstRest's how", self.how, _AGGREGATES)
+
+    def __call__(self, output: Any) -> Tensor:
+        values = logits(output)
+        own = _of_class(values, self.index)
+        if values.shape[1] < 2:
+            raise TargetError("AgainstRest: the model has one class, so there is no rest; use ClassScore.")
+        rest = torch.cat([values[:, : self.index], values[:, self.index + 1 :]], 1)
+        return _per_image(own - _AGGREGATES[self.how](rest)).sum(1)
+
+
+_AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda rest: rest.mean(1),
+    "max": lambda rest: rest.amax(1),
+    "logsumexp": lambda rest: rest.logsumexp(1),
+}
+
+
+@dataclass(frozen=True)
+class Negated:
+    """Minus another target: what speaks against it.
+
+    With a class' score it gives the counterfactual explanations of Grad-CAM, arXiv 1610.02391 (section "Counterfactual
+    Explanations"): the regions that, were they gone, would make the model surer of the class.
+    """
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, _TARGETS):
+            raise TargetError(
+                f"Negated takes a target such as ClassScore(3), or Custom(function), got {type(self.target).__name__}."
+            )
+
+    def __call__(self, output: Any) -> Tensor:
+        return -self.target(output)
 
 
 @dataclass(frozen=True)
@@ -161,12 +293,14 @@ class Top:
 Want: TypeAlias = int | str | Top | Target | Callable[[Any], Tensor] | None
 """What a person may ask of one image: its top class, a class by index or name, the top k, a target, a callable."""
 
-_TARGETS = (ClassScore, Probability, Contrast, Value, Region, Similarity, Custom)
+_TARGETS = (ClassScore, Probability, Contrast, Finer, AgainstRest, Negated, Value, Region, Similarity, Custom)
 
 _CLASS_ATTRIBUTES: dict[type, str] = {
     ClassScore: "index",
     Probability: "index",
     Contrast: "of",
+    Finer: "index",
+    AgainstRest: "index",
     Region: "class_index",
 }
 
@@ -195,7 +329,7 @@ def choose(want: Want, output: Tensor, labels: Sequence[str] | None) -> list[Tar
     if isinstance(want, Integral) and not isinstance(want, bool):  # numpy's integers are Integral too
         return [ClassScore(_checked(int(want), len(output)))]
     if isinstance(want, _TARGETS):
-        return [want]
+        return [_settled(want, output)]
     if callable(want):
         return [Custom(want)]
     raise TargetError(
@@ -203,21 +337,40 @@ def choose(want: Want, output: Tensor, labels: Sequence[str] | None) -> list[Tar
     )
 
 
+def _settled(target: Target, output: Tensor) -> Target:
+    """The target with all decided that it leaves to the image's own output ``(K, ...)``."""
+    if isinstance(target, Negated):
+        return Negated(_settled(target.target, output))
+    return target.settled(output) if isinstance(target, Finer) else target
+
+
+def has_a_place(target: Target) -> bool:
+    """Whether a target is about a part of the picture, so that it must not be moved or cut."""
+    return isinstance(target, Region) or (isinstance(target, Negated) and has_a_place(target.target))
+
+
 def class_of(target: Target) -> int | None:
     """The index of the class that a target is about, ``None`` where it is about something else."""
+    if isinstance(target, Negated):
+        return class_of(target.target)
     attribute = _CLASS_ATTRIBUTES.get(type(target))
     return None if attribute is None else int(getattr(target, attribute))
 
 
 def name_of(target: Target, labels: Sequence[str] | None) -> str:
     """What a target is about, in a word or two: the label of its class where it has one."""
+    if isinstance(target, Negated):
+        return f"not {name_of(target.target, labels)}"
     index = class_of(target)
     if index is None:
         return str(target)
-    if isinstance(target, Contrast):
-        others = (target.against,) if isinstance(target.against, int) else target.against
-        return f"{_label(index, labels)} rather than {', '.join(_label(other, labels) for other in others)}"
     label = _label(index, labels)
+    if isinstance(target, Contrast):
+        return f"{label} rather than {', '.join(_label(rival, labels) for rival in target.rivals)}"
+    if isinstance(target, Finer):
+        return f"{label} rather than its like"
+    if isinstance(target, AgainstRest):
+        return f"{label} rather than the rest"
     return f"probability of {label}" if isinstance(target, Probability) else label
 
 
@@ -299,6 +452,11 @@ def _checked(index: int, classes: int) -> int:
     if not 0 <= index < classes:
         raise TargetError(f"target_class {index} does not exist: the model has {classes} classes, 0 to {classes - 1}.")
     return index
+
+
+def _check_name(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in (known := list(known)):
+        raise TargetError(f"{what} {name!r} is unknown; known are {', '.join(known)}.{near(name, known)}")
 
 
 def _index_of(name: str, labels: Sequence[str] | None) -> int:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -211,7 +212,10 @@ def test_there_is_a_line_for_each_photo_class_and_method_and_its_files_exist(exp
         (["--method", "hirescam"], ["hirescam"]),
         (["--method", "gradcam,layercam"], ["gradcam", "layercam"]),
         (["--method", "gradcam++", "--method", "layercam, gradcam++"], ["gradcam++", "layercam"]),
-        (["--method", ",".join(camtool.METHODS)], list(camtool.METHODS)),
+        (
+            ["--method", "cam,eigencam,ablationcam,rise", "--option", "samples=4"],
+            ["cam", "eigencam", "ablationcam", "rise"],
+        ),
     ],
 )
 def test_several_methods_are_asked_for_by_commas_or_by_repeating(explained, photos, options, methods):
@@ -366,7 +370,30 @@ def test_a_name_that_is_no_text_is_told(explained, photos):
 def test_the_methods_are_listed(camtool_):
     said = camtool_("methods")
     assert (said.code, said.err) == (0, "")
-    assert [line.split()[0] for line in said.out.splitlines()[1:] if line[0] != " "] == list(camtool.METHODS)
+    named = [line.split()[0] for line in said.out.splitlines()[1:] if line.strip() and line[0] != " "]
+    assert sorted(named) == sorted(camtool.METHODS)
+    costs = [camtool.METHODS[name].cost for name in named]
+    assert [cost for cost, _ in groupby(costs)] == ["a pass", "some passes", "many tails", "many passes"]
+
+
+def test_options_of_a_method_reach_it(explained, photos):
+    assert explained("--method", "rivalcam", "--option", "rivals=1", "--option", "temperature=2.5").code == 0
+    said = explained("--method", "rivalcam", "--option", "rivals=0")
+    assert (said.code, "rivals=0" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--option", "rivals"], "--option 'rivals' is not of the form NAME=VALUE"),
+        (["--method", "rivalcam", "--option", "rivls=3"], "has no option 'rivls'; known options:"),
+        (["--merge", "man"], "merge 'man' is unknown"),
+    ],
+)
+def test_an_option_or_a_merge_that_does_not_exist_is_told(explained, photos, arguments, told):
+    said = explained(*arguments)
+    assert said.code == 2
+    assert told in " ".join(said.err.split())
 
 
 def test_the_layers_of_a_model_are_listed_and_the_chosen_one_is_that_of_a_run(camtool_, photos):

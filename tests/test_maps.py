@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import tanh
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch.testing import assert_close
 
 import camtool.maps
 from camtool.errors import MethodError
-from camtool.maps import MERGES, merge, merge_function, resize
+from camtool.maps import MERGES, ScaledMax, Winsor, merge, merge_function, min_max, resize
 
 GRIDS = [(7,), (4, 5), (3, 4, 2)]
 
@@ -134,14 +136,27 @@ def test_a_single_map_is_left_alone(how: object) -> None:
     assert merge([only], how) is only
 
 
-@pytest.mark.parametrize(("how", "expected"), [("mean", [[0.5, -0.25, 0.75]]), ("max", [[1.0, 0.5, 1.0]])])
-def test_merging_by_hand(how: str, expected: list[list[float]]) -> None:
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("mean", [0.5, -0.25, 0.75]),
+        ("max", [1.0, 0.5, 1.0]),
+        ("layercam", [1.0, 0.5, tanh(2)]),  # the first is raised
+        (ScaledMax(gamma=0.5), [1.0, 0.5, 0.5]),  # or lowered: tanh(0.5) is less than 0.5
+        (ScaledMax(deep=2), [1.0, 0.5, 1.0]),
+        (ScaledMax(deep=0), [tanh(2), tanh(1), tanh(2)]),
+        ("refinecam", [0.5, 0.0, 0.0]),  # minmax: 0.5, 0, 1 and 1, 0, 0
+        ("winsor", [1.0, 0.0, 0.0]),  # of the second alone, as the mean of the first is not positive
+    ],
+    ids=str,
+)
+def test_merging_by_hand(how: object, expected: list[float]) -> None:
     one = torch.tensor([[0.0, -4.0, 4.0]])  # in units of its peak: 0, -1, 1
     two = torch.tensor([[10.0, 5.0, 5.0]])  # 1, 0.5, 0.5
-    assert merge([one, two], how).tolist() == expected
+    assert_close(merge([one, two], how), torch.tensor([expected]))
 
 
-@pytest.mark.parametrize("how", MERGES)
+@pytest.mark.parametrize("how", sorted({*MERGES} - {"winsor"}))  # which goes by it
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_the_scale_of_a_layer_does_not_matter(how: str, scale: float) -> None:
     one, two = torch.rand(2, 3, 4), torch.rand(2, 6, 8)
@@ -176,5 +191,139 @@ def test_a_function_merges_too() -> None:
 
 @pytest.mark.parametrize("ask", [merge_function, lambda how: merge([torch.rand(1, 2)], how)])
 def test_an_unknown_merge_is_refused_with_what_is_known(ask: object) -> None:
-    with pytest.raises(MethodError, match=r"merge 'meen' is unknown; known are mean, max\. Did you mean 'mean'\?"):
+    with pytest.raises(MethodError, match=r"merge 'meen' is unknown; known are mean, max, .*\. Did you mean 'mean'\?"):
         ask("meen")
+
+
+# ------------------------------------------------------------------------------------------- the papers' merges
+
+Grid = list[float]
+"""A map of one image, on a line."""
+
+
+def literal_layercam(layers: list[Grid], gamma: float, deep: int) -> Grid:
+    scaled = []
+    for number, layer in enumerate(layers):
+        shallow = number < len(layers) - deep
+        scaled.append([tanh(gamma * value / max(layer)) if shallow else value / max(layer) for value in layer])
+    return [max(layer[i] for layer in scaled) for i in range(len(layers[0]))]
+
+
+def literal_refinecam(layers: list[Grid]) -> Grid:
+    result = [1.0] * len(layers[0])
+    for layer in layers:
+        for i in range(len(layer)):
+            result[i] *= (layer[i] - min(layer)) / (max(layer) - min(layer))
+    return result
+
+
+def literal_winsor(layers: list[Grid], importance: list[float], percentile: float) -> Grid:
+    positive = sorted(value for value in importance if value > 0)
+    place = percentile / 100 * (len(positive) - 1)
+    below = int(place)
+    threshold = positive[below] + (place - below) * (positive[min(below + 1, len(positive) - 1)] - positive[below])
+    lowest, highest = positive[0], min(positive[-1], threshold)
+    result = [0.0] * len(layers[0])
+    for layer, value in zip(layers, importance, strict=True):
+        weight = 1.0 if highest == lowest else 0.1 + 0.9 * (min(value, threshold) - lowest) / (highest - lowest)
+        for i in range(len(layer)):
+            result[i] += weight * (layer[i] - min(layer)) / (max(layer) - min(layer)) if value > 0 else 0.0
+    return result
+
+
+@pytest.mark.parametrize("deep", [0, 1, 2, 5])
+def test_layercams_merge_is_its_oracle(deep: int) -> None:
+    layers = torch.rand(4, 3, 7, dtype=torch.float64) * torch.tensor([1, 1e3, 1e-3, 7.0]).reshape(4, 1, 1)
+    expected = [literal_layercam(layers[:, n].tolist(), 2, deep) for n in range(3)]
+    assert_close(merge(list(layers), ScaledMax(deep=deep)), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_refinecams_merge_is_its_oracle() -> None:
+    layers = torch.randn(3, 2, 7, dtype=torch.float64)
+    expected = [literal_refinecam(layers[:, n].tolist()) for n in range(2)]
+    assert_close(merge(list(layers), "refinecam"), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("percentile", [0, 33, 50, 80, 100])
+def test_winsor_cams_merge_is_its_oracle(percentile: float) -> None:
+    layers, importance = torch.rand(6, 3, 7, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    importance[:3], importance[5] = importance[:3].abs(), -1
+    expected = [literal_winsor(layers[:, n].tolist(), importance[:, n].tolist(), percentile) for n in range(3)]
+    ours = merge(list(layers), Winsor(percentile), lambda: importance)
+    assert_close(ours, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_what_is_hot_in_one_layer_alone_is_cold_in_refinecams_product() -> None:
+    coarse, fine = torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+    assert merge([coarse, fine], "refinecam").tolist() == [[0, 0, 1, 0]]
+    assert not merge([torch.zeros(1, 4), fine], "refinecam").any()
+
+
+def test_winsors_weights_by_hand() -> None:
+    importance = torch.tensor([[1.0], [2.0], [3.0], [101.0], [-5.0], [0.0]])
+    assert_close(Winsor(0).weights(importance)[:, 0], torch.tensor([1.0, 1, 1, 1, 0, 0]))  # all that count, alike
+    assert_close(Winsor(100).weights(importance)[:, 0], torch.tensor([0.1, 0.109, 0.118, 1, 0, 0]))
+    # Two thirds of the way from the lowest to the highest is the third of four: 3.
+    assert_close(Winsor(200 / 3).weights(importance)[:, 0], torch.tensor([0.1, 0.55, 1, 1, 0, 0]))
+
+
+def test_where_nothing_counts_winsors_map_is_empty() -> None:
+    assert not Winsor()(torch.rand(3, 2, 5), -torch.rand(3, 2)).any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_winsors_weights_have_no_unit(scale: float) -> None:
+    importance = torch.rand(5, 2)
+    assert_close(Winsor().weights(scale * importance), Winsor().weights(importance))
+
+
+def test_an_endless_importance_is_merely_the_largest() -> None:
+    assert_close(Winsor(100).weights(torch.tensor([[1.0], [INF], [NAN]])), torch.tensor([[0.1], [1.0], [0.0]]))
+
+
+def test_only_a_merge_by_importance_asks_for_it() -> None:
+    def never() -> Tensor:
+        raise AssertionError
+
+    maps = [torch.rand(2, 4), torch.rand(2, 4)]
+    assert_close(merge(maps, "mean", never), merge(maps, "mean"))
+    with pytest.raises(AssertionError):
+        merge(maps, Winsor(), never)
+
+
+def test_untold_of_the_importance_winsor_goes_by_the_means_of_the_maps() -> None:
+    maps = [torch.rand(2, 4), 9 * torch.rand(2, 4), torch.rand(2, 8)]
+    means = torch.stack([each.mean(1) for each in maps])
+    assert_close(merge(maps, "winsor"), merge(maps, "winsor", lambda: means))
+    stacked = torch.rand(2, 1, 4)
+    assert_close(Winsor()(stacked), min_max(stacked[0]) + min_max(stacked[1]))
+
+
+@pytest.mark.parametrize("how", MERGES)
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 1e38])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_merge_is_finite_whatever_the_maps(how: str, scale: float, grid: tuple[int, ...]) -> None:
+    maps = [scale * torch.rand(2, *grid), torch.ones(2, *grid), torch.rand(2, *grid)]
+    merged = merge(maps, how)
+    assert merged.shape == (2, *grid)
+    assert merged.isfinite().all()
+
+
+@pytest.mark.parametrize("how", [ScaledMax(), Winsor(), *map(merge_function, MERGES)])
+def test_a_merge_with_options_stands_for_itself(how: object) -> None:
+    assert merge_function(how) is how
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ScaledMax(0), lambda: ScaledMax(deep=-1), lambda: Winsor(101), lambda: Winsor(-1)]
+)
+def test_a_merges_options_are_checked(make: object) -> None:
+    with pytest.raises(
+        MethodError, match=r"(gamma must be more than 0, and deep|percentile must be between 0 and 100)"
+    ):
+        make()
+
+
+def test_min_max_scales_map_by_map_and_empties_what_differs_by_rounding_alone() -> None:
+    maps = torch.tensor([[-2.0, 0.0, 6.0], [3.0, 3.0, 3.0], [-3.0, -3.0 - 5e-7, -3.0]])
+    assert min_max(maps).tolist() == [[0, 0.25, 1], [0, 0, 0], [0, 0, 0]]

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from camtool.errors import TargetError
 from camtool.targets import (
+    AgainstRest,
     ClassScore,
     Contrast,
     Custom,
+    Finer,
+    Negated,
     Probability,
     Region,
     Similarity,
@@ -24,6 +27,7 @@ from camtool.targets import (
     Value,
     choose,
     class_of,
+    has_a_place,
     logits,
     name_of,
     probabilities,
@@ -64,6 +68,18 @@ class Answer(OrderedDict):
         (Contrast(0, 1), LOGITS, [1 - 5, 4 - 0]),
         (Contrast(0, 1, weight=0.5), LOGITS, [1 - 2.5, 4 - 0]),
         (Contrast(0, (1, 2)), LOGITS, [1 - 3.5, 4 - 1.5]),
+        (Contrast(0, (1, 2), shares=(1, 3)), LOGITS, [1 - (5 + 6) / 4, 4 - (0 + 9) / 4]),
+        (Finer(0, rivals=1), LOGITS, [1 - 2, 4 - 3]),  # 2 is nearest to 1, and 3 to 4
+        (Finer(1, rivals=1, weight=0.5), LOGITS, [5 - 0.5 * 2, 0 - 0.5 * 3]),
+        (Finer(0, rivals=2, weighting="mean"), LOGITS, [1 - 3.5, 4 - 1.5]),
+        (Finer(0, weighting="mean", weight=0.6), LOGITS, [1 - 0.6 * 3.5, 4 - 0.6 * 1.5]),  # there are but two rivals
+        (Finer(0), torch.tensor([[0.0, log(3), log(6)]]), [-(1 / 3 * log(3) + 2 / 3 * log(6))]),  # p of .3 and .6
+        (AgainstRest(0), LOGITS, [1 - 3.5, 4 - 1.5]),
+        (AgainstRest(0, "max"), LOGITS, [1 - 5, 4 - 3]),
+        (AgainstRest(0, "logsumexp"), torch.tensor([[1.0, log(2), log(5)]]), [1 - log(7)]),
+        (AgainstRest(0), PLANES, [-16, -16]),  # 4 less at each of the pixels
+        (Negated(ClassScore(1)), LOGITS, [-5, 0]),
+        (Negated(Negated(Custom(lambda one: one[0]))), LOGITS, [1, 4]),
         (Value(), LOGITS, [1, 4]),
         (Value(2), LOGITS, [2, 3]),
         (Value(), torch.tensor([7.0, 8.0]), [7, 8]),
@@ -87,8 +103,17 @@ def test_every_target_gives_one_number_an_image(target: Target, output: Tensor, 
 @pytest.mark.parametrize("index", [3, -1, 1000])
 @pytest.mark.parametrize(
     "target",
-    [ClassScore, Probability, Value, lambda index: Contrast(index, 0), lambda index: Contrast(0, index)],
-    ids=["ClassScore", "Probability", "Value", "Contrast of", "Contrast against"],
+    [
+        ClassScore,
+        Probability,
+        Value,
+        Finer,
+        AgainstRest,
+        lambda index: Contrast(index, 0),
+        lambda index: Contrast(0, index),
+        lambda index: Negated(ClassScore(index)),
+    ],
+    ids=["ClassScore", "Probability", "Value", "Finer", "AgainstRest", "Contrast of", "Contrast against", "Negated"],
 )
 def test_a_class_that_does_not_exist_is_refused(target: Any, index: int) -> None:
     with pytest.raises(TargetError, match=rf"{index} does not exist: the model has 3 classes, 0 to 2"):
@@ -115,11 +140,96 @@ def test_a_callable_must_return_a_tensor_with_one_number(function: Any, came: st
         Custom(function)(LOGITS)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Finer(0, rivals=0), "Finer's rivals is 0; it must be 1 or more"),
+        (lambda: Finer(0, weighting="means"), r"Finer's weighting 'means' is unknown; .*Did you mean 'mean'"),
+        (
+            lambda: AgainstRest(0, "logsumexps"),
+            r"AgainstRest's how 'logsumexps' is unknown; .*Did you mean 'logsumexp'",
+        ),
+        (lambda: Contrast(0, (1, 2), shares=(1.0,)), r"shares \(1\.0,\) do not fit its 2 rivals"),
+        (lambda: Contrast(0, 1, shares=(0.0,)), "give each a positive number"),
+        (lambda: Negated(3), r"Negated takes a target such as ClassScore\(3\), .* got int"),
+        (lambda: Negated(max), "got builtin_function_or_method"),
+        (lambda: Finer(0)(torch.zeros(2, 1)), r"shape \(1,\), not \(K,\) with two classes or more"),
+        (lambda: Finer(0)(PLANES), r"shape \(2, 2, 2\), not \(K,\)"),
+        (lambda: AgainstRest(0)(torch.zeros(2, 1)), "one class, so there is no rest"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        make()
+
+
+# ---------------------------------------------------------------------------------------------- finer comparisons
+
+
+def peers_finer_score(outputs: list[float], index: int, rivals: list[int], weight: float) -> float:
+    """As pytorch-grad-cam's FinerWeightedTarget has it: ``Σ_d p_d (y_c - weight y_d) / Σ_d p_d``."""
+    total = sum(exp(value) for value in outputs)
+    above, below = 0.0, 0.0
+    for rival in rivals:
+        p = exp(outputs[rival]) / total
+        above += p * (outputs[index] - weight * outputs[rival])
+        below += p
+    return above / below
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.6, 1.0])
+def test_finers_score_is_the_authors(weight: float) -> None:
+    output = torch.randn(4, 9, dtype=torch.float64)
+    expected = []
+    for row in output.tolist():
+        ranked = sorted(range(9), key=lambda index: abs(row[index] - row[2]))
+        assert ranked[0] == 2
+        expected.append(peers_finer_score(row, 2, ranked[1:4], weight))
+    torch.testing.assert_close(Finer(2, weight=weight)(output), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_finers_gradient_is_that_of_the_differences_between_logits() -> None:
+    output = torch.tensor([[0.0, log(3), log(6), -9.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(Finer(0, rivals=2, weight=0.5)(output).sum(), output)
+    torch.testing.assert_close(gradient, torch.tensor([[1, -0.5 / 3, -0.5 * 2 / 3, 0]]))
+
+
+def test_finers_shares_survive_probabilities_that_vanish() -> None:
+    output = torch.tensor([[-500.0, -500.0, -499.0, 1e4]])
+    target = Finer(0, rivals=2).settled(output[0])
+    assert target.rivals == (1, 2)
+    torch.testing.assert_close(torch.tensor(target.shares), torch.tensor([1 / (1 + exp(1)), exp(1) / (1 + exp(1))]))
+
+
+def test_finers_rivals_are_settled_on_the_image_itself() -> None:
+    target = Finer(0, rivals=1, weighting="mean")
+    assert choose(target, LOGITS[0], LABELS) == [Contrast(0, (2,), shares=(1.0,))]
+    assert choose(Negated(target), LOGITS[1], LABELS) == [Negated(Contrast(0, (2,), shares=(1.0,)))]
+    assert choose(Finer(1, rivals=1), torch.tensor([2.0, 2.0, 2.0]), None)[0].rivals == (0,)  # a tie goes to the first
+
+
+def test_what_raises_all_classes_alike_is_no_reason_for_one_against_the_rest() -> None:
+    for how in ("mean", "max", "logsumexp"):
+        torch.testing.assert_close(AgainstRest(1, how)(LOGITS + 7), AgainstRest(1, how)(LOGITS))
+
+
+def test_against_the_logsumexp_of_the_rest_a_class_has_its_log_odds() -> None:
+    p = probabilities(LOGITS)[:, 1]
+    torch.testing.assert_close(AgainstRest(1, "logsumexp")(LOGITS), (p / (1 - p)).log())
+
+
+def test_only_what_is_about_a_region_has_a_place() -> None:
+    region = Region(0, torch.ones(2, 2))
+    assert [has_a_place(target) for target in (region, Negated(region), Negated(ClassScore(0)), Finer(0))] == [
+        *(True, True, False, False)
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ many at once
 
 
 def test_each_image_has_its_own_target() -> None:
-    output = torch.randn(7, 4)
+    output = torch.randn(10, 4)
     targets = [
         ClassScore(2),
         Probability(1),
@@ -127,6 +237,9 @@ def test_each_image_has_its_own_target() -> None:
         Value(1),
         Similarity(torch.randn(4)),
         Custom(lambda one: one.norm()),
+        Finer(0),
+        AgainstRest(3, "max"),
+        Negated(ClassScore(2)),
         ClassScore(0),
     ]
     each = [target(output[i : i + 1]) for i, target in enumerate(targets)]
@@ -228,6 +341,12 @@ def test_a_map_of_classes_has_no_top_class(want: Top | None) -> None:
         (ClassScore(7), 7, "class 7"),  # more classes than labels
         (Probability(0), 0, "probability of tabby, tabby cat"),
         (Contrast(2, 0), 2, "crane rather than tabby, tabby cat"),
+        (Contrast(2, (0, 1)), 2, "crane rather than tabby, tabby cat, Crane"),
+        (Finer(2), 2, "crane rather than its like"),
+        (AgainstRest(2), 2, "crane rather than the rest"),
+        (Negated(ClassScore(1)), 1, "not Crane"),
+        (Negated(AgainstRest(1)), 1, "not Crane rather than the rest"),
+        (Negated(Custom(max)), None, "not max"),
         (Region(1, torch.ones(2, 2)), 1, "Crane"),
         (Custom(max), None, "max"),
         (Value(1), None, "Value(index=1)"),

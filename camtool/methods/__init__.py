@@ -2,7 +2,54 @@
 
 from __future__ import annotations
 
-from camtool.methods import gradient, linear
-from camtool.methods.registry import METHODS, Method, MethodFunction, check_options, find, method, weighting
+from camtool.methods import (
+    ablation,
+    activation,
+    fullgrad,
+    gradient,
+    linear,
+    masking,
+    optimised,
+    paths,
+    pixels,
+    rival,
+    wrappers,
+)
+from camtool.methods.registry import (
+    COSTS,
+    METHODS,
+    WRAPPERS,
+    Method,
+    MethodFunction,
+    check_options,
+    find,
+    method,
+    weighting,
+    wrapped,
+    wrapper,
+)
 
-__all__ = ["METHODS", "Method", "MethodFunction", "check_options", "find", "gradient", "linear", "method", "weighting"]
+__all__ = [
+    "COSTS",
+    "METHODS",
+    "WRAPPERS",
+    "Method",
+    "MethodFunction",
+    "ablation",
+    "activation",
+    "check_options",
+    "find",
+    "fullgrad",
+    "gradient",
+    "linear",
+    "masking",
+    "method",
+    "optimised",
+    "paths",
+    "pixels",
+    "rival",
+    "weighting",
+    "wrapped",
+    "wrapper",
+    "wrappers",
+]

@@ -2,6 +2,7 @@
 
 ``A`` are the activations and ``g`` the gradient of the score towards them, both ``(R, C, *grid)``. A method is its
 weights; the map is the positive part of the weighted sum, ``relu(Σ_k w_k A_k)``: what is left speaks for the target.
+All of them look at the picture itself; those that look at other pictures too are in :mod:`camtool.methods.paths`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from camtool.errors import MethodError
 from camtool.evidence import Evidence
-from camtool.methods.registry import weighting
+from camtool.methods.registry import method, weighting
 
-__all__ = ["gradcam", "gradcam_plus_plus", "hirescam", "layercam", "over_positions", "xgradcam"]
+__all__ = [
+    "gradcam",
+    "gradcam_elementwise",
+    "gradcam_plus_plus",
+    "hirescam",
+    "layercam",
+    "liftcam",
+    "over_positions",
+    "shapleycam",
+    "xgradcam",
+    "zoomcam",
+]
+
+_INCOMPLETE = 1e-3
+"""The most by which contributions may miss the score's change, in units of what they all come to in magnitude."""
+
+_INCOMPLETE_IN_HALF = 3e-2
 
 
 @weighting("gradcam", paper="arXiv 1610.02391", needs="gradients")
@@ -86,6 +104,101 @@ def layercam(evidence: Evidence) -> Tensor:
         The weights ``(R, C, *grid)``.
     """
     return evidence.gradients.relu()
+
+
+@method("gradcam-elementwise", paper="arXiv 1610.02391", needs="gradients")
+def gradcam_elementwise(evidence: Evidence) -> Tensor:
+    """Gradient times activation, of which each channel keeps what speaks for the target before they are summed.
+
+    ``Σ_k relu(g_k A_k)``. No paper has it: it is a variant of Grad-CAM (Selvaraju et al. 2017) that the library
+    pytorch-grad-cam made known. Next to HiResCAM, ``relu(Σ_k g_k A_k)``, no channel can speak against another.
+
+    Returns:
+        The maps ``(R, *grid)``.
+    """
+    return (evidence.gradients * evidence.activations).relu().sum(1)
+
+
+@weighting("zoomcam", paper="arXiv 2010.08644", needs="gradients")
+def zoomcam(evidence: Evidence) -> Tensor:
+    """Gradient times activation at layers of several depths, which are then put together for fine detail.
+
+    ``w_k = g_k`` (Shi et al. 2020). At one layer this is HiResCAM; what the paper adds is to look at several layers and
+    to take, at each position, the largest value that one of the normalised maps has there. That is
+    ``layer=[several], merge="max"``. Each map is then divided by its peak rather than scaled between its extremes.
+
+    Returns:
+        The weights ``(R, C, *grid)``.
+    """
+    return evidence.gradients
+
+
+@weighting("shapleycam", paper="arXiv 2501.06261", needs="gradients, second derivatives", cost="some passes")
+def shapleycam(evidence: Evidence) -> Tensor:
+    """Channels are paid by their Shapley value, as far as slope and curvature of the score tell it.
+
+    ``w_k`` is the mean of ``g_k - (H A)_k / 2`` over the positions, where ``H`` is the Hessian of the score towards the
+    activations (Cai 2025): what is left of a Taylor series about ``A``, up to the second order, when activations are
+    taken away. Where the score is linear piece by piece, as a logit behind ReLUs is, ``H`` is 0 and this is Grad-CAM.
+
+    The score is the target that was asked for. The paper proposes the logit plus the log-probability (ReST), which
+    curves behind any net: ``target_class=lambda output: output[c] + output.log_softmax(0)[c]``. Tokens that stand
+    before the grid's are not taken away.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: Torch has no second derivative of an operation behind the layer.
+    """
+    A, g = evidence.activations, evidence.gradients
+    return over_positions(g - evidence.curvature(A) / 2, "mean")
+
+
+@weighting("liftcam", paper="arXiv 2102.05228", needs="gradients, a tail without bends", cost="some passes")
+def liftcam(evidence: Evidence) -> Tensor:
+    """Channels are paid by what they contribute to the score, and the contributions come to the whole score.
+
+    ``w_k = Σ g A`` over the positions, DeepLIFT's contribution of channel ``k`` towards activations of zero (Jung and
+    Oh 2021), for which ``Σ_k w_k`` is the score less the score of activations of zero. DeepLIFT comes to gradient times
+    activation, exactly, where the score is an affine function of the activations, as behind global average pooling and
+    a linear layer, or where it grows in proportion to them, as behind ReLUs without biases. Whether it does is measured
+    by that sum; elsewhere DeepLIFT depends on how the tail is built, and the method refuses.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: The contributions do not come to the whole score.
+    """
+    contributions = evidence.gradients * evidence.activations
+    _check_complete(evidence, contributions.flatten(1))
+    return over_positions(contributions, "sum")
+
+
+def _check_complete(evidence: Evidence, contributions: Tensor) -> None:
+    """See that the contributions ``(R, numbers)`` make up the difference to the score of activations of zero."""
+    change = evidence.scores - _scores_of_nothing(evidence)
+    is_half = evidence.scores.dtype in (torch.float16, torch.bfloat16)
+    leeway = (_INCOMPLETE_IN_HALF if is_half else _INCOMPLETE) * (contributions.abs().sum(1) + change.abs())
+    if ((contributions.sum(1) - change).abs() > leeway).any():
+        raise MethodError(
+            "method 'liftcam' needs a score whose parts come to the whole, as behind global average pooling and one "
+            f"linear layer; between layer {evidence.layer!r} and this score something bends. "
+            "Use method='ablationcam' or 'shapleycam', or explain a class score at the last layer before the pooling."
+        )
+
+
+def _scores_of_nothing(evidence: Evidence) -> Tensor:
+    """Each row's score where the activations are zero, ``(R,)``."""
+    nothing, head = torch.zeros_like(evidence.activations[:1]), evidence.shortcut
+    scores = torch.empty_like(evidence.scores)
+    for rows in evidence.by_image:
+        if head is None:
+            scores[rows] = evidence.tails(rows, 1, lambda _: nothing)[0]
+        else:
+            scores[rows] = evidence.of_logits(rows, head.bias[None])[0].to(scores)
+    return scores
 
 
 def over_positions(tensor: Tensor, how: str) -> Tensor:

@@ -1,23 +1,39 @@
 """The registry: a dictionary and the decorator that fills it.
 
 The command line, the documentation and the parametrised tests read :data:`METHODS`; a new method is one decorated
-function.
+function. So is a new wrapper, which makes a method of a method: ``"tta:gradcam"`` is Grad-CAM wrapped in ``tta``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, wraps
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, wraps
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 from camtool.errors import MethodError, near
 from camtool.evidence import Evidence
 
-__all__ = ["METHODS", "Cost", "Method", "MethodFunction", "check_options", "find", "method", "weighted", "weighting"]
+__all__ = [
+    "COSTS",
+    "METHODS",
+    "WRAPPERS",
+    "Cost",
+    "Method",
+    "MethodFunction",
+    "Wrapper",
+    "WrapperFunction",
+    "check_options",
+    "find",
+    "method",
+    "weighted",
+    "weighting",
+    "wrapped",
+    "wrapper",
+]
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: the raw maps, one a row, in the method's own values."""
@@ -61,9 +77,11 @@ class Method:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The names and defaults of the options: the function's arguments that have a default."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
+        return {name: parameter.default for name, parameter in _options(self.function).items()}
 
+
+COSTS: tuple[Cost, ...] = get_args(Cost)
+"""What methods cost, from the least to the most."""
 
 METHODS: dict[str, Method] = {}
 """Name → method, in the order of registration."""
@@ -117,6 +135,11 @@ def weighted(weights: Tensor, activations: Tensor) -> Tensor:
     return (weights * activations).sum(1)
 
 
+def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(function).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+
+
 def _add(new: Method) -> None:
     if new.name in METHODS:
         raise MethodError(f"method {new.name!r} is registered already, by {METHODS[new.name].function.__module__}.")
@@ -137,8 +160,104 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
             raise MethodError(f"method {names} has no option {option!r}; known options: {listed}.{near(option, known)}")
 
 
+# ------------------------------------------------------------------------------------------------------- wrappers
+
+WrapperFunction: TypeAlias = Callable[..., Tensor]
+"""``function(evidence, method, **options) -> (R, *grid)``: raw maps, made with those of a method whose own options are
+set."""
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What makes a method of a method.
+
+    Attributes:
+        name: What stands before the colon: ``"tta:gradcam"``.
+        function: From evidence and a method to raw maps.
+        paper: Its source; empty where there is none.
+        of_weights: It takes only methods that weigh activations, see :func:`weighting`.
+    """
+
+    name: str
+    function: WrapperFunction
+    paper: str = ""
+    of_weights: bool = False
+
+
+WRAPPERS: dict[str, Wrapper] = {}
+"""Name → wrapper, in the order of registration."""
+
+
+def wrapper(name: str, *, paper: str = "", of_weights: bool = False) -> Callable[[WrapperFunction], WrapperFunction]:
+    """Register a function from evidence and a method to maps as a wrapper.
+
+    The arguments are those of :class:`Wrapper`. Its options are given side by side with the method's, so they should go
+    by names that no method has; where a name is shared, what is given reaches both.
+
+    Raises:
+        MethodError: The name is taken.
+    """
+
+    def register(function: WrapperFunction) -> WrapperFunction:
+        if name in WRAPPERS:
+            raise MethodError(f"wrapper {name!r} is registered already, by {WRAPPERS[name].function.__module__}.")
+        WRAPPERS[name] = Wrapper(name, function, paper, of_weights)
+        return function
+
+    return register
+
+
+def wrapped(by: str, inner: str | MethodFunction) -> Method:
+    """A method wrapped in a wrapper, with the options of both.
+
+    Raises:
+        MethodError: The wrapper or the method is unknown, or they do not go together.
+    """
+    if by not in WRAPPERS:
+        raise MethodError(f"wrapper {by!r} is unknown; known are {', '.join(WRAPPERS)}.{near(by, WRAPPERS)}")
+    outer, method = WRAPPERS[by], find(inner)
+    if outer.of_weights and method.weights is None:
+        able = ", ".join(name for name, each in METHODS.items() if each.weights)
+        raise MethodError(
+            f"wrapper {by!r} needs a method that weighs activations, which {method.name!r} is not: {able}."
+        )
+    return Method(
+        name=f"{by}:{method.name}",
+        function=_composed(outer.function, method),
+        paper=", ".join(filter(None, [outer.paper, method.paper])),
+        needs=method.needs,
+        cost="some passes" if method.cost == "a pass" and not outer.of_weights else method.cost,
+        at_input=method.at_input,
+    )
+
+
+def _composed(outer: WrapperFunction, method: Method) -> MethodFunction:
+    own, their = _options(outer), _options(method.function)
+
+    @wraps(outer)
+    def function(evidence: Evidence, **options: Any) -> Tensor:
+        bound = _bound(method, {name: value for name, value in options.items() if name in their})
+        return outer(evidence, bound, **{name: value for name, value in options.items() if name in own})
+
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (their | own).values()]
+    evidence = inspect.Parameter("evidence", inspect.Parameter.POSITIONAL_ONLY)
+    function.__signature__ = inspect.Signature([evidence, *named])  # type: ignore[attr-defined]
+    return function
+
+
+def _bound(method: Method, options: dict[str, Any]) -> Method:
+    """The method with its options set."""
+    weights = None if method.weights is None else partial(method.weights, **options)
+    return replace(method, function=partial(method.function, **options), weights=weights)
+
+
+# --------------------------------------------------------------------------------------------------------- by name
+
+
 def find(name: str | MethodFunction) -> Method:
-    """The method of that name; a person's own function becomes one.
+    """The method of that name, wrapped where the name says so; a person's own function becomes one.
+
+    ``"noise:tta:gradcam"`` is ``"tta:gradcam"`` wrapped in ``noise``.
 
     Raises:
         MethodError: The name is unknown; the message suggests near ones.
@@ -147,6 +266,11 @@ def find(name: str | MethodFunction) -> Method:
         return name
     if callable(name):
         return Method(getattr(name, "__name__", type(name).__name__), name)
+    outer, colon, inner = name.partition(":")
+    if colon:
+        return wrapped(outer, inner)
+    if name in WRAPPERS:
+        raise MethodError(f"method {name!r} wraps another: ask for '{name}:gradcam', or another method.")
     if name not in METHODS:
         raise MethodError(f"method {name!r} is unknown; known are {', '.join(METHODS)}.{near(name, METHODS)}")
     return METHODS[name]

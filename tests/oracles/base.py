@@ -28,6 +28,8 @@ class Case:
         tail: The logits that follow from other activations of the layer.
         model: The logits of another picture.
         look: Another picture's activations and gradients.
+        towards: The gradient of any class' score.
+        slope: The gradient of the class' score towards another picture.
     """
 
     A: Maps
@@ -38,9 +40,12 @@ class Case:
     tail: Callable[[Maps], list[float]]
     model: Callable[[Maps], list[float]]
     look: Callable[[Maps], tuple[Maps, Maps]]
+    towards: Callable[[int], Maps]
+    slope: Callable[[Maps], Maps]
 
 
-Oracle: TypeAlias = Callable[[Case], Map]
+Oracle: TypeAlias = Callable[..., Map]
+"""From a case, and for some from options, to a map."""
 
 ORACLES: dict[str, Oracle] = {}
 

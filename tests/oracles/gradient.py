@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
+from math import factorial
+
+from oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
 
 
 @oracle("cam")
@@ -86,3 +88,80 @@ def layercam(case: Case) -> Map:
         for i, j in positions(A[k]):
             result[i][j] += max(g[k][i][j], 0.0) * A[k][i][j]
     return relu(result)
+
+
+@oracle("gradcam-elementwise")
+def gradcam_elementwise(case: Case) -> Map:
+    """As pytorch-grad-cam has it: ``Σ_k relu(g_k ⊙ A_k)``."""
+    A, g = case.A, case.g
+    result = zeros_like(A[0])
+    for k in range(len(A)):
+        for i, j in positions(A[k]):
+            result[i][j] += max(g[k][i][j] * A[k][i][j], 0.0)
+    return result
+
+
+@oracle("zoomcam")
+def zoomcam(case: Case) -> Map:
+    """Shi et al. 2020, at one layer: ``relu(Σ_k g_k ⊙ A_k)``."""
+    A, g = case.A, case.g
+    result = zeros_like(A[0])
+    for k in range(len(A)):
+        for i, j in positions(A[k]):
+            result[i][j] += g[k][i][j] * A[k][i][j]
+    return relu(result)
+
+
+@oracle("liftcam")
+def liftcam(case: Case) -> Map:
+    """Jung and Oh 2021, where the tail is affine: what the score loses when channel k is set to zero is its share."""
+    A = case.A
+    shares = []
+    for k in range(len(A)):
+        without = [zeros_like(A[n]) if n == k else A[n] for n in range(len(A))]
+        shares.append(case.tail(A)[case.index] - case.tail(without)[case.index])
+    return relu(weighted_sum(shares, A))
+
+
+@oracle("shapleycam")
+def shapleycam(case: Case) -> Map:
+    """Cai 2025: ``w_k = 1/Z Σ_ij (g_k(i, j) - 1/2 (H A)_k(i, j))``.
+
+    ``Σ_ij (H A)_k(i, j)`` is the second derivative of the score along ``A`` and along ``one``, which is 1 all over
+    channel k and 0 elsewhere; and that is a quarter of the one along ``A + one`` less the one along ``A - one``.
+    """
+    A, g = case.A, case.g
+    weights = []
+    for k in range(len(A)):
+        plus, minus, Z, slopes = [], [], 0, 0.0
+        for n in range(len(A)):
+            one = 1.0 if n == k else 0.0
+            plus.append([[value + one for value in row] for row in A[n]])
+            minus.append([[value - one for value in row] for row in A[n]])
+        for i, j in positions(A[k]):
+            Z += 1
+            slopes += g[k][i][j]
+        curvature = (second_derivative(case, plus) - second_derivative(case, minus)) / 4
+        weights.append((slopes - curvature / 2) / Z)
+    return relu(weighted_sum(weights, A))
+
+
+def second_derivative(case: Case, direction: Maps, h: float = 0.02, reach: int = 5) -> float:
+    """Of the score at the activations, along a direction: by central differences of the order ``2 · reach``."""
+
+    def score(t: float) -> float:
+        moved = [
+            [
+                [value + t * step for value, step in zip(row, steps, strict=True)]
+                for row, steps in zip(values, change, strict=True)
+            ]
+            for values, change in zip(case.A, direction, strict=True)
+        ]
+        return case.tail(moved)[case.index]
+
+    here, total = score(0.0), 0.0
+    for n in range(1, reach + 1):
+        sign = 1 if n % 2 else -1
+        weight = 2 * sign * factorial(reach) ** 2 / (n**2 * factorial(reach - n) * factorial(reach + n))
+        total += weight * (score(n * h) - 2 * here + score(-n * h))
+    return total / h**2

@@ -1,0 +1,489 @@
+"""What a set of pictures has in common to a model: deep feature factorisation, from photos to coloured concepts.
+
+A layer's activations at all positions of all pictures, positions by channels, are taken apart into a few concepts,
+``A ≈ W H`` with nothing negative anywhere (Collins et al. 2018, arXiv 1806.10206): ``H`` holds a vector of channels for
+each concept, and ``W`` says how much of it there is at each position. As the pictures share the concepts, the same
+colour means the same thing in all of them. No class is asked for; what a concept means to the model it is asked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from colorsys import hsv_to_rgb
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+
+from camtool import images, maps, overlay, targets
+from camtool.errors import CamtoolError, LayerError, MethodError, TargetError
+from camtool.hooks import modules_by_name, observe, resume
+from camtool.layers import Layer, resolve
+from camtool.models import Loaded, Transform, usual_labels
+from camtool.pictures import Picture, Preparer, Source, batches, is_batch
+
+if TYPE_CHECKING:
+    from os import PathLike
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Concepts", "Vote", "concepts", "factorised"]
+
+Pictures: TypeAlias = "Source | Sequence[Source]"
+
+_VOTES = 3
+"""How many classes are named for a concept."""
+
+_ROUNDS, _ENOUGH = 500, 1e-6
+"""The factorisation ends after so many rounds, or when one explains less than this part of the activity more."""
+
+_MUCH = 0.1
+"""The part of a layer's squares that may be negative before people are told."""
+
+_FULL = 0.5  # from this strength on, a concept's colour is as opaque as alpha says
+_CRISP = 8  # the power by which the strongest concept is ahead of the others, in the mix of colours
+
+_COLOURS = (
+    *((230, 85, 13), (49, 130, 220), (245, 205, 30), (20, 160, 110), (205, 90, 175)),
+    *((120, 80, 200), (110, 200, 235), (150, 95, 40), (165, 205, 60), (215, 30, 75)),
+)
+"""A colour for each concept, told apart by people who see fewer colours too, at least the first five."""
+
+_PAPER, _INK, _QUIET, _RULE = (255, 255, 255), (28, 30, 34), (112, 116, 124), (228, 230, 234)
+_MARGIN, _GAP, _GUTTER = 28, 10, 32  # around the page, between pictures, between them and the key
+_ACROSS, _KEY = 860, 330  # how wide the pictures and the key may be
+_HEAD, _ENTRY = 66, 74  # how high the key's heading and each of its entries are
+_INDENT, _BAR = 32, 190  # where the key's words begin, how long the bar of a concept that is all would be
+_MOST_SHOWN = 24
+_HEIGHTS = ((1, 420), (2, 340), (6, 240), (12, 190), (_MOST_SHOWN, 140))
+"""Up to so many pictures on a page, how high each is drawn."""
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What the model says of a concept.
+
+    Attributes:
+        label: The class' name, or ``"class 281"`` where names are not known.
+        index: The class' index.
+        probability: How probable the class is, in the model's eyes, where all the layer sees is the concept.
+    """
+
+    label: str
+    index: int
+    probability: float
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.probability:.0%}"
+
+
+@dataclass(frozen=True, eq=False)
+class Concepts:
+    """A few concepts, the strongest first, in a set of pictures.
+
+    Attributes:
+        maps: ``(N, n, h, w)`` float32 in [0, 1], how strong each concept is at each position; 1 is where it is
+            strongest in all of the pictures.
+        vectors: ``(n, C)`` float32, the channels' activations where the concept is strongest.
+        votes: For each concept, the classes that the model sees in it, the likeliest first.
+        shares: ``(n,)`` float32, how much of what the concepts explain is this one's; they add up to 1.
+        explained: How much of the layer's activity the concepts explain, 0 to 1, as a part of its squares.
+        pictures: What was given, and how it became the model's input.
+        layer: The layer's dotted name.
+        warnings: What a person should know; empty where there is nothing.
+    """
+
+    maps: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    votes: tuple[tuple[Vote, ...], ...]
+    shares: NDArray[np.float32]
+    explained: float
+    pictures: tuple[Picture, ...]
+    layer: str
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def labels(self) -> list[str]:
+        """For each concept the class that it speaks for most."""
+        return [votes[0].label for votes in self.votes]
+
+    @property
+    def colors(self) -> list[tuple[int, int, int]]:
+        """For each concept its colour, red, green and blue."""
+        return [_colour(concept) for concept in range(len(self))]
+
+    def heatmaps(self, image: int) -> NDArray[np.float32]:
+        """The concepts in one of the photos, ``(n, H, W)`` in [0, 1]; 0 where the model did not look.
+
+        Unlike an explanation's heatmap each is as strong as in :attr:`maps`, and not stretched to 1, as a concept may
+        be absent from a photo.
+        """
+        placed = self.pictures[image].geometry.place(torch.from_numpy(self.maps[image]))
+        strengths: NDArray[np.float32] = placed.clamp(0, 1).numpy()
+        return strengths
+
+    def overlay(self, image: int, alpha: float = 0.6) -> NDArray[np.uint8]:
+        """One of the photos with each place in the colour of its strongest concept, ``(H, W, 3)`` uint8.
+
+        Args:
+            image: Which of the pictures.
+            alpha: How much the colours cover where a concept is strong, 0 to 1; they fade where it is weak.
+        """
+        picture, heat = self.pictures[image], self.heatmaps(image)
+        photo = overlay.blend(picture.photo, np.zeros_like(heat[0]), seen=picture.geometry.seen)
+        return _tint(photo, heat, self.colors, alpha)
+
+    def picture(self) -> NDArray[np.uint8]:
+        """All the photos with their concepts, beside them what the colours mean, ``(H, W, 3)`` uint8."""
+        return _page(self)
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).
+
+        Raises:
+            ImageError: The suffix is unknown.
+        """
+        return images.write(path, self.picture())
+
+    def show(self) -> None:
+        """Show the :meth:`picture`: in a notebook below the cell, elsewhere in the system's picture viewer."""
+        images.show(self.picture())
+
+    def _repr_png_(self) -> bytes:
+        return images.encode(self.picture())
+
+    def __repr__(self) -> str:
+        named = ", ".join(repr(label) for label in self.labels)
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        return (
+            f"<{len(self)} concepts in {len(self.pictures)} pictures ({named}): "
+            f"{self.explained:.0%} of {self.layer}{warned}>"
+        )
+
+
+def concepts(
+    model: nn.Module | Loaded,
+    img: Pictures,
+    n: int = 5,
+    *,
+    layer: str | nn.Module | None = None,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    batch_size: int = 32,
+) -> Concepts:
+    """Find what a set of pictures has in common to a model: a few concepts, each in its own colour.
+
+        found = camtool.concepts(model, ["dog.jpg", "cat.jpg", "both.jpg"], n=4)
+        found.save("concepts.png")
+
+    The activations are factorised with nothing negative (:func:`factorised`). Where a layer has negative ones, they are
+    left out, as in the paper, which takes a rectified layer; there is a warning if they were a good part. What a
+    concept means to the model it is asked itself: the layer's grid is filled with the concept's vector, and what
+    follows the layer runs on that. Behind global average pooling and a linear layer this gives ``w · h + b``.
+
+    The model is left exactly as it was found.
+
+    Args:
+        model: A module, or what :func:`camtool.load` returned.
+        img: Several pictures, in any form that :func:`camtool.explain` takes; or a single one.
+        n: How many concepts.
+        layer: Where to look: a dotted name or a module. By default the best layer is found.
+        transform: From PIL image to the model's input, where ``model`` does not bring it. Its inputs may be of several
+            sizes; the maps are then all brought to the finest grid.
+        labels: The names of the classes, where ``model`` does not bring them.
+        device: Where the inputs go; by default where the model is.
+        batch_size: How many pictures run at once, at most.
+
+    Raises:
+        MethodError: ``n`` is more than the layer can hold, or less than 1.
+        LayerError: The layer is unknown, is no grid, or has no positive activation.
+        CamtoolError: Something else does not fit; the kinds are in :mod:`camtool.errors`.
+    """
+    loaded = model if isinstance(model, Loaded) else Loaded(model)
+    prepare = Preparer(loaded.model, transform or loaded.transform, device)
+    several = is_batch(img)
+    sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
+    pictures = tuple(prepare(each, is_prepared=several and isinstance(img, Tensor)) for each in sources)
+    if not pictures or batch_size < 1:
+        raise CamtoolError(f"{'batch_size' if pictures else 'img'} asks for nothing; give one or more.")
+    at, grids = _looks(loaded.model, pictures, layer, batch_size)
+    points = torch.cat([grid.flatten(1).T for grid in grids])
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
+        W, H, explained = factorised(_positive(points, at.name), n)
+        probabilities = _probabilities(loaded.model, pictures[0].tensor[None], at, H)
+    notes = dict.fromkeys(note for picture in pictures for note in picture.notes)
+    return Concepts(
+        maps=_maps(W, [grid.shape[1:] for grid in grids]),
+        vectors=H.float().cpu().numpy(),
+        votes=_votes(probabilities, _names(loaded, labels, probabilities.shape[1])),
+        shares=_shares(W, H).float().cpu().numpy(),
+        explained=explained,
+        pictures=pictures,
+        layer=at.name,
+        warnings=(*notes, *_doubts(points, at.name)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ factorising
+
+
+def factorised(points: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
+    """``A ≈ W H`` with nothing negative, the least squares that alternating steps find.
+
+    There are no dice: ``H`` begins with positions of the data that have little in common, see :func:`_corners`; random
+    starts end no better, and sometimes worse. Each step sets one column of ``W``, or one row of ``H``, to its best with
+    all else fixed (hierarchical alternating least squares, Cichocki et al. 2007). It takes fewer rounds than the
+    multiplicative updates that are usual for the paper, and does not stick at zeros.
+
+    Args:
+        points: ``A``, ``(P, C)``, not negative, not all zero.
+        n: How many concepts.
+
+    Returns:
+        ``W`` ``(P, n)`` whose columns have the maximum 1, ``H`` ``(n, C)``, and the part of ``Σ A²`` that is explained,
+        0 to 1. The concept that explains most comes first.
+
+    Raises:
+        MethodError: ``n`` is not from 1 to the smaller of P and C.
+    """
+    most = min(points.shape)
+    if not 1 <= n <= most:
+        raise MethodError(
+            f"n={n} concepts; with {points.shape[0]} positions of {points.shape[1]} channels: 1 to {most}."
+        )
+    peak = points.amax()  # squares of large numbers overflow
+    A = points / peak
+    H = _corners(A, n).T.clone()
+    W = A.new_zeros(len(A), n)
+    total, error = A.square().sum(), 1.0
+    for _ in range(_ROUNDS):
+        _improve(W, A @ H, H.T @ H)
+        products, gram = A.T @ W, W.T @ W
+        _improve(H, products, gram)
+        before, error = error, float(1 - ((2 * products - H @ gram) * H).sum() / total)
+        if before - error < _ENOUGH:
+            break
+    heights = W.amax(0)
+    W, H = W / torch.where(heights > 0, heights, 1), (H * heights).T
+    order = _shares(W, H).argsort(descending=True, stable=True)
+    return W[:, order], peak * H[order], min(1.0, 1 - error)
+
+
+def _corners(points: Tensor, n: int) -> Tensor:
+    """Points ``(n, C)``, each of them the one with most that those before it do not have.
+
+    This is the successive projection algorithm (Araújo et al. 2001): where each concept has a position to itself, it
+    finds those positions.
+    """
+    rest, chosen = points, []
+    for _ in range(n):
+        lengths = rest.square().sum(1)
+        chosen.append(int(lengths.argmax()))
+        direction = torch.nn.functional.normalize(rest[chosen[-1]], dim=0)
+        rest = rest - torch.outer(rest @ direction, direction)
+    return points[chosen]
+
+
+def _improve(factor: Tensor, products: Tensor, gram: Tensor) -> None:
+    """Set each column of a factor ``(L, n)``, in place and in turn, to its best while the other columns stay."""
+    for k in range(len(gram)):
+        if gram[k, k] > 0:
+            factor[:, k] += (products[:, k] - factor @ gram[:, k]) / gram[k, k]
+            factor[:, k].clamp_(min=0)
+
+
+def _shares(amounts: Tensor, vectors: Tensor) -> Tensor:
+    """``(n,)``, which part of the sum of ``W H`` is each concept's: as nothing is negative, they add up to 1."""
+    tiny = torch.finfo(vectors.dtype).tiny
+    masses = amounts.sum(0) * (vectors / vectors.amax().clamp(min=tiny)).sum(1)
+    return masses / masses.sum().clamp(min=tiny)
+
+
+# -------------------------------------------------------------------------------------------------- asking the model
+
+
+def _looks(
+    model: nn.Module, pictures: Sequence[Picture], layer: str | nn.Module | None, batch_size: int
+) -> tuple[Layer, list[Tensor]]:
+    """The layer, as it is for the first picture, and what it returned for each of them, ``(C, h, w)``."""
+    names = None if layer is None else [_name_of(model, layer)]
+    found: list[Layer] = []
+    grids: list[Tensor] = []
+    for batch in batches(pictures, batch_size):
+        inputs = torch.stack([picture.tensor for picture in batch])
+        (at,) = resolve(model, inputs, names)
+        seen = observe(model, [at.name], inputs, grad=False).calls[at.name][-1]
+        maps_there = at.layout.to_grid(seen.detach())
+        grids.extend(maps_there if maps_there.dtype == torch.float64 else maps_there.float())
+        names = [at.name]
+        found.append(at)
+    return found[0], grids
+
+
+def _name_of(model: nn.Module, layer: str | nn.Module) -> str:
+    if isinstance(layer, str):
+        return layer
+    for name, module in modules_by_name(model).items():
+        if module is layer:
+            return name
+    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")
+
+
+def _probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vectors: Tensor) -> Tensor:
+    """What the model says where the layer's grid is filled with a vector: ``(n, K)`` for vectors ``(n, C)``."""
+    calls = observe(model, [layer.name], inputs, grad=False).calls[layer.name]
+    like = calls[-1].detach()
+    filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
+    variants = layer.layout.from_grid(filled.to(like.dtype), like)
+    output = resume(model, layer.name, variants, inputs, nth=len(calls) - 1)
+    chances = targets.probabilities(targets.logits(output).float())
+    return chances.flatten(2).mean(2) if chances.ndim > 2 else chances
+
+
+def _votes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tuple[Vote, ...], ...]:
+    values, indices = probabilities.topk(min(_VOTES, probabilities.shape[1]))
+
+    def vote(index: int, probability: float) -> Vote:
+        return Vote(targets.name_of(targets.ClassScore(index), names), index, probability)
+
+    return tuple(tuple(map(vote, *each)) for each in zip(indices.tolist(), values.tolist(), strict=True))
+
+
+def _names(loaded: Loaded, labels: Sequence[str] | None, classes: int) -> Sequence[str] | None:
+    names = labels if labels is not None else loaded.labels
+    if names is not None and len(names) != classes:
+        raise TargetError(f"labels has {len(names)} names, but the model has {classes} classes.")
+    return usual_labels(loaded.model, classes) if names is None else names
+
+
+# ------------------------------------------------------------------------------------------------------- in and out
+
+
+def _positive(points: Tensor, layer: str) -> Tensor:
+    if not points.isfinite().all():
+        raise LayerError(f"layer {layer!r} returned values that are not finite, which cannot be factorised.")
+    positive = points.relu()
+    if not positive.any():
+        raise LayerError(
+            f"layer {layer!r} is nowhere positive, so it holds nothing to factorise; choose another layer."
+        )
+    return positive
+
+
+def _doubts(points: Tensor, layer: str) -> Iterator[str]:
+    scaled = points / points.abs().amax()
+    lost = float(scaled.clamp(max=0).square().sum() / scaled.square().sum())
+    if lost > _MUCH:
+        yield (
+            f"Of the activity at {layer!r}, {lost:.0%} is negative, which a factorisation without negative numbers "
+            "leaves out; a layer behind a ReLU would show more."
+        )
+
+
+def _maps(amounts: Tensor, grids: Sequence[torch.Size]) -> NDArray[np.float32]:
+    """Each picture's part of ``W`` ``(P, n)`` as maps, on the finest of the grids: ``(N, n, h, w)``."""
+    finest = max(grids, key=lambda grid: grid.numel())
+    parts = amounts.split([grid.numel() for grid in grids])
+    on_one = [maps.resize(part.T.unflatten(1, grid), finest) for part, grid in zip(parts, grids, strict=True)]
+    return np.asarray(torch.stack(on_one).float().cpu().numpy(), np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- drawing
+
+
+def _colour(concept: int) -> tuple[int, int, int]:
+    """A concept's colour; beyond those chosen by hand, hues that keep away from one another."""
+    if concept < len(_COLOURS):
+        return _COLOURS[concept]
+    red, green, blue = hsv_to_rgb(concept * 0.618034 % 1, 0.7, 0.85)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _tint(photo: NDArray[np.uint8], heat: NDArray[np.float32], colours: Any, alpha: float) -> NDArray[np.uint8]:
+    """The photo ``(H, W, 3)`` with strengths ``(n, H, W)`` in their colours ``(n, 3)``.
+
+    The strongest decides, all but where two are nearly as strong: there they mix, so that the border is smooth. The
+    opacity rises with the strength as in :func:`camtool.overlay.blend`.
+    """
+    strongest = heat.max(0)
+    ahead = (heat / np.where(strongest > 0, strongest, 1)) ** _CRISP
+    colour = np.tensordot(ahead / ahead.sum(0).clip(1), np.asarray(colours, np.float32), axes=(0, 0))
+    t = np.minimum(1, strongest / _FULL)
+    opacity = (alpha * t * t * (3 - 2 * t))[..., None]
+    tinted: NDArray[np.uint8] = np.rint((1 - opacity) * photo + opacity * colour).astype(np.uint8)
+    return tinted
+
+
+def _page(found: Concepts) -> NDArray[np.uint8]:
+    """The overlays in rows, and the key to the colours on their right."""
+    shown = found.pictures[:_MOST_SHOWN]
+    boxes, width, below = _in_rows([picture.photo.shape[1] / picture.photo.shape[0] for picture in shown])
+    key = _key(found, len(shown))
+    page = Image.new("RGB", (width + 2 * _MARGIN + _GUTTER + key.width, max(below, key.height) + 2 * _MARGIN), _PAPER)
+    for image, (x, y, wide, high) in enumerate(boxes):
+        tile = Image.fromarray(found.overlay(image)).resize((wide, high), Image.Resampling.LANCZOS)
+        page.paste(tile, (_MARGIN + x, _MARGIN + y))
+    page.paste(key, (_MARGIN + width + _GUTTER, _MARGIN))
+    return np.asarray(page)
+
+
+def _in_rows(aspects: Sequence[float]) -> tuple[list[tuple[int, int, int, int]], int, int]:
+    """Where pictures of these widths to one height go, as x, y, width and height; and the width and height of all.
+
+    Full rows are as wide as each other, so their heights differ a little.
+    """
+    height = next(height for most, height in _HEIGHTS if len(aspects) <= most)
+    boxes: list[tuple[int, int, int, int]] = []
+    row: list[float] = []
+    y = widest = 0
+    for i, aspect in enumerate(aspects):
+        row.append(aspect)
+        room = _ACROSS - _GAP * (len(row) - 1)
+        if sum(row) * height < room and i < len(aspects) - 1:
+            continue
+        high, x = round(min(height, room / sum(row))), 0
+        for each in row:
+            boxes.append((x, y, max(1, round(each * high)), high))
+            x += boxes[-1][2] + _GAP
+        y, widest, row = y + high + _GAP, max(widest, x - _GAP), []
+    return boxes, widest, y - _GAP
+
+
+def _key(found: Concepts, shown: int) -> Image.Image:
+    """What the colours mean: for each concept what the model takes it for, and how much of the activity it is."""
+    key = Image.new("RGB", (_KEY, _HEAD + len(found) * _ENTRY), _PAPER)
+    count = f"{len(found.pictures)} pictures" if len(found.pictures) > 1 else "one picture"
+    told = f"They explain {found.explained:.0%} of the activity at {found.layer}."
+    more = f", {shown} shown" if shown < len(found.pictures) else ""
+    _write(key, 0, 0, f"{len(found)} concepts in {count}{more}", 19, room=_KEY)
+    _write(key, 0, 28, told, 14, _QUIET, room=_KEY)
+    for concept, (votes, colour) in enumerate(zip(found.votes, found.colors, strict=True)):
+        top, share = _HEAD + concept * _ENTRY, float(found.shares[concept])
+        draw = ImageDraw.Draw(key)
+        draw.rectangle((0, top + 1, 19, top + 20), fill=colour)
+        _write(key, _INDENT, top, str(votes[0]), 17, room=_KEY - _INDENT)
+        draw.rectangle((_INDENT, top + 30, _INDENT + _BAR, top + 34), fill=_RULE)
+        draw.rectangle((_INDENT, top + 30, _INDENT + round(share * _BAR), top + 34), fill=colour)
+        _write(key, _INDENT + _BAR + 10, top + 24, f"{share:.0%} of that", 13, _QUIET)
+        others = ", ".join(str(vote) for vote in votes[1:] if vote.probability >= 0.005)
+        _write(key, _INDENT, top + 42, others, 13, _QUIET, room=_KEY - _INDENT)
+    return key
+
+
+def _write(
+    page: Image.Image, x: int, y: int, words: str, height: int, colour: tuple[int, int, int] = _INK, *, room: int = 999
+) -> None:
+    """Set words, cut short where there is no room for all of them."""
+    font, short = ImageFont.load_default(height), words
+    while short and font.getlength(short) > room:
+        words = words[:-1]
+        short = f"{words.rstrip(' ,')}…"
+    ImageDraw.Draw(page).text((x, y), short, fill=colour, font=font)

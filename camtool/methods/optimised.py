@@ -1,0 +1,135 @@
+"""Methods that mask the picture by the activations: by each channel in turn, or by the best sum of them all.
+
+A mask is a map on the picture's grid, scaled so that its lowest value is 0 and its highest 1. What it hides becomes 0
+in the model's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from camtool.errors import MethodError
+from camtool.evidence import Evidence
+from camtool.maps import is_constant, min_max, per_row, resize
+from camtool.methods.registry import method, weighting
+from camtool.streaming import in_chunks
+
+__all__ = ["opticam", "polycam"]
+
+Variant: TypeAlias = Literal["+", "-", "+-"]
+"""Poly-CAM's weights: the rise of the score where a channel is shown, its drop where it is hidden, or their sum."""
+
+
+# ------------------------------------------------------------------------------------------------------- one by one
+
+
+@weighting("polycam", paper="arXiv 2204.13359", needs="forwards", cost="many passes")
+def polycam(evidence: Evidence, *, variant: Variant = "+-", chunk: int | None = None) -> Tensor:
+    """Each channel counts by what the score gains where it is shown and loses where it is hidden.
+
+    With the channel as a mask ``M_k`` on the picture ``x``, and ``f`` the score, ``w+_k = f(x ⊙ M_k) - f(0)`` and
+    ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). A channel that is the same
+    everywhere gets no weight.
+
+    This is the map of one layer. From the deepest layer to the shallowest the paper goes on to multiply the map so far,
+    resized, by the next one, normalised locally; to join layers is for the merge to do.
+
+    Args:
+        evidence: The activations, and the model that is run on masked pictures.
+        variant: ``"+"``, ``"-"`` or ``"+-"``.
+        chunk: How many masked pictures run at once; by default as many as fit into memory.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: ``variant`` is none of the three, or ``chunk`` is less than 1.
+    """
+    if variant not in ("+", "-", "+-"):
+        raise MethodError(f"variant={variant!r} is unknown; known are '+', '-' and '+-'.")
+    if chunk is not None and chunk < 1:
+        raise MethodError(f"chunk={chunk}: it must be 1 or more, or None for as many as fit into memory.")
+    A = evidence.activations
+    weights = A.new_zeros(A.shape[:2])
+    for rows in evidence.by_image:
+        weights[rows] = _gains(evidence, rows, variant, chunk).T.to(A)
+    return per_row(weights, A)
+
+
+def _gains(evidence: Evidence, rows: Sequence[int], variant: Variant, chunk: int | None) -> Tensor:
+    """The weight of each channel for the rows of one image, ``(C, rows)``."""
+    A, picture = evidence.activations[rows[0]], evidence.inputs[evidence.images[rows[0]]]
+    varies = is_constant(A).logical_not().nonzero()[:, 0]
+
+    def scores(count: int, share: Callable[[slice], Tensor]) -> Tensor:
+        return evidence.passes(rows, count, lambda part: share(part)[:, None].to(picture) * picture, chunk=chunk).to(A)
+
+    def shown(part: slice) -> Tensor:
+        return min_max(resize(A[varies[part]], picture.shape[1:]))
+
+    gains = A.new_zeros(len(A), len(rows))
+    if len(varies):
+        ends = A.new_tensor([0, 1]).reshape(2, *[1] * (A.ndim - 1))
+        nothing, whole = scores(2, lambda part: ends[part])
+        if "+" in variant:
+            gains[varies] += scores(len(varies), shown) - nothing
+        if "-" in variant:
+            gains[varies] += whole - scores(len(varies), lambda part: 1 - shown(part))
+    return gains
+
+
+# ----------------------------------------------------------------------------------------------------- all together
+
+
+@method("opticam", paper="arXiv 2301.07002", needs="gradients, forwards", cost="many passes")
+def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tensor:
+    """The sum of the channels that, as a mask on the picture, keeps the score highest.
+
+    ``S_u = Σ_k softmax(u)_k A_k``, where ``u`` is what Adam finds in so many steps from zero on the way to the highest
+    score of ``x ⊙ n(up(S_u))``; ``up`` brings the map to the picture's grid and ``n`` scales it into [0, 1]
+    (Zhang et al. 2024). Each row has a ``u`` of its own, and only ``u`` is given a gradient.
+
+    Args:
+        evidence: The activations, and the model that is run on masked pictures.
+        steps: How often ``u`` is bettered.
+        rate: Adam's learning rate.
+
+    Returns:
+        Maps ``S_u`` ``(R, *grid)``, in the values of the activations.
+
+    Raises:
+        MethodError: ``steps`` is less than 1, or ``rate`` is not positive.
+    """
+    if steps < 1:
+        raise MethodError(f"steps={steps}: it must be 1 or more.")
+    if not rate > 0:
+        raise MethodError(f"rate={rate}: it must be more than 0.")
+    with torch.inference_mode(False), torch.enable_grad():
+        A, pictures = evidence.activations.clone(), evidence.inputs[evidence.images]
+
+        def combined(u: Tensor) -> Tensor:
+            return torch.einsum("rc,rc...->r...", u.softmax(1), A)
+
+        def slope(u: Tensor) -> Tensor:
+            u = u.requires_grad_()
+            masks = min_max(resize(combined(u), pictures.shape[2:]))
+            scores = evidence.on_graph(pictures * masks[:, None].to(pictures))
+            return torch.autograd.grad(scores.sum(), u)[0]
+
+        return combined(_adam(slope, A.new_zeros(A.shape[:2]), steps, rate)).detach()
+
+
+def _adam(slope: Callable[[Tensor], Tensor], start: Tensor, steps: int, rate: float) -> Tensor:
+    """Go uphill by Adam, with its usual constants (arXiv 1412.6980, algorithm 1)."""
+    at, first, second = start, torch.zeros_like(start), torch.zeros_like(start)
+    for part in in_chunks(steps, 1):
+        gradient = slope(at.detach()).nan_to_num()  # a score that overflows leads nowhere
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        corrected = (first / (1 - 0.9**part.stop), second / (1 - 0.999**part.stop))
+        at = at.detach() + rate * corrected[0] / (corrected[1].sqrt() + 1e-8)
+    return at

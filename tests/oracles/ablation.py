@@ -1,0 +1,28 @@
+"""The methods that take a part of the activations away, or leave nothing else."""
+
+from __future__ import annotations
+
+from oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
+
+
+@oracle("ablationcam")
+def ablationcam(case: Case) -> Map:
+    """Desai and Ramaswamy 2020: ``w_k = (y - y_k) / y`` with map k set to zero; the size of ``y``, not its sign."""
+    A, y = case.A, case.tail(case.A)[case.index]
+    weights = []
+    for k in range(len(A)):
+        without = [zeros_like(A[i]) if i == k else A[i] for i in range(len(A))]
+        weights.append((y - case.tail(without)[case.index]) / abs(y))
+    return relu(weighted_sum(weights, A))
+
+
+@oracle("reciprocam")
+def reciprocam(case: Case) -> Map:
+    """Byun and Lee 2022: at each position the score of the activations ``A ⊙ M`` with a mask that shows it alone."""
+    A, result = case.A, zeros_like(case.A[0])
+    for i, j in positions(A[0]):
+        alone = [zeros_like(A[k]) for k in range(len(A))]
+        for k in range(len(A)):
+            alone[k][i][j] = A[k][i][j]
+        result[i][j] = case.tail(alone)[case.index]
+    return result

@@ -1,0 +1,380 @@
+"""Methods that mask the picture: what they promise, that the passes are shared, and that peers agree where they can."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torchvision.models as zoo
+from nets import Apply
+from oracles import masking as oracles
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import camtool
+from camtool import streaming
+from camtool.errors import MethodError
+from camtool.evidence import Evidence, Scene
+from camtool.layers import Layer, Layout, resolve
+from camtool.maps import min_max
+from camtool.methods import METHODS
+from camtool.methods.masking import blur
+from camtool.targets import ClassScore, Contrast, Custom, Probability, Target, Value
+
+ALL = ["scorecam", "sscam", "iscam", "groupcam", "rise"]
+AT_LAYER = [name for name in ALL if name != "rise"]
+FEW = {"sscam": {"samples": 3}, "iscam": {"samples": 3}, "rise": {"samples": 30, "cells": 3}}
+CHANNELS, CLASSES = 5, 4
+
+NETS = {
+    1: (nn.Conv1d, nn.AdaptiveAvgPool1d, (12,)),
+    2: (nn.Conv2d, nn.AdaptiveAvgPool2d, (6, 8)),
+    3: (nn.Conv3d, nn.AdaptiveAvgPool3d, (4, 6, 8)),
+}
+
+
+def net(rank: int = 2) -> nn.Sequential:
+    convolution, pool, _ = NETS[rank]
+    trunk = nn.Sequential(convolution(3, CHANNELS, 3, stride=2, padding=1), nn.ReLU())
+    return nn.Sequential(trunk, pool(2), nn.Flatten(), nn.Linear(CHANNELS * 2**rank, CLASSES)).eval()
+
+
+def pictures(count: int = 1, rank: int = 2) -> Tensor:
+    return torch.randn(count, 3, *NETS[rank][2])
+
+
+def look(
+    model: nn.Module, x: Tensor, targets: list[Target] | None = None, images: list[int] | None = None, layer: str = "0"
+) -> Evidence:
+    grid = tuple(-(-length // 2) for length in x.shape[2:])
+    scene = Scene(model, x, [Layer(layer, Layout("channels first", grid))])
+    return scene.evidence(targets or [ClassScore(1)] * len(x), images)[0]
+
+
+def run(name: str, evidence: Evidence, **options: Any) -> Tensor:
+    return METHODS[name](evidence, **{**FEW.get(name, {}), **options})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """A list that grows by the pictures of each chunk that runs through the twin."""
+    seen: list[Tensor] = []
+    real = streaming.Twin.__call__
+
+    def spy(self: streaming.Twin, inputs: Any) -> Any:
+        seen.append(inputs)
+        return real(self, inputs)
+
+    monkeypatch.setattr(streaming.Twin, "__call__", spy)
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------- what all promise
+
+
+@pytest.mark.parametrize("rank", NETS)
+@pytest.mark.parametrize("name", ALL)
+def test_any_rank_gives_finite_maps_on_its_own_grid(name: str, rank: int) -> None:
+    x = pictures(3, rank)
+    maps = run(name, look(net(rank), x))
+    at_layer = name in ("scorecam", "sscam", "iscam")
+    assert maps.shape == (3, *(-(-n // 2) if at_layer else n for n in x.shape[2:]))
+    assert maps.isfinite().all()
+    assert maps.any()
+    assert maps.amin() >= 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_size_of_chunks_does_not_matter(name: str) -> None:
+    evidence = look(net(), pictures(2))
+    expected = run(name, evidence)
+    for chunk in (1, 3, 1000):
+        assert_close(run(name, evidence, chunk=chunk), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_several_targets_of_one_image_share_its_passes_and_are_each_as_if_alone(name: str, asked: list[Tensor]) -> None:
+    model, x = net(), pictures(2)
+    targets = [ClassScore(0), ClassScore(2), Contrast(3, 1), Probability(1)]
+    together = run(name, look(model, x, targets, [1, 0, 1, 1]))
+    passes, expected = len(asked), []
+    for target, image in zip(targets, [1, 0, 1, 1], strict=True):
+        expected.append(run(name, look(model, x[image : image + 1], [target])))
+    assert_close(together, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    assert passes == (4 if name == "groupcam" else 2)  # its masks are made of a target's own gradients
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_chance_starts_from_the_seed_and_leaves_the_global_generator_alone(name: str) -> None:
+    evidence, state = look(net(), pictures()), torch.get_rng_state()
+    first = run(name, evidence)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert torch.equal(run(name, evidence), first)
+    if name in ("sscam", "rise"):
+        assert not torch.equal(run(name, evidence, seed=1), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_gives_single_precision_maps(name: str, dtype: torch.dtype) -> None:
+    model, x = net(), pictures()
+    expected = run(name, look(model, x))
+    maps = run(name, look(model.to(dtype), x.to(dtype)))
+    assert maps.dtype == torch.float32
+    assert_close(maps, expected, rtol=0, atol=(0.3 if name == "groupcam" else 0.05) * float(expected.amax()))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_masked_pictures_are_never_all_in_memory(name: str, asked: list[Tensor]) -> None:
+    run(name, look(net(), pictures()), chunk=1)
+    assert {*map(len, asked)} == {1}
+    assert len(asked) > 1
+
+
+@pytest.mark.parametrize("scale_by", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize("name", AT_LAYER)
+def test_maps_of_vanishing_and_of_huge_activations_are_finite(name: str, scale_by: float) -> None:
+    model = net()
+    model.insert(1, Apply(lambda a: a / (scale_by or 1)))
+    model[0].append(Apply(lambda a: a * scale_by))
+    assert run(name, look(model, pictures())).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("scorecam", {"weighting": "sigmoid"}, "weighting must be one of 'softmax', 'probability', got 'sigmoid'"),
+        ("scorecam", {"max_channels": 0}, "max_channels must be 1 or more, got 0"),
+        ("sscam", {"noise": -1.0}, "noise must be 0 or more, got -1.0"),
+        ("sscam", {"on": "weights"}, "on must be one of 'activations', 'input', got 'weights'"),
+        ("sscam", {"samples": 0}, "samples must be 1 or more, got 0"),
+        ("iscam", {"samples": -1}, "samples must be 1 or more, got -1"),
+        ("groupcam", {"groups": 0}, "groups must be 1 or more, got 0"),
+        ("groupcam", {"denoise": 1.0}, r"denoise must lie in \[0, 1\) .* got 1.0"),
+        ("groupcam", {"sigma": 0.0}, "sigma above 0, got 0.7 and 0.0"),
+        ("groupcam", {"score": "logit"}, "score must be one of 'probability', 'target', got 'logit'"),
+        ("rise", {"keep": 0.0}, r"keep must lie in \(0, 1\], got 0.0"),
+        ("rise", {"cells": 0}, "cells must be 1 or more, got 0"),
+        *((name, {"chunk": 0}, "chunk must be 1 or more, got 0") for name in ALL),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(MethodError, match=says):
+        run(name, look(net(), pictures()), **options)
+
+
+@pytest.mark.parametrize(("name", "option"), [("scorecam", "weighting"), ("groupcam", "score"), ("rise", "score")])
+def test_a_probability_of_what_is_no_class_is_refused(name: str, option: str) -> None:
+    for target in (Value(1), Custom(lambda one: one.max())):
+        evidence = look(net(), pictures(), [target])
+        with pytest.raises(MethodError, match=r"is about no class, so it has no probability"):
+            run(name, evidence, **{option: "probability"})
+        other = {"weighting": "softmax"} if option == "weighting" else {"score": "target"}
+        assert run(name, evidence, **other).isfinite().all()
+
+
+# ---------------------------------------------------------------------------------------------------------- Score-CAM
+
+
+def test_scorecam_by_hand() -> None:
+    """The trunk is the identity, on two channels; the score is the first channel's sum less the second's."""
+    model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(4, 1, bias=False))
+    model[2].weight.data = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    x = torch.tensor([[[1.0, 3.0], [2.0, 0.0]]])  # the masks are [0, 1] and [1, 0]
+    scene = Scene(model, x, [Layer("0", Layout("channels first", (2,)))])
+    (evidence,) = scene.evidence([ClassScore(0)])
+    # What is left of the picture is [0, 3], [0, 0], a score of 3, and [1, 0], [2, 0], a score of -1.
+    first = 1 / (1 + torch.tensor(-4.0).exp())
+    expected = first * x[0, 0] + (1 - first) * x[0, 1]
+    assert_close(METHODS["scorecam"](evidence), expected[None])
+
+
+def test_the_weights_of_scorecam_are_shares_and_a_probability_is_one() -> None:
+    evidence = look(net(), pictures())
+    weights = METHODS["scorecam"].weights(evidence)
+    assert_close(weights.sum(1), torch.ones(1, 1, 1))
+    mask = min_max(torch.nn.functional.interpolate(evidence.activations, (6, 8), mode="bilinear")[0])
+    chances = evidence.model(mask[:, None] * evidence.inputs).softmax(1)[:, 1].detach()
+    assert_close(METHODS["scorecam"].weights(evidence, weighting="probability").flatten(), chances)
+
+
+def test_constant_channels_are_run_once_and_count_as_if_each_had_been(asked: list[Tensor]) -> None:
+    model = net()
+    model[0][0].weight.data[[1, 3, 4]] = 0
+    model[0][0].bias.data[[1, 3, 4]] = torch.tensor([0.5, 0.0, -1.0])
+    evidence = look(model, pictures())
+    weights = METHODS["scorecam"].weights(evidence).flatten()
+    assert [len(chunk) for chunk in asked] == [3]
+    assert not asked[0][2].any()
+
+    mask = min_max(torch.nn.functional.interpolate(evidence.activations, (6, 8), mode="bilinear")[0])
+    assert not mask[[1, 3, 4]].any()
+    every = model(mask[:, None] * evidence.inputs)[:, 1].detach()
+    assert_close(weights, every.softmax(0))
+    chances = METHODS["scorecam"].weights(evidence, weighting="probability").flatten()
+    assert chances.ne(0).tolist() == [True, False, True, False, False]  # as the authors' code leaves them out
+
+
+def test_faster_scorecam_takes_the_channels_that_vary_most(asked: list[Tensor]) -> None:
+    evidence = look(net(), pictures(2))
+    spread = evidence.activations.flatten(2).std(2)
+    weights = METHODS["scorecam"].weights(evidence, max_channels=2).flatten(1)
+    assert weights.gt(0).tolist() == spread.ge(spread.topk(2).values[:, 1:]).tolist()
+    assert_close(weights.sum(1), torch.ones(2))
+    assert [len(chunk) for chunk in asked] == [3, 3]  # two channels, and the empty mask
+    every = METHODS["scorecam"].weights(evidence).flatten(1)
+    assert_close(weights, (every * weights.gt(0)) / (every * weights.gt(0)).sum(1, keepdim=True))
+    assert torch.equal(METHODS["scorecam"].weights(evidence, max_channels=99).flatten(1), every)
+
+
+def test_the_order_of_scaling_and_resizing_is_an_option() -> None:
+    evidence = look(net(), pictures())
+    first, last = (run("scorecam", evidence, scale_first=first) for first in (True, False))
+    assert not torch.equal(first, last)
+    assert_close(first, last, rtol=0.2, atol=0.05)
+
+
+def test_scorecam_is_torchcams() -> None:
+    from torchcam.methods import ScoreCAM
+
+    model = zoo.resnet18(num_classes=10).eval()
+    x = torch.rand(1, 3, 40, 40)
+    with ScoreCAM(model, "layer4") as extractor:
+        scores = model(x)
+        (theirs,) = extractor([7], scores, normalized=False)
+    (evidence,) = Scene(model, x, resolve(model, x, ["layer4"])).evidence([ClassScore(7)])
+    ours = METHODS["scorecam"](evidence, scale_first=True)
+    assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.amax()))
+
+
+# --------------------------------------------------------------------------------------------- SS-CAM and IS-CAM
+
+
+def test_without_noise_sscam_is_scorecam() -> None:
+    evidence = look(net(), pictures())
+    expected = METHODS["scorecam"](evidence)
+    for on in ("activations", "input"):
+        assert_close(METHODS["sscam"](evidence, samples=3, noise=0.0, on=on), expected)
+        assert not torch.allclose(METHODS["sscam"](evidence, samples=3, noise=1.0, on=on), expected)
+
+
+def test_iscam_in_one_step_is_scorecam() -> None:
+    evidence = look(net(), pictures())
+    assert_close(METHODS["iscam"](evidence, samples=1), METHODS["scorecam"](evidence))
+    assert not torch.allclose(METHODS["iscam"](evidence, samples=2), METHODS["scorecam"](evidence))
+
+
+def test_iscam_shows_no_more_than_the_mask_itself(asked: list[Tensor]) -> None:
+    evidence = look(net(), pictures())
+    METHODS["iscam"](evidence, samples=4)
+    assert torch.cat(asked).abs().amax() <= evidence.inputs.abs().amax()
+
+
+def test_constant_channels_share_their_noise_and_so_their_passes(asked: list[Tensor]) -> None:
+    model = net()
+    model[0][0].weight.data[[1, 3]] = 0
+    model[0][0].bias.data[[1, 3]] = torch.tensor([0.5, 0.0])
+    weights = METHODS["sscam"].weights(look(model, pictures()), samples=2, noise=0.5).flatten()
+    assert [len(chunk) for chunk in asked] == [2 * 4]
+    assert weights[1] == weights[3]
+    assert asked[0][3].any(), "noise alone makes a mask"
+
+
+# ---------------------------------------------------------------------------------------------------------- Group-CAM
+
+
+def test_a_group_that_reveals_nothing_leaves_the_map_empty() -> None:
+    model = net()
+    model[3].weight.data.zero_()  # whatever is shown the answer is the same
+    assert not run("groupcam", look(model, pictures())).any()
+
+
+def test_groupcam_asks_once_for_each_group_and_once_for_the_blur(asked: list[Tensor]) -> None:
+    evidence = look(net(), pictures())
+    for groups in (1, 2, 5, 32):
+        asked.clear()
+        run("groupcam", evidence, groups=groups)
+        assert sum(map(len, asked)) <= min(groups, CHANNELS) + 1
+    assert_close(asked[0][-1], blur(evidence.inputs[0], 25, 50.0))
+
+
+def test_a_target_may_count_by_its_own_score() -> None:
+    evidence = look(net(), pictures(), [ClassScore(2)])
+    by_chance = look(net(), pictures(), [Probability(2)])
+    for name in ("groupcam", "rise"):
+        assert not torch.allclose(run(name, evidence, score="target"), run(name, evidence))
+        assert_close(run(name, by_chance, score="target"), run(name, by_chance))
+
+
+def test_the_blur_keeps_what_is_flat_and_is_torchvisions() -> None:
+    from torchvision.transforms.functional import gaussian_blur
+
+    picture = torch.rand(3, 20, 24)
+    assert_close(blur(picture, 3, 2.0), gaussian_blur(picture, [7, 7], [2.0, 2.0]))
+    assert_close(blur(torch.full((2, 5, 4, 3), 0.3), 25, 50.0), torch.full((2, 5, 4, 3), 0.3))
+    assert_close(blur(torch.rand(2, 1), 25, 50.0).shape, torch.Size([2, 1]))
+    assert blur(picture.bfloat16(), 3, 2.0).dtype == torch.bfloat16
+
+
+# --------------------------------------------------------------------------------------------------------------- RISE
+
+
+@pytest.mark.parametrize("size", [(6, 8), (9, 5), (21, 14)])
+def test_rise_is_its_oracle(size: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    model, x = net().double(), torch.randn(2, 3, *size, dtype=torch.float64)
+    ours = METHODS["rise"](look(model, x), samples=40)
+    for image in range(2):
+        case: Any = SimpleNamespace(
+            x=x[image].tolist(),
+            index=1,
+            model=lambda picture: model(torch.tensor([picture], dtype=torch.float64))[0].tolist(),
+        )
+        assert_close(ours[image], torch.tensor(oracles.rise(case, samples=40), dtype=torch.float64), rtol=1e-10, atol=0)
+
+
+def test_rise_looks_at_no_layer_and_finds_the_only_pixel_that_counts() -> None:
+    model = nn.Sequential(Apply(lambda x: 8 * x[:, :, 3, 17]), nn.Linear(1, 2)).eval()
+    model[1].weight.data, model[1].bias.data = torch.tensor([[-1.0], [1.0]]), torch.tensor([4.0, -4.0])
+    result = camtool.explain(model, torch.ones(1, 1, 16, 20), 1, method="rise", samples=300)[0]
+    assert result.layer == ""
+    row, column = divmod(int(result.raw.argmax()), 20)
+    assert abs(row - 3) <= 2
+    assert abs(column - 17) <= 2
+
+
+def test_where_every_cell_is_seen_rise_gives_the_probability_everywhere() -> None:
+    evidence = look(net(), pictures())
+    chance = float(evidence.logits.softmax(1)[0, 1])
+    assert_close(METHODS["rise"](evidence, samples=3, keep=1.0), torch.full((1, 6, 8), chance))
+
+
+def test_masks_print_nothing_of_their_own_on_a_map_of_rise() -> None:
+    (result,) = camtool.explain(net(), torch.zeros(1, 3, 6, 8), 1, method="rise", samples=20)
+    assert not result.heatmap.any()
+    assert any("constant" in warning for warning in result.warnings)
+
+
+def test_a_random_mask_is_seen_at_the_rate_asked_for_and_no_two_are_alike() -> None:
+    shown: list[Tensor] = []
+    model = nn.Sequential(Apply(lambda x: shown.append(x) or x.mean((2, 3))), nn.Linear(1, 2)).eval()
+    METHODS["rise"](look(model, torch.ones(1, 1, 33, 50)), samples=400, cells=5, keep=0.3)
+    masks = torch.cat(shown[-1:])[:, 0]
+    assert_close(torch.stack([masks.amin(), masks.amax()]), torch.tensor([0.0, 1.0]))
+    assert abs(float(masks.mean()) - 0.3) < 0.02
+    assert_close(masks.mean(0), torch.full((33, 50), 0.3), rtol=0, atol=0.1)
+    assert len(masks.flatten(1).unique(dim=0)) == len(masks) == 400
+
+
+# -------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def test_scaling_reaches_0_and_1_whatever_the_range_and_takes_rounding_for_constant() -> None:
+    base = torch.tensor([[1.0, 2.0, 5.0]])
+    for factor in (1e-38, 1.0, 6e37):
+        assert_close(min_max(base * factor), torch.tensor([[0.0, 0.25, 1.0]]))
+    assert_close(min_max(torch.tensor([[-3e38, 0.0, 3e38]])), torch.tensor([[0.0, 0.5, 1.0]]))
+    assert not min_max(torch.tensor([[7.0, 7.0], [0.0, 0.0], [1.0, 1.0 + 1e-7]])).any()

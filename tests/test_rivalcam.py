@@ -1,0 +1,128 @@
+"""Our own method: by hand, in its limits, and on real photos set side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from nets import Apply
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import camtool
+from benchmarks import rivals as benchmark
+from camtool.errors import MethodError
+from camtool.evidence import Evidence, Scene
+from camtool.layers import Layer, Layout
+from camtool.methods import METHODS
+from camtool.targets import ClassScore, Contrast, Custom
+
+
+def pooled(weight: list[list[float]], bias: list[float]) -> nn.Module:
+    """The picture itself is the activations; then the mean, and a linear layer."""
+    linear = nn.Linear(len(weight[0]), len(weight)).double()
+    linear.weight.data, linear.bias.data = torch.tensor(weight).double(), torch.tensor(bias).double()
+    return nn.Sequential(nn.Identity(), Apply(lambda a: a.flatten(2).mean(2)), linear)
+
+
+def look(net: nn.Module, x: Tensor, *wanted: object, images: list[int] | None = None) -> Evidence:
+    scene = Scene(net, x, [Layer("0", Layout("channels first", tuple(x.shape[2:])))])
+    return scene.evidence(list(wanted), images)[0]  # type: ignore[arg-type]
+
+
+def rivalcam(evidence: Evidence, **options: object) -> Tensor:
+    return METHODS["rivalcam"](evidence, **options)
+
+
+def test_two_classes_at_two_positions_by_hand() -> None:
+    """``m_0 = (4, 0)`` and ``m_1 = (0, 4)``: their correlation is -1, and the deviation of ``m_0`` is 2."""
+    evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.eye(2).double().reshape(1, 2, 1, 2), ClassScore(0))
+    won = torch.tensor([4.0, -4.0]).double().sigmoid()  # softmax of the difference, over T = 1/2 · 2
+    assert_close(rivalcam(evidence), (torch.tensor([2.0, 0.0]) * won).reshape(1, 1, 2))
+    soft = torch.tensor([1.0, -1.0]).double().sigmoid()
+    assert_close(rivalcam(evidence, temperature=2.0), (torch.tensor([2.0, 0.0]) * soft).reshape(1, 1, 2))
+
+
+def test_a_bias_helps_a_rival_everywhere() -> None:
+    x = torch.eye(2).double().reshape(1, 2, 1, 2)
+    without, with_bias = (rivalcam(look(pooled([[4, 0], [0, 4]], [0, b]), x, ClassScore(0))) for b in (0, 3))
+    won = torch.tensor(4.0 - 3).double().sigmoid()
+    assert_close(with_bias[0, 0, 0], 2 * won)
+    assert with_bias[0, 0, 0] < without[0, 0, 0]
+
+
+def test_twins_do_not_fight_and_without_kinship_they_halve_it() -> None:
+    """Two classes with the same weights: as if there were one."""
+    x = torch.rand(1, 3, 4, 5).double()
+    row = [1.0, -2.0, 3.0]
+    twins, alone = look(pooled([row, row], [0, 0]), x, ClassScore(0)), look(pooled([row], [0]), x, ClassScore(0))
+    assert_close(rivalcam(twins), rivalcam(alone))
+    assert_close(rivalcam(alone), METHODS["hirescam"](alone))
+    assert_close(rivalcam(twins, kinship=0.0), rivalcam(alone) / 2)
+
+
+def test_only_so_many_of_the_highest_other_classes_compete() -> None:
+    x = torch.eye(3).double().reshape(1, 3, 1, 3)
+    weight = torch.diag(torch.tensor([3.0, 6.0, 9.0])).tolist()
+    evidence = look(pooled(weight, [0, 0, 0]), x, ClassScore(0))
+    without_1 = look(pooled([weight[0], weight[2]], [0, 0]), x, ClassScore(0))
+    assert_close(rivalcam(evidence, rivals=1), rivalcam(without_1))
+    assert not torch.equal(rivalcam(evidence), rivalcam(evidence, rivals=1))
+
+
+def test_the_scale_of_the_logits_does_not_matter() -> None:
+    x, weight = torch.rand(2, 3, 4, 5).double(), torch.randn(4, 3)
+    one, other = (look(pooled((f * weight).tolist(), [0] * 4), x, ClassScore(1), ClassScore(2)) for f in (1, 1024))
+    assert_close(rivalcam(one) * 1024, rivalcam(other))
+
+
+def test_classes_of_one_image_are_as_if_each_were_asked_alone() -> None:
+    x, net = torch.rand(2, 3, 4, 5).double(), pooled(torch.randn(4, 3).tolist(), [0.0] * 4)
+    together = rivalcam(look(net, x, ClassScore(3), ClassScore(1), ClassScore(3), images=[0, 0, 1]))
+    alone = [rivalcam(look(net, x[i : i + 1], ClassScore(c))) for i, c in ((0, 3), (0, 1), (1, 3))]
+    assert_close(together, torch.cat(alone))
+
+
+def test_a_contrast_competes_as_the_class_it_is_of() -> None:
+    x, net = torch.rand(1, 3, 4, 5).double(), pooled(torch.randn(4, 3).tolist(), [0.0] * 4)
+    evidence = look(net, x, Contrast(2, 0))
+    assert ((rivalcam(evidence) > 0) <= (METHODS["hirescam"](evidence) > 0)).all()
+    assert (rivalcam(evidence) <= METHODS["hirescam"](evidence)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "came"),
+    [({"rivals": 0}, "rivals=0"), ({"temperature": 0.0}, "temperature=0.0"), ({"kinship": -1}, "-1")],
+)
+def test_an_option_out_of_range_is_refused(options: dict[str, float], came: str) -> None:
+    evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.rand(1, 2, 1, 2).double(), ClassScore(0))
+    with pytest.raises(MethodError, match=came):
+        rivalcam(evidence, **options)
+
+
+def test_a_target_that_is_about_no_class_is_refused() -> None:
+    evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.rand(1, 2, 1, 2).double(), Custom(lambda one: one.sum()))
+    with pytest.raises(MethodError, match=r"compares classes.* method='hirescam'"):
+        rivalcam(evidence)
+
+
+def test_of_two_animals_it_shows_the_one_that_is_asked_for(mobilenet: camtool.Loaded, shared: Path) -> None:
+    found = camtool.explain(mobilenet, shared / "images" / "both.png", ["bull mastiff", "tabby"], method="rivalcam")
+    dog, cat = (each.heatmap / each.heatmap.sum() for each in found)
+    assert dog[: len(dog) // 2].sum() > 0.6
+    assert cat[len(cat) // 2 :].sum() > 0.8
+
+
+@pytest.mark.slow
+def test_it_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camtool.Loaded, shared: Path) -> None:
+    """On fewer mosaics than ``benchmarks/rivals.py`` measures, with the same bars."""
+    pictures = benchmark.sure_of(mobilenet, shared / "images")
+    ours, usual = (benchmark.pointing(mobilenet, pictures, method, 12) for method in ("rivalcam", "gradcam"))
+    assert ours >= usual + 0.15
+    ours_single, usual_single = (
+        benchmark.on_single_photos(mobilenet, pictures, method) for method in ("rivalcam", "gradcam")
+    )
+    gain = "insertion_less_deletion"
+    assert ours_single[gain] >= 0.95 * usual_single[gain]
+    assert ours_single["hot_kept_least"] >= 0.8

@@ -1,0 +1,568 @@
+"""Wrappers: how names are put together, each wrapper against its oracle and by hand, and what all of them keep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import floor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nets import Apply
+from PIL import Image
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import camtool
+from camtool.errors import MethodError, near
+from camtool.evidence import Evidence, Scene
+from camtool.layers import resolve
+from camtool.methods import METHODS, WRAPPERS, Method, check_options, find, wrapped, wrapper
+from camtool.targets import ClassScore, Custom, Negated, Region, Target, Value
+
+SIZE = (8, 10)
+BLACK = torch.tensor([-2.0, -1.5, 0.25])
+CLASS = ClassScore(2)
+NAMES = ["tta:gradcam", "noise:gradcam", "sess:gradcam", "eigen:gradcam"]
+Map = list[list[float]]
+
+
+def net(axes: int = 2) -> nn.Module:
+    """A trunk, "0", of stride 2, and a tail that tells positions apart."""
+    conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes](3, 4, 3, stride=2, padding=1)
+    return nn.Sequential(
+        nn.Sequential(conv, nn.Softplus()),
+        Apply(lambda a: (a * torch.linspace(-1, 2, a.shape[-1], dtype=a.dtype)).flatten(2).mean(2)),
+        nn.Tanh(),
+        nn.Linear(4, 5),
+    )
+
+
+def pictures(count: int = 3, size: tuple[int, ...] = SIZE) -> Tensor:
+    return torch.randn(count, 3, *size, dtype=torch.float64)
+
+
+def look(
+    model: nn.Module,
+    x: Tensor,
+    target: Target | list[Target] = CLASS,
+    images: list[int] | None = None,
+    black: Tensor | None = BLACK,
+) -> Evidence:
+    wanted = target if isinstance(target, list) else [target] * len(x)
+    (evidence,) = Scene(model, x, resolve(model, x, ["0"]), black=black).evidence(wanted, images)
+    return evidence
+
+
+def seen_as(function: Callable[[Tensor], Tensor], log: list[Tensor] | None = None) -> Method:
+    """A method whose map is a function of the pictures."""
+
+    def method(evidence: Evidence) -> Tensor:
+        if log is not None:
+            log.append(evidence.inputs)
+        return function(evidence.inputs)
+
+    return find(method)
+
+
+# --------------------------------------------------------------------------------------------------------- the names
+
+
+def test_a_wrapped_method_has_the_names_the_papers_and_the_options_of_both() -> None:
+    found = find("noise:tta:smoothgradcam++")
+    assert found.name == "noise:tta:smoothgradcam++"
+    inner = METHODS["smoothgradcam++"]
+    assert found.options == inner.options | {"noise_samples": 10, "noise_level": 0.15, "noise_seed": 0}
+    assert found.paper == f"arXiv 1706.03825, {inner.paper}"
+    assert (found.needs, found.at_input, found.weights) == (inner.needs, False, None)
+    assert found.summary == "The mean over the picture with noise added, again and again."
+
+
+@pytest.mark.parametrize("by", WRAPPERS)
+def test_a_wrapper_says_what_it_does_and_its_options_are_its_own(by: str) -> None:
+    found, names = find(f"{by}:gradcam"), {name for method in METHODS.values() for name in method.options}
+    assert found.summary.endswith(".")
+    assert not found.options.keys() & names
+    assert all(option.startswith(f"{by}_") for option in found.options)
+
+
+def test_a_wrapped_method_costs_some_passes_or_what_it_costs_anyway() -> None:
+    assert (find("tta:gradcam").cost, METHODS["gradcam"].cost) == ("some passes", "a pass")
+    assert find("eigen:gradcam").cost == "a pass"
+    costly = next(method for method in METHODS.values() if method.cost == "many passes")
+    assert find(f"tta:{costly.name}").cost == "many passes"
+
+
+def test_what_looks_at_no_layer_looks_at_none_when_wrapped() -> None:
+    name = next(name for name, method in METHODS.items() if method.at_input)
+    assert find(f"tta:{name}").at_input
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ttb:gradcam", r"wrapper 'ttb' is unknown; known are tta, noise, sess, eigen\. Did you mean 'tta'"),
+        ("tta:nois:gradcam", r"wrapper 'nois' is unknown; .* Did you mean 'noise'"),
+        ("tta:grad-cam", r"method 'grad-cam' is unknown; .* Did you mean 'gradcam'"),
+        ("tta:", "method '' is unknown"),
+        ("tta", "method 'tta' wraps another: ask for 'tta:gradcam'"),
+        ("tta:noise", "method 'noise' wraps another: ask for 'noise:gradcam'"),
+        (
+            "eigen:cam",
+            r"wrapper 'eigen' needs a method that weighs activations, which 'cam' is not: .*gradcam.*layercam",
+        ),
+        ("eigen:tta:gradcam", "which 'tta:gradcam' is not"),
+    ],
+)
+def test_a_name_that_makes_no_sense_is_refused(name: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        find(name)
+
+
+def test_an_unknown_option_is_refused_with_those_of_both() -> None:
+    with pytest.raises(
+        MethodError, match=r"'noise:gradcam' has no option 'noise_sample'; .*Did you mean 'noise_samples'"
+    ):
+        check_options([find("noise:gradcam")], ["noise_sample"])
+    assert near("noise_sample", find("noise:gradcam").options)
+
+
+def test_a_wrappers_name_is_given_once() -> None:
+    before = dict(WRAPPERS)
+    with pytest.raises(MethodError, match=r"wrapper 'tta' is registered already, by camtool\.methods\.wrappers"):
+        wrapper("tta")(lambda evidence, method: method(evidence))
+    assert before == WRAPPERS
+
+
+def test_options_reach_those_whose_they_are() -> None:
+    seen: list[tuple[float, int]] = []
+
+    def mine(evidence: Evidence, *, power: float = 1.0) -> Tensor:
+        seen.append((power, len(evidence.images)))
+        return evidence.activations.sum(1) ** power
+
+    evidence, method = look(net().double(), pictures()), wrapped("noise", wrapped("tta", mine))
+    assert method.options == {"power": 1.0, "noise_samples": 10, "noise_level": 0.15, "noise_seed": 0}
+    method(evidence, power=2.0, noise_samples=3)
+    assert seen == [(2.0, 3)] * 3 * 6
+    seen.clear()
+    wrapped("tta", mine)(evidence)
+    assert seen == [(1.0, 3)] * 6
+
+
+def test_an_option_that_wrapper_and_method_share_reaches_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camtool.methods.registry.WRAPPERS", {})
+
+    @wrapper("twice")
+    def twice(evidence: Evidence, method: Method, *, factor: float = 2.0) -> Tensor:
+        return factor * method(evidence)
+
+    evidence = look(net().double(), pictures())
+    method = wrapped("twice", wrapped("twice", lambda evidence: evidence.inputs[:, 0]))
+    assert method.options == {"factor": 2.0}
+    assert_close(method(evidence, factor=3.0), 9 * evidence.inputs[:, 0])
+
+
+def test_a_wrapper_can_be_asked_of_a_persons_own_weighting() -> None:
+    own = Method("own", lambda evidence: evidence.scores, weights=lambda evidence: evidence.gradients.relu())
+    evidence = look(net().double(), pictures())
+    assert_close(wrapped("eigen", own)(evidence), find("eigen:layercam")(evidence))
+
+
+# --------------------------------------------------------------------------------------------------------------- tta
+
+
+def test_tta_by_hand() -> None:
+    x, ramp = torch.tensor([[[[1.0, 2.0], [4.0, 0.0]]]]), torch.tensor([1.0, 3.0])
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(4, 3))
+    evidence = look(model, x, black=torch.tensor([1.0]))
+    # x' = 1 + f (x - 1), for f of .9, 1 and 1.1, has the mean x; the ramp has that of 1 and 3, once flipped back.
+    assert_close(wrapped("tta", seen_as(lambda x: x[:, 0] * ramp))(evidence), 2 * x[:, 0])
+    # (x - 1)² is taken .81, 1 and 1.21 times.
+    assert_close(wrapped("tta", seen_as(lambda x: (x[:, 0] - 1) ** 2))(evidence), (x[:, 0] - 1) ** 2 * 3.02 / 3)
+
+
+def test_tta_looks_at_the_picture_in_three_lights_and_twice_flipped() -> None:
+    x, log = pictures(), []
+    wrapped("tta", seen_as(lambda x: x[:, 0], log))(look(net().double(), x))
+    black = BLACK.double().reshape(3, 1, 1)
+    light, dark = black + 1.1 * (x - black), black + 0.9 * (x - black)
+    expected = [dark, x, light, dark.flip(-1), x.flip(-1), light.flip(-1)]
+    assert_close(torch.stack(log), torch.stack(expected))
+
+
+def test_without_black_tta_only_flips() -> None:
+    x, log = pictures(), []
+    wrapped("tta", seen_as(lambda x: x[:, 0], log))(look(net().double(), x, black=None))
+    assert_close(torch.stack(log), torch.stack([x, x.flip(-1)]))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["gradcam", "layercam", "eigen:hirescam", "gradcam++"])
+def test_the_tta_map_of_a_mirror_image_is_the_mirrored_map(name: str, axes: int) -> None:
+    model, x = net(axes).double(), pictures(2, (7, 8, 6)[-axes:])
+    ours = find(f"tta:{name}")(look(model, x))
+    assert_close(find(f"tta:{name}")(look(model, x.flip(-1))), ours.flip(-1))
+    assert not torch.allclose(find(name)(look(model, x.flip(-1))), find(name)(look(model, x)).flip(-1))
+
+
+def gradcam_of(model: nn.Module, picture: Map | Any, index: int) -> Map:
+    """Grad-CAM of one picture, term by term: ``relu(Σ_k mean(g_k) A_k)``."""
+    seen = model[0](torch.tensor([picture], dtype=torch.float64)).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model[1:](seen)[0, index], seen)
+    A, g = seen[0].tolist(), gradient[0].tolist()
+    h, w = len(A[0]), len(A[0][0])
+    weights = [sum(sum(row) for row in plane) / (h * w) for plane in g]
+    return [
+        [max(sum(v * plane[i][j] for v, plane in zip(weights, A, strict=True)), 0) for j in range(w)] for i in range(h)
+    ]
+
+
+def literal_tta(model: nn.Module, picture: Any, index: int, black: list[float] | None) -> Map:
+    total: Map = []
+    factors = [1.0] if black is None else [0.9, 1.0, 1.1]
+    for flip in (False, True):
+        for factor in factors:
+            base = black or [0.0] * len(picture)
+            changed = [
+                [[b + factor * (v - b) for v in row] for row in plane] for b, plane in zip(base, picture, strict=True)
+            ]
+            if flip:
+                changed = [[row[::-1] for row in plane] for plane in changed]
+            found = gradcam_of(model, changed, index)
+            found = [row[::-1] for row in found] if flip else found
+            total = total or [[0.0] * len(row) for row in found]
+            for i in range(len(found)):
+                for j in range(len(found[0])):
+                    total[i][j] += found[i][j] / (2 * len(factors))
+    return total
+
+
+@pytest.mark.parametrize("black", [BLACK.double(), None], ids=["black known", "black unknown"])
+def test_tta_is_its_oracle(black: Tensor | None) -> None:
+    model, x = net().double(), pictures()
+    known = None if black is None else black.tolist()
+    expected = [literal_tta(model, picture, 2, known) for picture in x.tolist()]
+    ours = find("tta:gradcam")(look(model, x, black=black))
+    close_to_peak(ours, torch.tensor(expected, dtype=torch.float64))
+
+
+def close_to_peak(ours: Tensor, theirs: Tensor) -> None:
+    assert theirs.abs().amax() > 0, "an empty map proves nothing"
+    assert_close(ours, theirs, rtol=0, atol=1e-10 * float(theirs.abs().amax()))
+
+
+# ------------------------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_is_the_mean_over_noisy_pictures_of_one_seed() -> None:
+    model, x = net().double(), pictures(2)
+    dice = torch.Generator().manual_seed(5)
+    total = torch.zeros(2, 4, 5, dtype=torch.float64)
+    for _ in range(4):
+        drawn = torch.randn(3, *SIZE, generator=dice).double()
+        for n, picture in enumerate(x):
+            noisy = picture + 0.3 * (picture.max() - picture.min()) * drawn
+            total[n] += torch.tensor(gradcam_of(model, noisy.tolist(), 2), dtype=torch.float64) / 4
+    ours = find("noise:gradcam")(look(model, x), noise_samples=4, noise_level=0.3, noise_seed=5)
+    close_to_peak(ours, total)
+
+
+def test_noise_of_no_level_changes_nothing_and_a_uniform_picture_has_none() -> None:
+    model, x = net().double(), pictures()
+    assert_close(find("noise:gradcam")(look(model, x), noise_level=0), find("gradcam")(look(model, x)))
+    uniform = torch.full_like(x, 0.7)
+    assert_close(find("noise:gradcam")(look(model, uniform)), find("gradcam")(look(model, uniform)))
+
+
+def test_noise_is_the_same_each_time_and_another_for_another_seed() -> None:
+    evidence = look(net().double(), pictures())
+    once = find("noise:gradcam")(evidence, noise_seed=1)
+    assert torch.equal(find("noise:gradcam")(evidence, noise_seed=1), once)
+    assert not torch.allclose(find("noise:gradcam")(evidence, noise_seed=2), once)
+
+
+# -------------------------------------------------------------------------------------------------------------- sess
+
+
+def literal_resize(values: Map, height: int, width: int) -> Map:
+    """Linear between the centres of cells."""
+
+    def along(place: int, length: int, to: int) -> tuple[int, int, float]:
+        position = max((place + 0.5) * length / to - 0.5, 0.0)
+        low = min(floor(position), length - 1)
+        return low, min(low + 1, length - 1), position - low
+
+    result = []
+    for i in range(height):
+        top, bottom, down = along(i, len(values), height)
+        row = []
+        for j in range(width):
+            left, right, across = along(j, len(values[0]), width)
+            above = (1 - across) * values[top][left] + across * values[top][right]
+            below = (1 - across) * values[bottom][left] + across * values[bottom][right]
+            row.append((1 - down) * above + down * below)
+        result.append(row)
+    return result
+
+
+def literal_corners(length: int, window: int, step: int) -> list[int]:
+    corners, corner = [], 0
+    while corner + window < length:
+        corners.append(corner)
+        corner += step
+    return [*corners, length - window]
+
+
+def literal_sess(model: nn.Module, picture: Any, index: int, scales: list[float], step: float, threshold: float) -> Map:
+    h, w = len(picture[0]), len(picture[0][0])
+    found: list[tuple[float, Map]] = []
+    for scale in scales:
+        H, W = round(scale * h), round(scale * w)
+        large = [literal_resize(plane, H, W) for plane in picture]
+        for y in literal_corners(H, h, round(step * h)):
+            for x in literal_corners(W, w, round(step * w)):
+                part = [[row[x : x + w] for row in plane[y : y + h]] for plane in large]
+                values = gradcam_of(model, part, index)
+                lowest, highest = min(map(min, values)), max(map(max, values))
+                values = [
+                    [(v - lowest) / (highest - lowest) if highest > lowest else 0.0 for v in row] for row in values
+                ]
+                values = literal_resize(values, h, w)
+                canvas = [[0.0] * W for _ in range(H)]
+                for i in range(h):
+                    canvas[y + i][x : x + w] = values[i]
+                chance = model(torch.tensor([part], dtype=torch.float64)).softmax(1)[0, index].item()
+                found.append((chance, literal_resize(canvas, h, w)))
+    most = max(chance for chance, _ in found)
+    result = [[0.0] * w for _ in range(h)]
+    for i in range(h):
+        for j in range(w):
+            counting = [chance / most * m[i][j] for chance, m in found if chance / most * m[i][j] > threshold]
+            result[i][j] = sum(counting) / max(len(counting), 1)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("scales", "step", "threshold"), [([1.0, 1.5, 2.0], 1.0, 0.0), ([1.25], 0.4, 0.0), ([1.0, 2.2], 1.0, 0.3)]
+)
+def test_sess_is_its_oracle(scales: list[float], step: float, threshold: float) -> None:
+    model, x = net().double(), pictures(2)
+    expected = [literal_sess(model, picture, 2, scales, step, threshold) for picture in x.tolist()]
+    ours = find("sess:gradcam")(look(model, x), sess_scales=scales, sess_step=step, sess_threshold=threshold)
+    close_to_peak(ours, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_by_default_sess_takes_nine_windows() -> None:
+    x, log = pictures(), []
+    wrapped("sess", seen_as(lambda x: x[:, 0], log))(look(net().double(), x))
+    assert len(log) == 1 + 4 + 4
+    assert {each.shape for each in log} == {x.shape}
+    assert torch.equal(log[0], x)
+
+
+class Blobs(nn.Module):
+    """Sees a blob only if it fills a cell of 4 x 4 pixels, and the largest of its cells makes the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.Sequential(Apply(lambda x: -nn.functional.max_pool2d(-x, 4)), nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.cells(x).flatten(2).amax(2)
+        return torch.cat([-cells, 4 * cells - 2], 1)
+
+
+def test_sess_finds_two_objects_that_are_too_small_for_the_model() -> None:
+    x = torch.zeros(1, 1, 16, 16)
+    x[..., 0:3, 0:3] = x[..., 12:15, 4:7] = 1.0
+    raw = {
+        name: camtool.explain(Blobs(), x, ClassScore(1), method=name, layer="cells.0")[0].raw
+        for name in ("gradcam", "sess:gradcam")
+    }
+    assert not raw["gradcam"].any()
+    found = raw["sess:gradcam"]
+    assert min(found[1, 1], found[13, 5]) > 0.2
+    assert found[4:12, 8:].max() == 0
+
+
+def test_where_the_model_believes_in_it_nowhere_all_windows_count_alike() -> None:
+    evidence = look(net().double(), pictures(), Custom(lambda one: one.sum() * 0 - 1))
+    ones = seen_as(lambda x: torch.ones_like(x[:, 0]).cumsum(-1))
+    whole = wrapped("sess", ones)(evidence, sess_scales=[1.0])
+    assert_close(whole[0, 0], torch.linspace(0, 1, 10, dtype=torch.float64))
+
+
+def test_a_target_without_a_class_weighs_windows_by_its_score() -> None:
+    def score(one: Tensor) -> Tensor:
+        return 2 - one.square().sum()
+
+    model, x = net().double(), pictures(1)
+    evidence = look(model, x, Custom(score))
+    ones = seen_as(lambda x: torch.ones_like(x[:, 0]).cumsum(-1))
+    # One window alone, of whatever weight, counts wholly; it is the largest.
+    assert_close(wrapped("sess", ones)(evidence, sess_scales=[1.0]).amax(), torch.tensor(1.0, dtype=torch.float64))
+    log: list[Tensor] = []
+    wrapped("sess", seen_as(lambda x: x[:, 0], log))(evidence, sess_scales=[1.0, 1.3])
+    scores = torch.stack([score(model(seen)[0]) for seen in log]).detach()
+    assert scores.argmax() > 0, "or the first window is the largest anyway"
+    only_first = wrapped("sess", seen_as(lambda x: ones(look(model, x)) * torch.equal(x, log[0])))
+    peak = only_first(evidence, sess_scales=[1.0, 1.3]).amax()
+    assert_close(peak, scores[0] / scores.amax())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("noise:gradcam", {"noise_samples": 0}, "noise_samples is 0 and noise_level 0.15; give 1 or more samples"),
+        ("noise:gradcam", {"noise_samples": "many"}, "noise_samples is 'many'"),
+        ("noise:gradcam", {"noise_level": -0.1}, "noise_level -0.1; .*0 or more"),
+        ("noise:gradcam", {"noise_level": float("nan")}, "noise_level nan"),
+        ("sess:gradcam", {"sess_scales": []}, r"sess_scales is \[\] and sess_step 1.0; give a list of scales"),
+        ("sess:gradcam", {"sess_scales": [0.5]}, "scales of 1 or more"),
+        ("sess:gradcam", {"sess_scales": 2}, "sess_scales is 2"),
+        ("sess:gradcam", {"sess_step": 0}, "sess_step 0; .*a step above 0 and up to 1"),
+        ("sess:gradcam", {"sess_step": 1.5}, "sess_step 1.5"),
+        ("sess:gradcam", {"sess_threshold": "high"}, "sess_threshold is 'high'"),
+    ],
+)
+def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        find(name)(look(net().double(), pictures()), **options)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_sess_is_for_pictures(axes: int) -> None:
+    with pytest.raises(
+        MethodError, match=r"sess looks at parts of pictures \(N, C, H, W\), and the inputs are of size"
+    ):
+        find("sess:gradcam")(look(net(axes).double(), pictures(2, (6, 8, 6)[:axes])))
+
+
+@pytest.mark.parametrize("name", ["tta:gradcam", "sess:gradcam"])
+@pytest.mark.parametrize("about", [lambda region: region, Negated])
+def test_what_is_about_a_place_is_not_moved(name: str, about: Callable[[Region], Target]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1))
+    target = about(Region(0, torch.ones(8, 10)))
+    with pytest.raises(MethodError, match=f"{type(target).__name__} is about a part of it that stays where it is"):
+        find(name)(look(model, pictures().float(), target))
+    assert find("noise:gradcam")(look(model, pictures().float(), target)).any()
+
+
+# ------------------------------------------------------------------------------------------------------------- eigen
+
+
+def test_eigen_of_hirescam_is_eigengradcam() -> None:
+    evidence = look(net().double(), pictures())
+    assert_close(find("eigen:hirescam")(evidence), METHODS["eigengradcam"](evidence))
+
+
+def test_eigen_is_the_first_singular_vector_of_what_is_summed_otherwise() -> None:
+    evidence = look(net().double(), pictures())
+    weights, A = METHODS["gradcam"].weights, evidence.activations
+    assert weights is not None
+    X = (weights(evidence) * A).flatten(2).mT.numpy()  # (R, positions, channels)
+    expected = []
+    for row in X:
+        _, _, V = np.linalg.svd(row)
+        component = row @ V[0]
+        energy = (row**2).sum(1)
+        expected.append(np.maximum(component * np.sign((component * energy).sum()), 0).reshape(4, 5))
+    close_to_peak(find("eigen:gradcam")(evidence), torch.from_numpy(np.stack(expected)))
+
+
+# -------------------------------------------------------------------------------------------- what all of them keep
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_its_pictures_one_by_one(name: str) -> None:
+    model, x = net().double(), pictures()
+    together = find(name)(look(model, x, [ClassScore(2), Value(0), ClassScore(4)]))
+    assert together.dtype == torch.float64
+    for n, target in enumerate([ClassScore(2), Value(0), ClassScore(4)]):
+        assert_close(find(name)(look(model, x[n : n + 1], target))[0], together[n])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_rows_of_one_picture_are_each_alone(name: str) -> None:
+    model, x, rows = net().double(), pictures(2), [0, 1, 0]
+    wanted: list[Target] = [ClassScore(2), ClassScore(2), ClassScore(0)]
+    together = find(name)(look(model, x, wanted, rows))
+    for row, (image, target) in enumerate(zip(rows, wanted, strict=True)):
+        assert_close(find(name)(look(model, x[image : image + 1], target))[0], together[row])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_evidence_and_the_dice_stay_as_they_are(name: str) -> None:
+    evidence = look(net().double(), pictures())
+    before = [evidence.inputs.clone(), evidence.activations.clone(), evidence.gradients.clone()]
+    state, python = torch.get_rng_state(), random.getstate()
+    find(name)(evidence)
+    assert all(map(torch.equal, before, [evidence.inputs, evidence.activations, evidence.gradients]))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["tta:gradcam", "noise:gradcam", "eigen:gradcam"])
+def test_sounds_pictures_and_volumes_alike(name: str, axes: int) -> None:
+    evidence = look(net(axes).double(), pictures(2, (6, 8, 6)[:axes]))
+    assert find(name)(evidence).shape == METHODS["gradcam"](evidence).shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_a_map_is_finite_whatever_the_picture(name: str, scale: float) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), Apply(lambda a: a.relu().mean((2, 3))), nn.Linear(4, 5))
+    assert find(name)(look(model, scale * pictures().float())).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [*NAMES, "noise:tta:gradcam", "tta:eigen:layercam"])
+def test_half_precision_is_widened(name: str) -> None:
+    evidence = look(net().bfloat16(), pictures().bfloat16())
+    assert find(name)(evidence).dtype == torch.float32
+
+
+# ----------------------------------------------------------------------------------------------------- for a person
+
+
+class Prepare:
+    """A transform that tells, as torchvision's do, how it normalises."""
+
+    mean, std = (0.5, 0.4, 0.3), (0.25, 0.25, 0.25)
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        numbers = torch.from_numpy(np.asarray(picture).copy()).movedim(2, 0) / 255
+        return (numbers - torch.tensor(self.mean).reshape(3, 1, 1)) / torch.tensor(self.std).reshape(3, 1, 1)
+
+
+def test_a_photo_becomes_darker_and_brighter_as_a_photo_does() -> None:
+    photo = np.random.default_rng(0).integers(0, 200, (8, 10, 3), dtype=np.uint8)
+    model, prepare = net(), Prepare()
+    result = camtool.explain(model, photo, 2, method="tta:layercam", layer="0", transform=prepare)
+    assert (result.method, result.layer) == ("tta:layercam", "0")
+    total = torch.zeros(4, 5)
+    for factor in (0.9, 1.0, 1.1):
+        for flip in (False, True):
+            x = (prepare(photo) - prepare(0 * photo)) * factor + prepare(0 * photo)
+            maps = METHODS["layercam"](look(model, (x.flip(-1) if flip else x)[None]))[0]
+            total += (maps.flip(-1) if flip else maps) / 6
+    assert result.raw.any()
+    assert_close(torch.from_numpy(result.raw), total)
+
+
+def test_several_wrapped_methods_take_their_own_options() -> None:
+    x = pictures().float()
+    options = {"noise_samples": 2, "sess_scales": (1.0,), "layer": "0"}
+    by_method = camtool.explain(net(), x, 2, method=["noise:layercam", "sess:gradcam", "gradcam"], **options)[0]
+    assert [each.method for each in by_method] == ["noise:layercam", "sess:gradcam", "gradcam"]
+    assert [each.raw.shape for each in by_method] == [(4, 5), (8, 10), (4, 5)]
+
+
+@pytest.mark.parametrize("name", ["tta:gradcam", "sess:gradcam"])
+def test_a_silent_gradient_is_told_of_through_a_wrapper(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Apply(lambda a: 0 * a.mean((2, 3))), nn.Linear(4, 5))
+    (result,) = camtool.explain(model, pictures(1).float(), 2, method=name, layer="0")
+    assert any("gradient at the layer is zero everywhere" in warning for warning in result.warnings)
