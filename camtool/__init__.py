@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from camtool.evidence import Evidence
     from camtool.explanation import Explainer, Explanation, explain
+    from camtool.factorisation import Concepts, concepts
     from camtool.hooks import Record, Recorder
     from camtool.methods import METHODS, method
     from camtool.models import Loaded, load
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "METHODS": "methods",
     "CamtoolError": "errors",
+    "Concepts": "factorisation",
     "Evidence": "evidence",
     "Explainer": "explanation",
     "Explanation": "explanation",
@@ -39,6 +41,7 @@ _HOMES = {
     "Record": "hooks",
     "Recorder": "hooks",
     "TargetError": "errors",
+    "concepts": "factorisation",
     "explain": "explanation",
     "load": "models",
     "method": "methods",
@@ -51,6 +54,7 @@ _ROOMS = ("errors", "hooks", "maps", "overlay", "targets")
 __all__ = [
     "METHODS",
     "CamtoolError",
+    "Concepts",
     "Evidence",
     "Explainer",
     "Explanation",
@@ -63,6 +67,7 @@ __all__ = [
     "Record",
     "Recorder",
     "TargetError",
+    "concepts",
     "explain",
     "load",
     "method",

@@ -133,7 +133,8 @@ class ScaledMax:
 def product(stacked: Tensor) -> Tensor:
     """Hot is only what is hot in all layers: RefineCAM, arXiv 2605.14641.
 
-    ``M = Π_l minmax(up(M_l))``. Peers multiply at the picture's size, this on the finest of the layers' grids, from where the map is brought to the picture like any other. A layer whose map is empty empties the product.
+    ``M = Π_l minmax(up(M_l))``. Peers multiply at the picture's size, this on the finest of the layers' grids, from
+    where the map is brought to the picture like any other. A layer whose map is empty empties the product.
     """
     return torch.stack([min_max(each) for each in stacked]).prod(0)
 

@@ -370,7 +370,9 @@ def test_a_name_that_is_no_text_is_told(explained, photos):
 def test_the_methods_are_listed(camtool_):
     said = camtool_("methods")
     assert (said.code, said.err) == (0, "")
-    named = [line.split()[0] for line in said.out.splitlines()[1:] if line.strip() and line[0] != " "]
+    listed, _, advice = said.out.partition("\nBefore a name, ")
+    named = [line.split()[0] for line in listed.splitlines()[1:] if line.strip() and line[0] != " "]
+    assert "tta:gradcam" in advice
     assert sorted(named) == sorted(camtool.METHODS)
     costs = [camtool.METHODS[name].cost for name in named]
     assert [cost for cost, _ in groupby(costs)] == ["a pass", "some passes", "many tails", "many passes"]
