@@ -95,7 +95,7 @@ ROOMS = {
         *("streaming", "targets", ""),
     },
     "__main__": {"cli"},
-    "": {"errors", "evidence", "explanation", "hooks", "methods", "models"},
+    "": {"errors", "evidence", "explanation", "factorisation", "hooks", "methods", "models"},
 }
 """Room → the rooms it may import, wherever in the file it does so; "" is ``camtool`` itself."""
 
