@@ -413,7 +413,7 @@ def show_demo(
         shown = tour(out, scenes)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", style="bold cyan")
-    for heading in ("points within a cell", "energy inside", "by chance", "ms a scene"):
+    for heading in ("points at it", "energy inside", "by chance", "ms a scene"):
         table.add_column(heading, justify="right")
     for row in shown.rows:
         table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")

@@ -6,6 +6,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nets import Apply
@@ -19,6 +20,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.evidence import Evidence, Scene
 from camtool.layers import Layer, Layout
+from camtool.maps import MERGES
 from camtool.methods import METHODS, check_options, find, method
 from camtool.targets import ClassScore, Contrast, Probability, Target, Value
 
@@ -360,6 +362,45 @@ def test_a_method_leaves_the_evidence_as_it_is(name: str) -> None:
     METHODS[name](evidence)
     assert torch.equal(evidence.activations, A)
     assert torch.equal(evidence.gradients, g)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("name", METHODS)
+def test_two_layers_make_one_map_whatever_the_merge(name: str, merge: str) -> None:
+    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    options = FEWER.get(name, {})
+    layers = ["trunk.0", "trunk.1"] if name != "liftcam" else ["trunk.1", "trunk"]  # before the ReLU the tail bends
+    together = camtool.explain(net, x, STEADY.get(name, 0), method=name, layer=layers, merge=merge, **options)
+    alone = raw(net, x, name)
+    for result in together:
+        assert result.raw.shape == alone.shape[1:]
+        assert np.isfinite(result.raw).all()
+        assert result.layer == ("" if METHODS[name].at_input else " + ".join(layers))
+
+
+SPACES = {1: (nn.Conv1d, (16,)), 2: (nn.Conv2d, (8, 12)), 3: (nn.Conv3d, (4, 6, 8))}
+
+
+@pytest.mark.parametrize("axes", SPACES)
+@pytest.mark.parametrize("name", METHODS)
+def test_signals_pictures_and_volumes_are_served_alike(name: str, axes: int) -> None:
+    """From the model to the raw map; each is what it is for that image alone."""
+    convolution, size = SPACES[axes]
+    torch.manual_seed(1)
+    net = Net(
+        nn.Sequential(convolution(3, C, 3, stride=2, padding=1), nn.ReLU()),
+        nn.Sequential(Apply(lambda a: a.flatten(2).mean(2)), nn.Linear(C, CLASSES)),
+    ).double()
+    net.tail[1].weight.data.abs_()  # so that every channel speaks for every class, and no map is rightly empty
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    layer = Layer("trunk", Layout("channels first", tuple(side // 2 for side in size)))
+    options = FEWER.get(name, {}) | ({"score": "target"} if name == "groupcam" else {})  # probabilities may fall
+    target = ClassScore(STEADY.get(name, 0))
+    together = METHODS[name](look(net, layer, x, target), **options)
+    assert together.ndim == 1 + axes
+    assert together.isfinite().all()
+    for n in range(2):
+        close_to_peak(METHODS[name](look(net, layer, x[n : n + 1], target), **options), together[n : n + 1], 1e-7)
 
 
 # --------------------------------------------------------------------------------------- any two tensors will do

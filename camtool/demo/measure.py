@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from camtool.demo.camnet import prepared
 from camtool.demo.scenes import LABELS, Box, Scene, scene
 
-__all__ = ["UNSEEN", "Pointing", "accuracy", "both_found", "energy_at_mark", "energy_in", "is_hit", "pointing"]
+__all__ = ["UNSEEN", "Pointing", "accuracy", "both_found", "energy_at_mark", "energy_in", "pointing"]
 
 UNSEEN = 1_000_000_000
 """Seeds from here on are never trained on."""
 
 _BATCH = 64
-_TOLERANCE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,12 @@ class Pointing:
     """How well maps find the object they were asked for.
 
     Attributes:
-        hits: The part of the maps whose highest pixel lies within a cell of the object, see :func:`is_hit`.
-        exact: The part of the maps whose highest pixel lies on the very object.
+        hits: The part of the maps whose highest pixel lies on the object: the pointing game, without a tolerance.
         energy: The mean part of a map's heat that lies on the object.
         share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
     """
 
     hits: float
-    exact: float
     energy: float
     share: float
 
@@ -85,7 +82,7 @@ def pointing(model: nn.Module, seeds: Iterable[int], *, objects: int = 2, method
 
     explainer = Explainer(model, method)
     rows = [
-        (is_hit(heat, thing.mask), thing.mask.flat[heat.argmax()], energy_in(heat, thing.mask), thing.mask.mean())
+        (thing.mask.flat[heat.argmax()], energy_in(heat, thing.mask), thing.mask.mean())
         for batch in _batches(scene(seed, objects=objects) for seed in seeds)
         for each, maps in zip(batch, explainer(_inputs(batch), _wanted(batch)), strict=True)
         for thing, heat in zip(each.objects, (one.heatmap for one in maps), strict=True)
@@ -108,17 +105,6 @@ def energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method
         if each.mark is not None
     ]
     return float(np.mean(energies))
-
-
-def is_hit(heat: NDArray[np.float32], region: NDArray[np.bool_]) -> bool:
-    """Whether a map's highest pixel lies in a region or no further from it than a cell of the network's 16 x 16 grid.
-
-    A map cannot point more finely than its grid. The tolerance is ours; :attr:`Pointing.exact` does without one.
-    """
-    row, column = np.unravel_index(heat.argmax(), heat.shape)
-    rows, columns = np.nonzero(region)
-    nearest = np.min((rows - row) ** 2 + (columns - column) ** 2, initial=np.iinfo(np.int64).max)
-    return bool(nearest <= (_TOLERANCE * heat.shape[0]) ** 2)
 
 
 def energy_in(heat: NDArray[np.float32], region: NDArray[np.bool_]) -> float:

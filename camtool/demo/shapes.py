@@ -71,23 +71,9 @@ def _around(count: int, radii: Sequence[float]) -> list[Corner]:
     ]
 
 
-def _crescent(x: Floats, y: Floats) -> Floats:
-    """A disc less a smaller one to its right; the horns' tips are where the two circles meet."""
-    outer, inner, apart = 0.93, 0.64, 0.5
-    tip_x = (outer * outer - inner * inner + apart * apart) / (2 * apart)
-    tip_y = math.sqrt(outer * outer - tip_x * tip_x)
-    y = np.abs(y)
-    to_tip_x, to_tip_y = x - tip_x, y - tip_y
-    beyond_the_tip = apart * (x * tip_y - y * tip_x) > apart * apart * np.maximum(-to_tip_y, 0)
-    tip = np.sqrt(to_tip_x * to_tip_x + to_tip_y * to_tip_y)
-    body = np.maximum(disc(x, y, outer), -disc(x - apart, y, inner))
-    distance: Floats = np.where(beyond_the_tip, tip, body) - np.float32(0.04)
-    return distance
-
-
 def _drop(x: Floats, y: Floats) -> Floats:
     """A disc and the two lines from a tip above that touch it."""
-    radius, tip, middle = 0.6, -0.92, 0.32
+    radius, tip, middle = 0.62, -0.84, 0.24
     sine = radius / (middle - tip)
     cosine = math.sqrt(1 - sine * sine)
     x = np.abs(x)
@@ -98,8 +84,16 @@ def _drop(x: Floats, y: Floats) -> Floats:
     round_part = x * sine > up * cosine
     apex = np.sqrt(x * x + from_tip * from_tip)
     flat = np.where(beyond_the_tip, apex, side)
-    distance: Floats = np.where(round_part, disc(x, up, radius), flat) - np.float32(0.05)
+    distance: Floats = np.where(round_part, disc(x, up, radius), flat) - np.float32(0.12)
     return distance
+
+
+def _fish(x: Floats, y: Floats) -> Floats:
+    """Where two discs overlap, and a tail."""
+    radius, apart, middle = 0.8, 0.33, -0.22
+    y = np.abs(y)
+    body = disc(x - middle, y + apart, radius)
+    return np.minimum(body, _TAIL(x, y)) - np.float32(0.04)
 
 
 def _flower(x: Floats, y: Floats) -> Floats:
@@ -128,20 +122,21 @@ _CROSS = [
     (-0.27, -0.88), (0.27, -0.88), (0.27, -0.27), (0.88, -0.27), (0.88, 0.27), (0.27, 0.27),
     (0.27, 0.88), (-0.27, 0.88), (-0.27, 0.27), (-0.88, 0.27), (-0.88, -0.27), (-0.27, -0.27),
 ]  # fmt: skip
-_LIGHTNING = [(0.3, -0.88), (-0.56, 0.16), (-0.08, 0.16), (-0.3, 0.88), (0.56, -0.22), (0.1, -0.22)]
+_LIGHTNING = [(0.42, -0.86), (-0.2, -0.86), (-0.6, 0.2), (-0.08, 0.2), (-0.3, 0.9), (0.62, -0.24), (0.12, -0.24)]
+_TAIL = _polygon([(0.02, 0.0), (0.82, -0.48), (0.75, 0.0), (0.82, 0.48)], 0.0)
 _SQUARE = [(-0.66, -0.66), (0.66, -0.66), (0.66, 0.66), (-0.66, 0.66)]
 
 SHAPES: dict[str, Shape] = {
     "arrow": _polygon(_ARROW, 0.08),
-    "crescent": _crescent,
     "cross": _polygon(_CROSS, 0.08),
     "drop": _drop,
+    "fish": _fish,
     "flower": _flower,
     "heart": _heart,
     "lightning": _polygon(_LIGHTNING, 0.07),
     "square": _polygon(_SQUARE, 0.08),
     "star": _polygon(_around(10, [0.93, 0.43]), 0.07),
-    "triangle": _polygon(_around(3, [0.92]), 0.08),
+    "triangle": _polygon(_around(3, [0.82]), 0.17),
 }
 """Name → shape; the order is that of the classes."""
 

@@ -28,7 +28,7 @@ from camtool.models import Loaded
 
 __all__ = ["METHODS", "Row", "Tour", "exhibits", "judge", "showcase", "tour"]
 
-METHODS = ("gradcam", "gradcam++", "layercam", "cam")
+METHODS = ("gradcam", "gradcam++", "layercam", "rivalcam", "cam")
 """The methods that the tour compares; the first is the one on the overview."""
 
 _SIZE = 256
@@ -51,7 +51,7 @@ class Row:
     Attributes:
         method: Its name.
         maps: How many maps it made: one an object.
-        hits: The part of the maps that point within a cell of the object, see :func:`camtool.demo.measure.is_hit`.
+        hits: The part of the maps whose highest pixel lies on the object: the pointing game.
         energy: The mean part of a map's heat that lies on the object.
         share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
         milliseconds: The time a picture took, all its objects together.
@@ -143,7 +143,7 @@ def judge(model: Loaded, scenes: Sequence[Scene], method: str) -> tuple[Row, lis
     answers = [explainer(each.image, [thing.index for thing in each.objects]) for each in scenes]
     milliseconds = (time.perf_counter() - start) * 1000 / len(scenes)
     found = [
-        (measure.is_hit(answer.heatmap, thing.mask), measure.energy_in(answer.heatmap, thing.mask), thing.mask.mean())
+        (thing.mask.flat[answer.heatmap.argmax()], measure.energy_in(answer.heatmap, thing.mask), thing.mask.mean())
         for each, own in zip(scenes, answers, strict=True)
         for thing, answer in zip(each.objects, own, strict=True)
     ]
@@ -185,7 +185,7 @@ def _overview(scenes: Sequence[Scene], row: Row, answers: Sequence[Sequence[Expl
     words = (
         f"Scenes that the model has never seen, explained with {row.method}. The white line is the true outline of the "
         "object that was asked for; the colour is where the model looked, red most. The figure is the part of the heat "
-        "that lies on the object: green where the hottest point does, up to a cell of the grid, else red."
+        "that lies on the object: green where the hottest point does too, else red."
     )
     blocks = list(map(_block, count(1), scenes, answers))
     columns = min(6, max(3, sum(len(block.cells) for block in blocks)))
@@ -196,7 +196,7 @@ def _block(number: int, picture: Scene, answers: Sequence[Explanation]) -> Block
     cells = [Cell(picture.image, f"scene {number}")]
     for thing, answer in zip(picture.objects, answers, strict=True):
         energy = f"{measure.energy_in(answer.heatmap, thing.mask):.0%} on it"
-        color = GOOD if measure.is_hit(answer.heatmap, thing.mask) else POOR
+        color = GOOD if thing.mask.flat[answer.heatmap.argmax()] else POOR
         cells.append(Cell(_outlined(thing, answer), f"asked for {thing.label}", energy, color))
     return Block(", ".join(thing.label for thing in picture.objects), cells)
 
