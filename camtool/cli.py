@@ -204,7 +204,7 @@ def _explainer(
     if not names:
         raise CamtoolError(f"--method names none; known are {', '.join(known.METHODS)}.")
     found = [known.find(name) for name in names]  # a slip of the pen should not cost a download first
-    known.check_options(found, settings.keys() - {"layer", "merge", "batch_size"})
+    known.check_options(found, settings.keys() - {*_SETTINGS})
     merge_function(settings["merge"])
     where = _device(device)
     waiting = nullcontext() if quiet else _err.status(f"Loading {escape(model)} ...")
@@ -214,6 +214,10 @@ def _explainer(
     return Explainer(loaded, names, **settings)
 
 
+_SETTINGS = ("layer", "merge", "batch_size")
+"""What reaches the explainer beside the methods' options, and is not one of them."""
+
+
 def _options(given: list[str] | None) -> dict[str, Any]:
     """The methods' options, by name; a value that is JSON, such as 50, 0.5, true or [1, 2], is read as what it says."""
     options = {}
@@ -221,6 +225,8 @@ def _options(given: list[str] | None) -> dict[str, Any]:
         name, equals, text = each.partition("=")
         if not equals or not name.isidentifier():
             raise CamtoolError(f"--option {each!r} is not of the form NAME=VALUE, samples=50 say.")
+        if name in _SETTINGS:
+            raise CamtoolError(f"--option {each!r} is no option of a method; use --{name.replace('_', '-')}.")
         try:
             options[name] = json.loads(text)
         except ValueError:
@@ -398,7 +404,7 @@ def list_methods() -> None:
         table.add_section()
     _out.print(table)
     wrappers = ", ".join(f"[bold cyan]{name}:[/]" for name in WRAPPERS)
-    _out.print(f"\nBefore a name, {wrappers} steady a map: tta:gradcam, say.", soft_wrap=True)
+    _out.print(f"\nBefore a name, {wrappers} make another map of its maps: tta:gradcam, say.", soft_wrap=True)
 
 
 @app.command("demo")

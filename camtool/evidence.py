@@ -3,12 +3,14 @@
 A method is a function from :class:`Evidence` to raw maps. What costs something is done when it is first asked for:
 a method that never reads ``gradients`` pays for no backward pass, and one that never reads ``head`` needs no such head.
 
-Evidence comes in rows, and a row is one target on one image. Mostly that is one row an image; where several classes are
-asked of one image its forward, its backward pass and its perturbed passes are shared by its rows.
+Evidence comes in rows, and a row is one target on one image. Mostly that is one row an image. Where several classes are
+asked of one image, its rows share the forward, the backward pass to the layer, and the passes with masks or changed
+activations; only :meth:`Evidence.on_graph` runs each row by itself.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.hooks import Inputs, Observation, call, left_as_found, main_tensor, map_tensors, observe, resume
+from camtool.hooks import Inputs, Observation, call, left_as_found, main_tensor, map_tensors, observe, resume, trace
 from camtool.layers import Layer, resolve
-from camtool.streaming import Twin, in_chunks, room_for
+from camtool.maps import widened
+from camtool.streaming import Twin, in_chunks, largest_behind, room_for
 from camtool.targets import Target
 
 __all__ = ["Evidence", "LinearHead", "Make", "Scene"]
@@ -62,6 +65,8 @@ class Scene:
         self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
         self.observation: Observation = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
         self.logits: Tensor = targets.logits(self.observation.output).detach()
+        self.latest: _Question | None = None
+        self._tails_at_once: dict[str, int] = {}
         self._kind = self.logits.device.type
         self._autocast = torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)
 
@@ -77,7 +82,7 @@ class Scene:
         """
         question = _question(self, wanted, range(len(wanted)) if images is None else images)
         looked_at: Sequence[Layer | None] = self.layers if inside and self.layers else [None]
-        return [Evidence(question, layer) for layer in looked_at]
+        return [Evidence(self, question, layer) for layer in looked_at]
 
     def tensor(self, layer: Layer) -> Tensor:
         """What the layer returned at its last call, in its own layout, on the graph."""
@@ -99,6 +104,14 @@ class Scene:
         changed: Inputs = map_tensors(self.inputs, part)
         return changed
 
+    def tails_at_once(self, layer: Layer) -> int:
+        """How many variants of one image's activations fit into memory, with all that follows the layer."""
+        if layer.name not in self._tails_at_once:
+            with self.as_called():
+                calls = trace(self.model, self.inputs_of(0))
+            self._tails_at_once[layer.name] = room_for(largest_behind(calls, layer.name), self.tensor(layer))
+        return self._tails_at_once[layer.name]
+
     @cached_property
     def twin(self) -> Twin:
         """The model again, for many passes in a row."""
@@ -107,19 +120,18 @@ class Scene:
 
 @dataclass
 class _Question:
-    """Some targets on a scene, one a row; one backward pass serves all layers and all rows, when first asked for."""
+    """Some targets, one a row, on what layers returned; one backward pass serves all of them, when first asked for."""
 
-    scene: Scene
     targets: list[targets.Target]
     images: list[int]
     scores: Tensor
+    seen: dict[str, Tensor]
 
     @cached_property
-    def gradients(self) -> list[Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """For each layer how each row's score depends on what the layer returned for the row's image, ``(R, ...)``."""
         self._check_that_it_has_slopes()
-        tensors = [self.scene.tensor(layer) for layer in self.scene.layers]
-        return _by_row(self.scores, self.images, tensors)
+        return dict(zip(self.seen, _by_row(self.scores, self.images, list(self.seen.values())), strict=True))
 
     def curvature(self, tensor: Tensor, along: Tensor) -> Tensor:
         """Each row's Hessian towards its image's part of a tensor, times the row's direction, ``(R, ...)``."""
@@ -138,7 +150,7 @@ class _Question:
         if not self.scores.requires_grad:
             raise LayerError(
                 "the score does not depend on the layers "
-                f"{[layer.name for layer in self.scene.layers]} through a gradient; choose a layer that leads to it, "
+                f"{list(self.seen)} through a gradient; choose a layer that leads to it, "
                 "and a target that does not detach the output."
             )
 
@@ -148,9 +160,14 @@ class _Question:
 
 
 def _question(scene: Scene, wanted: Sequence[targets.Target], images: Sequence[int]) -> _Question:
-    with torch.inference_mode(False), torch.enable_grad():
-        scores = targets.score(wanted, scene.observation.output, images)
-    return _Question(scene, list(wanted), list(images), scores)
+    """A question to a scene; the same as the latest is not asked again, so methods and layers share its gradients."""
+    latest = scene.latest
+    if latest is None or (latest.targets, latest.images) != (list(wanted), list(images)):
+        with torch.inference_mode(False), torch.enable_grad():
+            scores = targets.score(wanted, scene.observation.output, images)
+        seen = {layer.name: scene.tensor(layer) for layer in scene.layers}
+        latest = scene.latest = _Question(list(wanted), list(images), scores, seen)
+    return latest
 
 
 def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -170,7 +187,12 @@ def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) ->
 
 def _turns(images: Sequence[int]) -> list[int]:
     """For each row how many rows before it are about the same image."""
-    return [list(images[:row]).count(image) for row, image in enumerate(images)]
+    met: Counter[int] = Counter()
+    turns = []
+    for image in images:
+        turns.append(met[image])
+        met[image] += 1
+    return turns
 
 
 def _bend(score: Tensor, tensor: Tensor, along: Tensor) -> Tensor:
@@ -212,8 +234,8 @@ class Evidence:
     in float32 at least: half precision is widened, so that a sum over positions does not lose them.
     """
 
-    def __init__(self, question: _Question, layer: Layer | None) -> None:
-        self._question, self._scene, self._seen = question, question.scene, layer
+    def __init__(self, scene: Scene, question: _Question, layer: Layer | None) -> None:
+        self._scene, self._question, self._seen = scene, question, layer
 
     # ------------------------------------------------------------------------------------------- what was seen
 
@@ -229,7 +251,7 @@ class Evidence:
         Raises:
             LayerError: No gradient can pass from the score to the layer.
         """
-        return self._on_grid(self._question.gradients[self._scene.layers.index(self._layer)])
+        return self._on_grid(self._question.gradients[self._layer.name])
 
     def curvature(self, direction: Tensor) -> Tensor:
         """How the gradients change as the activations move along a direction: the Hessian of each row's score times it.
@@ -357,19 +379,31 @@ class Evidence:
 
         Where there is one, other activations are scored by arithmetic, without the tail: see :meth:`of_logits`.
         """
+        return self._head if self._logits_suffice else None
+
+    @property
+    def _logits_suffice(self) -> bool:
+        """Whether the rows' scores follow from the logits alone.
+
+        A person's own function is given one image's output as the model made it, of which the logits may be a part.
+        """
         output = self._scene.observation.output
         plain = isinstance(output, Tensor) and output.ndim == 2
-        # A person's own function is given one image's output as the model made it, of which the logits may be a part.
-        return self._head if plain or not any(isinstance(t, targets.Custom) for t in self.targets) else None
+        return plain or not any(isinstance(targets.innermost(target), targets.Custom) for target in self.targets)
 
     @cached_property
     def head_weights(self) -> Tensor:
         """How each row's score depends on each pooled channel, ``(R, C)``: the class' row of the head's weights.
 
         Raises:
-            MethodError: See :attr:`head`.
+            MethodError: See :attr:`head`; or the targets need more of the model's output than its logits.
         """
         head = self.head
+        if not self._logits_suffice:
+            raise MethodError(
+                "method 'cam' weighs channels by the logits, and target_class is a function of the model's whole "
+                "output; use method='gradcam', which works on any target."
+            )
         with torch.inference_mode(False), torch.enable_grad():
             logits = self.logits.clone().requires_grad_()
             scores = targets.score(self.targets, logits, self.images)
@@ -380,7 +414,7 @@ class Evidence:
 
     def about(self, wanted: Sequence[Target], images: Sequence[int]) -> Evidence:
         """Other targets, one a row, on the same forward: what the same layer shows about each on its image."""
-        return Evidence(_question(self._scene, wanted, images), self._seen)
+        return Evidence(self._scene, _question(self._scene, wanted, images), self._seen)
 
     def again(self, inputs: Tensor) -> Evidence:
         """The same targets on other pictures ``(N, C, *size)``, one for each that was given, seen at the same layer."""
@@ -454,8 +488,7 @@ class Evidence:
         The arguments and the result are those of :meth:`passes`; ``make`` gives activations ``(m, C, *grid)``.
         """
         image, wanted = self.images[rows[0]], [self.targets[row] for row in rows]
-        own = self._scene.tensor(self._layer)
-        parts = in_chunks(count, room_for(own[0].numel(), own) if chunk is None else chunk)
+        parts = in_chunks(count, self._scene.tails_at_once(self._layer) if chunk is None else chunk)
         return torch.cat([_scored(self._resumed(make(part), image), wanted) for part in parts])
 
     def of_logits(self, rows: Sequence[int], logits: Tensor) -> Tensor:
@@ -481,8 +514,7 @@ class Evidence:
         return _linear_head(self.model, self.activations, self._question.of_rows(self.logits))
 
     def _on_grid(self, tensor: Tensor) -> Tensor:
-        maps = self._layer.layout.to_grid(tensor)
-        return maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+        return widened(self._layer.layout.to_grid(tensor))
 
 
 def _scored(output: Any, wanted: Sequence[Target]) -> Tensor:
@@ -506,8 +538,7 @@ def _linear_layers(model: nn.Module, *, channels: int, classes: int) -> list[tup
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.shape[:2] == (classes, channels) and weight[0, 0].numel() == 1:
-            wide = weight.detach().flatten(1)
-            wide = wide.float() if wide.dtype in (torch.float16, torch.bfloat16) else wide
+            wide = widened(weight.detach().flatten(1))
             bias = getattr(module, "bias", None)
             found.append((wide, wide.new_zeros(classes) if bias is None else bias.detach().to(wide)))
     return found

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
-from camtool.errors import CamtoolError, LayerError, MethodError, TargetError
+from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
-from camtool.hooks import module_named
+from camtool.hooks import name_of
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_options, find
-from camtool.models import Loaded, Transform, usual_labels
+from camtool.models import Loaded, Transform, labels_for
 from camtool.pictures import Picture, Preparer, Source, batches, heatmaps, is_batch
 from camtool.trust import doubts
 
@@ -43,7 +43,8 @@ class Explanation:
 
     Attributes:
         heatmap: ``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look.
-        raw: ``(h, w)`` float32, the method's own values at the layer's size, not normalised.
+        raw: ``(h, w)`` float32, the method's own values, not normalised: mostly at the layer's size, at the input's for
+            some methods.
         photo: ``(H, W, 3)`` uint8, what was given, upright.
         seen: ``(H, W)`` booleans: the part of the photo that reached the model.
         label: What was explained: the class' name, ``"class 281"`` where names are not known, or the target's.
@@ -114,7 +115,8 @@ class Explanation:
     def __repr__(self) -> str:
         probability = "" if self.probability is None else f", probability {self.probability:.1%}"
         warned = f", {len(self.warnings)} warnings" if self.warnings else ""
-        return f"<Explanation of {self.label!r}{probability}: {self.method} at {self.layer}{warned}>"
+        where = f" at {self.layer}" if self.layer else ""
+        return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{warned}>"
 
 
 def explain(
@@ -152,7 +154,7 @@ def explain(
         transform: From PIL image to the model's input, where ``model`` does not bring it.
         labels: The names of the classes, where ``model`` does not bring them.
         device: Where the inputs go; by default where the model is.
-        batch_size: How many pictures run at once, at most.
+        batch_size: How many pictures run at once, at most; methods at the pixels run one for each class asked of it.
         **options: The method's own.
 
     Returns:
@@ -209,12 +211,15 @@ class Explainer:
         self._labels = labels if labels is not None else loaded.labels
         self._methods = [find(each) for each in _as_list(method)]
         self._several_methods = isinstance(method, (list, tuple))
-        self._layers = None if layer is None else [_name_in(self._model, each) for each in _as_list(layer)]
+        self._layers = None if layer is None else [name_of(self._model, each) for each in _as_list(layer)]
         self._merge = maps.merge_function(merge)
         self._prepare = Preparer(self._model, transform or loaded.transform, device)
         self._batch_size = batch_size
         self._options = options
         check_options(self._methods, options)
+        if layer is not None and all(each.at_input for each in self._methods):
+            names = ", ".join(repr(each.name) for each in self._methods)
+            raise MethodError(f"layer={layer!r} was given, but method {names} looks at no layer; leave it out.")
         for name, given in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -244,7 +249,7 @@ class Explainer:
         looks_inside = not all(method.at_input for method in self._methods)
         layers = resolve(self._model, batch, self._layers) if looks_inside else []
         scene = Scene(self._model, batch, layers, black=pictures[0].black)
-        labels = self._labels_for(scene.logits.shape[1])
+        labels = labels_for(self._model, self._labels, scene.logits.shape[1])
         chosen = [
             [target for each in _as_list(want) for target in targets.choose(each, output, labels)]
             for want, output in zip(wants, scene.logits, strict=True)
@@ -253,13 +258,6 @@ class Explainer:
         by_method = [self._answers(method, scene, rows, pictures, labels) for method in self._methods]
         by_row = iter(zip(*by_method, strict=True))
         return [[list(next(by_row)) for _ in own] for own in chosen]
-
-    def _labels_for(self, classes: int) -> Sequence[str] | None:
-        if self._labels is None:
-            return usual_labels(self._model, classes)
-        if len(self._labels) != classes:
-            raise TargetError(f"labels has {len(self._labels)} names, but the model has {classes} classes.")
-        return self._labels
 
     def _answers(
         self,
@@ -358,13 +356,3 @@ def _per_image(wants: Any, count: int) -> list[Any]:
             "(a list of classes where an image should be asked for several), or a single one for all."
         )
     return list(wants)
-
-
-def _name_in(model: nn.Module, layer: str | nn.Module) -> str:
-    if isinstance(layer, str):
-        module_named(model, layer)
-        return layer
-    for name, module in model.named_modules():
-        if module is layer:
-            return str(name)
-    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")

@@ -19,10 +19,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
-from camtool.errors import CamtoolError, LayerError, MethodError, TargetError
-from camtool.hooks import modules_by_name, observe, resume
+from camtool.errors import CamtoolError, LayerError, MethodError
+from camtool.hooks import name_of, observe, resume
 from camtool.layers import Layer, resolve
-from camtool.models import Loaded, Transform, usual_labels
+from camtool.models import Loaded, Transform, labels_for
 from camtool.pictures import Picture, Preparer, Source, batches, is_batch
 
 if TYPE_CHECKING:
@@ -219,11 +219,12 @@ def concepts(
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
         W, H, explained = factorised(_positive(points, at.name), n)
         probabilities = _probabilities(loaded.model, pictures[0].tensor[None], at, H)
+    names = labels if labels is not None else loaded.labels
     notes = dict.fromkeys(note for picture in pictures for note in picture.notes)
     return Concepts(
         maps=_maps(W, [grid.shape[1:] for grid in grids]),
         vectors=H.float().cpu().numpy(),
-        votes=_votes(probabilities, _names(loaded, labels, probabilities.shape[1])),
+        votes=_votes(probabilities, labels_for(loaded.model, names, probabilities.shape[1])),
         shares=_shares(W, H).float().cpu().numpy(),
         explained=explained,
         pictures=pictures,
@@ -314,7 +315,7 @@ def _looks(
     model: nn.Module, pictures: Sequence[Picture], layer: str | nn.Module | None, batch_size: int
 ) -> tuple[Layer, list[Tensor]]:
     """The layer, as it is for the first picture, and what it returned for each of them, ``(C, h, w)``."""
-    names = None if layer is None else [_name_of(model, layer)]
+    names = None if layer is None else [name_of(model, layer)]
     found: list[Layer] = []
     grids: list[Tensor] = []
     for batch in batches(pictures, batch_size):
@@ -326,15 +327,6 @@ def _looks(
         names = [at.name]
         found.append(at)
     return found[0], grids
-
-
-def _name_of(model: nn.Module, layer: str | nn.Module) -> str:
-    if isinstance(layer, str):
-        return layer
-    for name, module in modules_by_name(model).items():
-        if module is layer:
-            return name
-    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")
 
 
 def _probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vectors: Tensor) -> Tensor:
@@ -355,13 +347,6 @@ def _votes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tuple[Vo
         return Vote(targets.name_of(targets.ClassScore(index), names), index, probability)
 
     return tuple(tuple(map(vote, *each)) for each in zip(indices.tolist(), values.tolist(), strict=True))
-
-
-def _names(loaded: Loaded, labels: Sequence[str] | None, classes: int) -> Sequence[str] | None:
-    names = labels if labels is not None else loaded.labels
-    if names is not None and len(names) != classes:
-        raise TargetError(f"labels has {len(names)} names, but the model has {classes} classes.")
-    return usual_labels(loaded.model, classes) if names is None else names
 
 
 # ------------------------------------------------------------------------------------------------------- in and out

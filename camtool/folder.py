@@ -215,15 +215,20 @@ def run(
 
     Raises:
         TargetError: The model has no such class. This, as what follows, concerns all photos alike.
-        MethodError: The model cannot serve the method.
+        MethodError: The model cannot serve the method. Where a method cannot serve some of the photos, one that is too
+            large for it say, these are failures.
         OSError: A result cannot be written.
     """
+    served = False
     with _manifest(output.folder) as manifest:
         for start in range(0, len(jobs), batch_size):
-            for job, explained in _explained_or_not(explainer, jobs[start : start + batch_size], want):
+            for job, explained in _explained_or_not(
+                explainer, jobs[start : start + batch_size], want, strict=not served
+            ):
                 if isinstance(explained, str):
                     yield Failure(job, explained)
                     continue
+                served = True
                 entries = [_write(explanation, job, output) for explanation in explained]
                 manifest.writelines(_line(entry) for entry in entries)
                 manifest.flush()
@@ -231,19 +236,29 @@ def run(
 
 
 def _explained_or_not(
-    explainer: Explainer, jobs: Sequence[Job], want: Any
+    explainer: Explainer, jobs: Sequence[Job], want: Any, *, strict: bool
 ) -> Iterator[tuple[Job, list[Explanation] | str]]:
-    """Each photo's explanations, or why there are none. If a batch fails, it goes photo by photo to find the cause."""
+    """Each photo's explanations, or why there are none. If a batch fails, it goes photo by photo to find the cause.
+
+    Raises:
+        MethodError: If ``strict``, the method can serve none of the photos.
+    """
     photos = {job: _read(job) for job in jobs}
-    readable = [job for job, photo in photos.items() if not isinstance(photo, str)]
-    explained = _explained(explainer, [photos[job] for job in readable], want)
-    together = dict(zip(readable, explained, strict=True)) if isinstance(explained, list) else {}
+    readable = {job: photo for job, photo in photos.items() if not isinstance(photo, str)}
+    together = _explained(explainer, list(readable.values()), want)
+    if isinstance(together, list):
+        found = dict(zip(readable, together, strict=True))
+    else:
+        found = {job: _explained(explainer, [photo], want) for job, photo in readable.items()}
+    refusals = [each for each in found.values() if isinstance(each, MethodError)]
+    if strict and refusals and len(refusals) == len(found):
+        raise refusals[0]
     for job, photo in photos.items():
-        if isinstance(photo, str):
-            yield job, photo
-            continue
-        alone = together[job] if job in together else _explained(explainer, [photo], want)
-        yield job, f"{job.source}: {alone}" if isinstance(alone, str) else _flat(alone)
+        reason = photo if isinstance(photo, str) else found[job]
+        if isinstance(reason, list):
+            yield job, _flat(reason)
+        else:
+            yield job, reason if job not in found else f"{job.source}: {reason}"
 
 
 def _read(job: Job) -> Image.Image | str:
@@ -258,12 +273,14 @@ def _read(job: Job) -> Image.Image | str:
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] | str:
-    """An entry of explanations a photo, or why there is none."""
+def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] | str | MethodError:
+    """An entry of explanations a photo; or why there is none, which may be that the method cannot serve them."""
     try:
         found: list[Any] = explainer(photos, [want] * len(photos)) if photos else []
-    except (TargetError, MethodError):
+    except TargetError:
         raise
+    except MethodError as error:
+        return error
     except _FAULTS as error:
         return str(error).split("\n", 1)[0] or type(error).__name__
     return found

@@ -50,6 +50,7 @@ __all__ = [
     "map_tensors",
     "module_named",
     "modules_by_name",
+    "name_of",
     "observe",
     "resume",
     "trace",
@@ -523,6 +524,21 @@ def module_named(model: nn.Module, layer: str) -> nn.Module:
         return model.get_submodule(layer)
     except AttributeError:
         raise LayerError(f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))}") from None
+
+
+def name_of(model: nn.Module, layer: str | nn.Module) -> str:
+    """The dotted name of a module of the model; a name stands for itself.
+
+    Raises:
+        LayerError: The module is not part of the model, or there is none of that name.
+    """
+    if isinstance(layer, str):
+        module_named(model, layer)
+        return layer
+    for name, module in modules_by_name(model).items():
+        if module is layer:
+            return name
+    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")
 
 
 def _all_modules(model: nn.Module) -> list[nn.Module]:

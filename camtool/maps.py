@@ -29,6 +29,7 @@ __all__ = [
     "per_row",
     "product",
     "resize",
+    "widened",
 ]
 
 _ROUNDING = 16
@@ -91,6 +92,11 @@ def in_units_of_its_peak(maps: Tensor) -> Tensor:
     return maps / per_row(torch.where(peak > 0, peak, 1), maps)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least, so that sums and products do not lose what half precision had."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 def per_row(values: Tensor, maps: Tensor) -> Tensor:
     """Values of each row, or of each row and channel, with as many axes as the maps, to calculate with them."""
     return values.reshape(*values.shape, *[1] * (maps.ndim - values.ndim))
@@ -133,8 +139,8 @@ class ScaledMax:
 def product(stacked: Tensor) -> Tensor:
     """Hot is only what is hot in all layers: RefineCAM, arXiv 2605.14641.
 
-    ``M = Π_l minmax(up(M_l))``. Peers multiply at the picture's size, this on the finest of the layers' grids, from
-    where the map is brought to the picture like any other. A layer whose map is empty empties the product.
+    ``M = Π_l minmax(up(M_l))``. grad-cam multiplies at the picture's size, this on the finest of the layers' grids,
+    from where the map is brought to the picture like any other. A layer whose map is empty empties the product.
     """
     return torch.stack([min_max(each) for each in stacked]).prod(0)
 

@@ -21,14 +21,14 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import ModelError, near
+from camtool.errors import ModelError, TargetError, near
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from PIL import Image
 
-__all__ = ["Loaded", "Transform", "architecture", "load", "read_state", "usual_labels", "usual_transform"]
+__all__ = ["Loaded", "Transform", "architecture", "labels_for", "load", "read_state", "usual_labels", "usual_transform"]
 
 Transform: TypeAlias = "Callable[[Image.Image], Any]"
 """From a PIL picture to the model's input, ``(C, h, w)``."""
@@ -301,6 +301,19 @@ def usual_transform() -> Transform:
 
     preset: Transform = ImageClassification(crop_size=224)
     return preset
+
+
+def labels_for(model: nn.Module, known: Sequence[str] | None, classes: int) -> Sequence[str] | None:
+    """The names of a model's classes: those that are known, or else the usual ones; ``None`` where there are none.
+
+    Raises:
+        TargetError: There are more or fewer names than classes.
+    """
+    if known is None:
+        return usual_labels(model, classes)
+    if len(known) != classes:
+        raise TargetError(f"labels has {len(known)} names, but the model has {classes} classes.")
+    return known
 
 
 def usual_labels(model: nn.Module, classes: int) -> Sequence[str] | None:

@@ -109,10 +109,15 @@ def is_batch(img: Any) -> bool:
 
 
 def batches(pictures: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
-    """In order, the runs of pictures that fit into one batch: of one shape and type, and not more than ``size``."""
-    for _, run in groupby(pictures, key=lambda picture: (picture.tensor.shape, picture.tensor.dtype)):
+    """In order, the runs of pictures that fit into one batch: of one kind, and not more than ``size``."""
+    for _, run in groupby(pictures, key=_kind):
         while batch := list(islice(run, size)):
             yield batch
+
+
+def _kind(picture: Picture) -> tuple[object, ...]:
+    """What pictures of one batch share: the tensor's shape and type, and whether it is known what black is."""
+    return picture.tensor.shape, picture.tensor.dtype, picture.black is None
 
 
 def heatmaps(pictures: Sequence[Picture], raw: Tensor) -> list[NDArray[np.float32]]:

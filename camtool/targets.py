@@ -93,7 +93,9 @@ class Contrast:
 
     def __post_init__(self) -> None:
         given, rivals = self.shares, len(self.rivals)
-        if given is not None and (len(given) != rivals or min(given) < 0 or sum(given) == 0):
+        if not rivals:
+            raise TargetError("Contrast's against is empty; name the class, or the classes, to hold against.")
+        if given is not None and not (len(given) == rivals and min(given) >= 0 and 0 < sum(given) < float("inf")):
             raise TargetError(f"Contrast's shares {given} do not fit its {rivals} rivals; give each a positive number.")
 
     def __call__(self, output: Any) -> Tensor:
@@ -349,10 +351,14 @@ def has_a_place(target: Target) -> bool:
     return isinstance(target, Region) or (isinstance(target, Negated) and has_a_place(target.target))
 
 
+def innermost(target: Target) -> Target:
+    """The target itself, or what it is the negation of."""
+    return innermost(target.target) if isinstance(target, Negated) else target
+
+
 def class_of(target: Target) -> int | None:
     """The index of the class that a target is about, ``None`` where it is about something else."""
-    if isinstance(target, Negated):
-        return class_of(target.target)
+    target = innermost(target)
     attribute = _CLASS_ATTRIBUTES.get(type(target))
     return None if attribute is None else int(getattr(target, attribute))
 

@@ -57,9 +57,10 @@ def _about_the_target(target: targets.Target, output: NDArray[Any]) -> Iterator[
     if index is None or output.ndim != 1:
         return
     ahead = int((output > output[index]).sum())
-    if ahead >= _TOP:
+    inner = targets.innermost(target)
+    if ahead >= _TOP and inner is target:  # what speaks against a class may well be asked of a class far behind
         yield f"The model ranks this class only {ahead + 1} of {len(output)}, so not much speaks for it."
-    if isinstance(target, targets.Probability) and float(target(torch.from_numpy(output)[None])) > 1 - _SATURATED:
+    if isinstance(inner, targets.Probability) and float(inner(torch.from_numpy(output)[None])) > 1 - _SATURATED:
         yield "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead."
 
 

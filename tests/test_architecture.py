@@ -26,7 +26,7 @@ ROOMS = {
     "hooks": {"errors", "rng"},
     "layers": {"errors", "hooks"},
     "targets": {"errors", "hooks"},
-    "evidence": {"errors", "hooks", "layers", "streaming", "targets"},
+    "evidence": {"errors", "hooks", "layers", "maps", "streaming", "targets"},
     "streaming": {"errors", "hooks"},
     "maps": {"errors"},
     "methods.registry": {"errors", "evidence"},

@@ -390,6 +390,7 @@ def test_options_of_a_method_reach_it(explained, photos):
         (["--option", "rivals"], "--option 'rivals' is not of the form NAME=VALUE"),
         (["--method", "rivalcam", "--option", "rivls=3"], "has no option 'rivls'; known options:"),
         (["--merge", "man"], "merge 'man' is unknown"),
+        (["--option", "layer=2"], "--option 'layer=2' is no option of a method; use --layer"),
     ],
 )
 def test_an_option_or_a_merge_that_does_not_exist_is_told(explained, photos, arguments, told):

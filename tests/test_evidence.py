@@ -12,11 +12,12 @@ from nets import Apply
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from camtool import streaming
 from camtool.errors import LayerError, MethodError
 from camtool.evidence import Evidence, Scene
 from camtool.layers import resolve
 from camtool.methods import METHODS
-from camtool.targets import ClassScore, Contrast, Custom, Probability, Target
+from camtool.targets import ClassScore, Contrast, Custom, Negated, Probability, Target
 
 CLASSES = 5
 
@@ -319,3 +320,123 @@ def test_a_method_that_asks_for_the_head_alone_reads_no_gradient_at_the_layer() 
     evidence = look(HEADS["pool, linear"](), "0")
     assert METHODS["cam"](evidence).shape == (3, 8, 8)
     assert not evidence.gradients_used
+
+
+# ------------------------------------------------------------------------------------------------- rows and sharing
+
+
+def test_rows_of_one_image_are_as_if_each_were_asked_alone(case: tuple[nn.Module, str], backwards: list[int]) -> None:
+    model, layer = case
+    scene = scene_of(model, layer)
+    wanted, images = [ClassScore(2), ClassScore(0), Contrast(1, 3), ClassScore(2)], [1, 1, 2, 0]
+    backwards.clear()
+    (together,) = scene.evidence(wanted, images)
+    assert together.gradients.shape[0] == 4
+    assert len(backwards) == 1
+    for row, (target, image) in enumerate(zip(wanted, images, strict=True)):
+        (alone,) = scene.evidence([target], [image])
+        assert_close(together.gradients[row : row + 1], alone.gradients)
+        assert torch.equal(together.activations[row : row + 1], alone.activations)
+        assert_close(together.scores[row : row + 1], alone.scores)
+        assert_close(together.tail(together.activations[row : row + 1], row), together.scores[row : row + 1])
+    assert together.by_image == [[0, 1], [2], [3]]
+
+
+def test_a_tail_that_cannot_be_batched_gives_the_same_gradients_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = scene_of(cnn(), "2")
+    wanted, images = [ClassScore(2), ClassScore(0)], [1, 1]
+    batched = scene.evidence(wanted, images)[0].gradients
+    real = torch.autograd.grad
+
+    def unable(*args: Any, is_grads_batched: bool = False, **options: Any) -> Any:
+        if is_grads_batched:
+            raise RuntimeError("no batching rule")
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", unable)
+    assert_close(Scene(scene.model, scene.inputs, scene.layers).evidence(wanted, images)[0].gradients, batched)
+
+
+def test_the_same_question_asked_again_shares_its_backward_pass(backwards: list[int]) -> None:
+    scene = scene_of(cnn(), "0", "2")
+    backwards.clear()
+    for _ in range(2):
+        first, second = scene.evidence([ClassScore(1)] * 3)
+        _ = first.gradients, second.gradients, first.about([ClassScore(1)] * 3, [0, 1, 2]).gradients
+    assert backwards == [2]
+
+
+def test_other_pictures_are_seen_at_the_same_layer(case: tuple[nn.Module, str]) -> None:
+    model, layer = case
+    evidence, pictures = look(model, layer, [ClassScore(1)] * 3), torch.randn(3, 3, 32, 32)
+    (expected,) = Scene(model, pictures, resolve(model, pictures, [layer])).evidence([ClassScore(1)] * 3)
+    assert torch.equal(evidence.again(pictures).activations, expected.activations)
+    assert_close(evidence.again(pictures).gradients, expected.gradients)
+    on_graph = evidence.on_graph(pictures.requires_grad_())
+    assert_close(on_graph.detach(), expected.scores)
+    assert torch.autograd.grad(on_graph.sum(), pictures)[0].any()
+
+
+def test_black_pictures_are_what_the_model_gets_for_black() -> None:
+    model, inputs = cnn(), torch.randn(2, 3, 32, 32)
+    layers, black = resolve(model, inputs, ["2"]), torch.tensor([-2.0, -1.0, -3.0])
+    (known,) = Scene(model, inputs, layers, black=black).evidence([ClassScore(1)] * 2)
+    (unknown,) = Scene(model, inputs, layers).evidence([ClassScore(1)] * 2)
+    assert torch.equal(known.black_pictures, black[None, :, None, None].expand(2, 3, 32, 32))
+    assert not unknown.black_pictures.any()
+
+
+def test_as_many_tails_run_at_once_as_fit_with_what_follows_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder makes more of little: 64 x 64 of 4 x 4."""
+    decoder = nn.Sequential(nn.Upsample(scale_factor=16), nn.Conv2d(6, 6, 3, padding=1), *pooled(nn.Linear(6, CLASSES)))
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=8, padding=1), decoder).eval()
+    evidence = look(model, "0")
+    monkeypatch.setitem(streaming._BUDGET, "cpu", 3 * streaming._COPIES * 6 * 64 * 64 * 4)
+    sizes: list[int] = []
+
+    def make(part: slice) -> Tensor:
+        sizes.append(part.stop - part.start)
+        return evidence.activations[:1].expand(sizes[-1], -1, -1, -1)
+
+    evidence.tails([0], 7, make)
+    assert sizes == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "target", [Custom(lambda one: one["logits"][1]), Negated(Custom(lambda one: one["logits"][1]))]
+)
+def test_a_target_of_the_whole_output_is_not_scored_by_the_logits_alone(target: Target) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = HEADS["pool, linear"]()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.inner(x)}
+
+    evidence = look(Wrapped().eval(), "inner.0", [target] * 3)
+    assert evidence.shortcut is None
+    assert METHODS["ablationcam"](evidence).shape == (3, 8, 8)
+    with pytest.raises(MethodError, match=r"function of the model's whole output; use method='gradcam'"):
+        METHODS["cam"](evidence)
+
+
+def test_passes_and_tails_run_in_the_autocast_mode_of_the_forward() -> None:
+    model = cnn()
+    with torch.autocast("cpu", torch.bfloat16):
+        evidence = look(model, "2", [ClassScore(1)] * 3)
+    own, picture = evidence.activations[:1], evidence.inputs[:1]
+    assert evidence.tail(own).dtype == evidence.scores.dtype == torch.bfloat16
+    assert torch.equal(evidence.tail(own), evidence.scores[:1])
+    assert torch.equal(evidence.score(picture), evidence.scores[:1])
+    assert_close(evidence.passes([0], 1, lambda _: picture)[:, 0], evidence.scores[:1], rtol=0.02, atol=0.02)
+
+
+def test_a_model_that_writes_to_what_it_is_given_changes_no_picture() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), cnn()).eval()
+    inputs = torch.randn(2, 3, 32, 32)
+    before = inputs.clone()
+    evidence = Scene(model, inputs, resolve(model, inputs, ["1.2"])).evidence([ClassScore(1)] * 2)[0]
+    _ = evidence.score(inputs), evidence.again(inputs).gradients, evidence.tail(evidence.activations[:1])
+    assert torch.equal(inputs, before)
+    assert torch.equal(evidence.inputs, before)

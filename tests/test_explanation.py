@@ -14,6 +14,7 @@ from torchvision.transforms._presets import ImageClassification
 
 import camtool
 from camtool import targets
+from camtool.errors import MethodError
 
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
@@ -342,3 +343,21 @@ def test_real_photos_are_recognised_and_their_maps_vary(mobilenet, shared) -> No
         assert result.heatmap.max() == 1
         assert result.heatmap[result.seen].mean() < 0.8
         assert not result.warnings
+
+
+def test_a_photo_and_a_prepared_tensor_do_not_share_what_black_is(model, photo) -> None:
+    """Black is known of photos, and not of tensors that somebody else prepared."""
+    options = {"method": "integratedgradcam", "steps": 3}
+    tensor = torch.randn(3, 224, 224)
+    for mixed in ([photo, tensor], [tensor, photo]):
+        together = camtool.explain(model, mixed, 1, **options)
+        for one, source in zip(together, mixed, strict=True):
+            assert np.array_equal(one.raw, camtool.explain(model, source, 1, **options).raw)
+
+
+def test_a_method_that_looks_at_no_layer_refuses_one(model, photo) -> None:
+    with pytest.raises(MethodError, match=r"layer='0' was given, but method 'rise' looks at no layer; leave it out"):
+        explain(model, photo, 1, method="rise", layer="0")
+    found = explain(model, photo, 1, method="inputxgradient")
+    assert found.layer == ""
+    assert repr(found).startswith(f"<Explanation of 'dog', probability {found.probability:.1%}: inputxgradient,")

@@ -368,3 +368,49 @@ def test_results_have_the_permissions_of_any_new_file(tmp_path):
     (tmp_path / "new").touch()
     wanted = stat.S_IMODE((tmp_path / "new").stat().st_mode)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {wanted}
+
+
+# ------------------------------------------------------------------------------------- methods that cannot serve all
+
+
+def picky(evidence: camtool.Evidence) -> torch.Tensor:
+    """Brightness, of dark pictures only."""
+    if (evidence.inputs.flatten(1).mean(1) > 0.5).any():
+        raise camtool.MethodError("method 'picky' takes dark pictures only.")
+    return evidence.activations.sum(1)
+
+
+class Pixels(nn.Module):
+    """The pictures themselves are what is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels, self.head = nn.Conv2d(3, 3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pixels(x).mean((2, 3)))
+
+
+def plain(picture: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(picture.resize((SIZE, SIZE)))).movedim(-1, 0) / 255
+
+
+def served(tmp_path: Path, levels: Sequence[int], batch_size: int = 8) -> list[type]:
+    """The kinds of outcomes of photos of these brightnesses."""
+    explainer = camtool.Explainer(Pixels().eval(), picky, "pixels", transform=plain)
+    for number, level in enumerate(levels):
+        photo(tmp_path / "in" / f"{number}.png", level)
+    jobs = plan([str(tmp_path / "in")])
+    outcomes = run(explainer, jobs, TOP, Output(tmp_path / "out", ["raw"], "png", 0.5, "turbo"), batch_size=batch_size)
+    return [type(outcome) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_photo_that_a_method_cannot_serve_does_not_end_the_run(tmp_path, batch_size):
+    kinds = served(tmp_path, [10, 20, 250, 30, 240, 245, 250, 20], batch_size)
+    assert kinds == [Success, Success, Failure, Success, Failure, Failure, Failure, Success]
+
+
+def test_a_method_that_can_serve_no_photo_ends_the_run(tmp_path):
+    with pytest.raises(camtool.MethodError, match="dark pictures only"):
+        served(tmp_path, [250, 240, 245])

@@ -90,7 +90,7 @@ def test_a_chunk_of_nothing_is_refused(size: int) -> None:
 
 def test_the_room_shrinks_with_what_a_variant_takes_and_is_never_none() -> None:
     like, wide = torch.empty(0), torch.empty(0, dtype=torch.float64)
-    assert room_for(1000, like) == 2 * room_for(2000, like) == 2 * room_for(1000, wide)
+    assert room_for(1024, like) == 2 * room_for(2048, like) == 2 * room_for(1024, wide)
     assert room_for(1000, like) * 1000 * 4 * streaming._COPIES <= streaming._BUDGET["cpu"]
     assert room_for(10**12, like) == 1
     assert room_for(0, like) > 1
@@ -525,3 +525,20 @@ def test_on_a_gpu_the_twin_stays_there() -> None:
     assert twin(x).device == x.device
     assert_close(twin(x), answer(model, x), rtol=1e-4, atol=1e-4)
     assert twin.most_at_once > Twin(with_head(block()), picture()).most_at_once
+
+
+def test_a_copy_that_fails_in_any_way_is_not_used() -> None:
+    class Asks(nn.Module):
+        """Asks its norm for what only a norm has."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolution(x)
+            self.norm._check_input_dim(y)
+            return self.norm(y).mean((2, 3))
+
+    model, x = Asks().eval(), torch.randn(1, 3, 8, 8)
+    assert torch.equal(Twin(model, x)(x), model(x))

@@ -417,3 +417,11 @@ def test_a_model_with_one_logit_has_one_class(shape: tuple[int, ...]) -> None:
 def test_an_output_without_scores_is_refused(output: Any) -> None:
     with pytest.raises(TargetError, match=f"the model returned {type(output).__name__} without a tensor of scores"):
         logits(output)
+
+
+def test_a_contrast_needs_rivals_and_numbers() -> None:
+    with pytest.raises(TargetError, match=r"Contrast's against is empty"):
+        Contrast(1, ())
+    for shares in ((float("nan"), 1.0), (float("inf"), 1.0), (0.0, 0.0)):
+        with pytest.raises(TargetError, match=r"shares .* do not fit its 2 rivals"):
+            Contrast(1, (2, 3), shares=shares)

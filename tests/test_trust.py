@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camtool
-from camtool import METHODS
+from camtool import METHODS, targets
 from camtool.evidence import Evidence
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
 
@@ -207,3 +207,14 @@ def test_an_assumed_transform_is_told_and_a_given_one_or_a_prepared_tensor_is_no
 def test_several_doubts_are_all_told() -> None:
     said = warned(Net(runs=2, bias=0.2), torch.full((3, 16, 16), 0.5), 7)
     assert one_that_says(said, CONSTANT, RANK, TWICE)
+
+
+def test_what_speaks_against_a_class_may_be_asked_of_one_that_ranks_last() -> None:
+    last = CLASSES - 1
+    assert RANK in "".join(warned(Net(), picture(), last))
+    assert RANK not in "".join(warned(Net(), picture(), targets.Negated(targets.ClassScore(last))))
+
+
+def test_a_negated_probability_may_be_saturated_too() -> None:
+    wanted = targets.Negated(targets.Probability(0))
+    assert SATURATED in "".join(warned(Net(bias=30.0), picture(), wanted))

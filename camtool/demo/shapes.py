@@ -93,7 +93,8 @@ def _fish(x: Floats, y: Floats) -> Floats:
     radius, apart, middle = 0.8, 0.33, -0.22
     y = np.abs(y)
     body = disc(x - middle, y + apart, radius)
-    return np.minimum(body, _TAIL(x, y)) - np.float32(0.04)
+    distance: Floats = np.minimum(body, _TAIL(x, y)) - np.float32(0.04)
+    return distance
 
 
 def _flower(x: Floats, y: Floats) -> Floats:

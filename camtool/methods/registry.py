@@ -53,7 +53,7 @@ class Method:
         paper: Its source: an arXiv number or a DOI; empty for a person's own function.
         needs: What it needs of the model beyond a forward, in a few words.
         cost: What it costs beyond that forward.
-        at_input: It looks at the model from outside, at the picture and the score, and not at a layer.
+        at_input: It looks at no layer that a person could choose, and its map is on the picture's own grid.
         weights: For methods that weigh activations, the function to the weights alone, see :func:`weighting`.
     """
 
