@@ -26,6 +26,7 @@ __all__ = [
     "merge_function",
     "min_max",
     "normalise",
+    "peaks",
     "per_row",
     "product",
     "resize",
@@ -88,8 +89,13 @@ def is_constant(maps: Tensor) -> Tensor:
 
 def in_units_of_its_peak(maps: Tensor) -> Tensor:
     """Each map ``(N, *grid)`` divided by its largest magnitude, so that no square of its values overflows."""
-    peak = maps.detach().flatten(1).abs().amax(1)  # a unit, and no part of what a gradient follows
-    return maps / per_row(torch.where(peak > 0, peak, 1), maps)
+    return maps / peaks(maps.detach())  # a unit, and no part of what a gradient follows
+
+
+def peaks(maps: Tensor) -> Tensor:
+    """The largest magnitude of each map ``(N, *grid)``, 1 where that is 0, with as many axes as the maps."""
+    peak = maps.flatten(1).abs().amax(1)
+    return per_row(torch.where(peak == 0, 1, peak), maps)
 
 
 def widened(tensor: Tensor) -> Tensor:

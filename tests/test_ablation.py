@@ -299,7 +299,7 @@ def test_on_rectified_activations_the_weights_are_those_of_grad_cam() -> None:
 @pytest.mark.parametrize("make", [pooled_net, deep_net])
 def test_a_chunk_of_none_is_refused(name: str, make: Callable[[], tuple[Net, Layer]]) -> None:
     net, layer = make()
-    with pytest.raises(MethodError, match=r"chunk=0: it must be 1 or more"):
+    with pytest.raises(MethodError, match=r"chunk must be a whole number of 1 or more, or None, got 0"):
         METHODS[name](look(net, layer, torch.randn(1, *IMAGES), ClassScore(0)), chunk=0)
 
 

@@ -179,10 +179,10 @@ def test_a_narrow_kernel_sees_no_two_positions_alike_and_a_wide_one_is_linear() 
     [
         (
             {"kernel": "sigmoyd"},
-            r"kernel 'sigmoyd' is unknown; known are .*, cosine\. Did you mean 'sigmoid'",
+            r"kernel must be one of .*, 'cosine', got 'sigmoyd'\. Did you mean 'sigmoid'",
         ),
-        ({"gamma": 0}, "gamma must be a positive number.* got 0"),
-        ({"gamma": float("nan")}, "gamma must be a positive number.* got nan"),
+        ({"gamma": 0}, "gamma must be a finite number above 0, or None, got 0"),
+        ({"gamma": float("nan")}, "gamma must be a finite number above 0, or None, got nan"),
         ({"positions": 23}, r"grid \(4, 6\) has 24 of them, more than positions=23; choose a deeper layer"),
     ],
 )

@@ -156,6 +156,51 @@ def test_by_hand() -> None:
     assert METHODS["fullgrad"](evidence).tolist() == [[0.5, 2]]
 
 
+class Shifted(nn.Module):
+    """A net of parameters alone makes what is added to the features, as the position bias of a SwinV2 is made."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.grid = inner, nn.Parameter(torch.randn(3, 3, 2))
+        self.made_by = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.made_by(self.grid[None]).mean((1, 2))[..., None, None]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_made_of_parameters_alone_is_no_part_of_the_picture(rows: int) -> None:
+    """Made once for all pictures it would pass, beside a single one, for that picture's own."""
+    net = nn.Sequential(Shifted(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
+    evidence = ask(net, torch.randn(rows, 3, 8, 8).double(), [ClassScore(1)] * rows)
+    assert [term.shape[1:] for term in decompose(evidence)[1]] == [(4, 6, 6), (5,)]
+
+
+def test_a_single_picture_is_as_in_a_batch_where_a_net_of_parameters_runs_along() -> None:
+    net = nn.Sequential(Shifted(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
+    x = torch.randn(3, 3, 8, 8).double()
+    together = METHODS["fullgrad"](ask(net, x, [ClassScore(1)] * 3))
+    alone = [METHODS["fullgrad"](ask(net, x[n : n + 1], [ClassScore(1)])) for n in range(3)]
+    assert_close(together, torch.cat(alone))
+
+
+class OneByOne(nn.Module):
+    """Layers that are given a single picture, and a single vector, without an axis for the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(144, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.linear(self.conv(one).relu().flatten()) for one in x])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_layers_that_are_given_no_batch_are_passed_by(rows: int) -> None:
+    evidence = ask(OneByOne(), torch.randn(rows, 3, 8, 8), [ClassScore(1)] * rows)
+    assert METHODS["fullgrad"](evidence).isfinite().all()
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 def test_channels_may_come_last(last: bool) -> None:
     """A 1 x 1 convolution is a linear layer on channels that come last, and is drawn at the same places."""

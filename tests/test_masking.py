@@ -20,8 +20,19 @@ from camtool.evidence import Evidence, Scene
 from camtool.layers import Layer, Layout, resolve
 from camtool.maps import min_max
 from camtool.methods import METHODS
-from camtool.methods.masking import blur
-from camtool.targets import ClassScore, Contrast, Custom, Probability, Target, Value
+from camtool.methods.masking import _percentile, blur
+from camtool.targets import (
+    AgainstRest,
+    ClassScore,
+    Contrast,
+    Custom,
+    Finer,
+    Negated,
+    Probability,
+    Region,
+    Target,
+    Value,
+)
 
 ALL = ["scorecam", "sscam", "iscam", "groupcam", "rise"]
 AT_LAYER = [name for name in ALL if name != "rise"]
@@ -147,18 +158,18 @@ def test_maps_of_vanishing_and_of_huge_activations_are_finite(name: str, scale_b
     ("name", "options", "says"),
     [
         ("scorecam", {"weighting": "sigmoid"}, "weighting must be one of 'softmax', 'probability', got 'sigmoid'"),
-        ("scorecam", {"max_channels": 0}, "max_channels must be 1 or more, got 0"),
-        ("sscam", {"noise": -1.0}, "noise must be 0 or more, got -1.0"),
+        ("scorecam", {"max_channels": 0}, "max_channels must be a whole number of 1 or more, or None, got 0"),
+        ("sscam", {"noise": -1.0}, "noise must be a finite number at least 0, got -1.0"),
         ("sscam", {"on": "weights"}, "on must be one of 'activations', 'input', got 'weights'"),
-        ("sscam", {"samples": 0}, "samples must be 1 or more, got 0"),
-        ("iscam", {"samples": -1}, "samples must be 1 or more, got -1"),
-        ("groupcam", {"groups": 0}, "groups must be 1 or more, got 0"),
-        ("groupcam", {"denoise": 1.0}, r"denoise must lie in \[0, 1\) .* got 1.0"),
-        ("groupcam", {"sigma": 0.0}, "sigma above 0, got 0.7 and 0.0"),
+        ("sscam", {"samples": 0}, "samples must be a whole number of 1 or more, got 0"),
+        ("iscam", {"samples": -1}, "samples must be a whole number of 1 or more, got -1"),
+        ("groupcam", {"groups": 0}, "groups must be a whole number of 1 or more, got 0"),
+        ("groupcam", {"denoise": 1.0}, "denoise must be a finite number at least 0 and below 1, got 1.0"),
+        ("groupcam", {"sigma": 0.0}, "sigma must be a finite number above 0, got 0.0"),
         ("groupcam", {"score": "logit"}, "score must be one of 'probability', 'target', got 'logit'"),
-        ("rise", {"keep": 0.0}, r"keep must lie in \(0, 1\], got 0.0"),
-        ("rise", {"cells": 0}, "cells must be 1 or more, got 0"),
-        *((name, {"chunk": 0}, "chunk must be 1 or more, got 0") for name in ALL),
+        ("rise", {"keep": 0.0}, "keep must be a finite number above 0 and at most 1, got 0.0"),
+        ("rise", {"cells": 0}, "cells must be a whole number of 1 or more, got 0"),
+        *((name, {"chunk": 0}, "chunk must be a whole number of 1 or more, or None, got 0") for name in ALL),
     ],
 )
 def test_an_option_out_of_its_range_is_refused(name: str, options: dict[str, Any], says: str) -> None:
@@ -166,14 +177,31 @@ def test_an_option_out_of_its_range_is_refused(name: str, options: dict[str, Any
         run(name, look(net(), pictures()), **options)
 
 
-@pytest.mark.parametrize(("name", "option"), [("scorecam", "weighting"), ("groupcam", "score"), ("rise", "score")])
-def test_a_probability_of_what_is_no_class_is_refused(name: str, option: str) -> None:
-    for target in (Value(1), Custom(lambda one: one.max())):
-        evidence = look(net(), pictures(), [target])
-        with pytest.raises(MethodError, match=r"is about no class, so it has no probability"):
-            run(name, evidence, **{option: "probability"})
-        other = {"weighting": "softmax"} if option == "weighting" else {"score": "target"}
-        assert run(name, evidence, **other).isfinite().all()
+NO_CLASS_ALONE: list[Target] = [
+    *(Value(1), Custom(lambda one: one.max())),
+    *(Negated(ClassScore(1)), Contrast(1, 0), AgainstRest(1), Finer(1)),
+]
+
+
+@pytest.mark.parametrize("target", NO_CLASS_ALONE, ids=str)
+def test_what_is_no_class_alone_has_no_probability(target: Target) -> None:
+    """The class of a contrast, or of a negated score, would be another question than was asked."""
+    evidence = look(net(), pictures(), [target])
+    with pytest.raises(MethodError, match=r"has no probability; let the score itself count: weighting='softmax'"):
+        run("scorecam", evidence, weighting="probability")
+    assert run("scorecam", evidence).isfinite().all()
+    for name in ("groupcam", "rise"):
+        assert torch.equal(run(name, evidence), run(name, evidence, score="target"))
+
+
+def test_a_part_of_a_segmented_picture_counts_by_its_own_score() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, CHANNELS, 3, stride=2, padding=1), nn.ReLU()), nn.Conv2d(5, 2, 1))
+    mask = torch.zeros(3, 4)
+    mask[:, 2:] = 1
+    evidence = look(model, pictures(), [Region(1, mask)])
+    for name in ("groupcam", "rise"):
+        assert torch.equal(run(name, evidence), run(name, evidence, score="target"))
+    assert run("rise", evidence).any()
 
 
 # ---------------------------------------------------------------------------------------------------------- Score-CAM
@@ -284,6 +312,13 @@ def test_constant_channels_share_their_noise_and_so_their_passes(asked: list[Ten
 
 
 # ---------------------------------------------------------------------------------------------------------- Group-CAM
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("count", [1, 2, 11, 12])
+def test_a_percentile_is_linear_between_the_ranks(part: float, count: int) -> None:
+    values = torch.randn(2, 3, count, dtype=torch.float64)
+    assert_close(_percentile(values, part), values.quantile(part, 2))
 
 
 def test_a_group_that_reveals_nothing_leaves_the_map_empty() -> None:

@@ -40,8 +40,8 @@ WITHOUT_SIDES = ["eigengradcam", "segeigencam"]
 """Patterns of gradient times activation, which cannot tell what speaks for a class from what speaks against it."""
 
 STEADY = {"opticam": 1}
-"""Classes other than the first, for methods that are unsteady there: Adam takes full steps along a slope of next to
-nothing, so that rounding decides where it goes."""
+"""Classes other than the first, for methods that are unsteady there: Adam steps to and fro across a kink, where another
+place becomes the mask's highest or lowest, and each step makes more of the rounding."""
 
 FEWER = {"rise": {"samples": 40}}
 """Options for methods whose oracles would take minutes with the usual ones; the oracles take them too."""
@@ -302,11 +302,15 @@ def test_cam_refuses_other_heads_and_names_what_works(head: str, dtype: torch.dt
 # ---------------------------------------------------------------------------------- what holds for all the methods
 
 
+def at(name: str, layer: str | list[str]) -> dict[str, Any]:
+    """The layer, for methods that look at one."""
+    return {} if METHODS[name].at_input else {"layer": layer}
+
+
 def raw(net: nn.Module, x: Tensor, name: str, **settings: Any) -> Tensor:
     """The raw maps ``(N, h, w)`` of one class, by the public road."""
-    results = camtool.explain(
-        net, x, STEADY.get(name, 0), method=name, layer="trunk", **FEWER.get(name, {}), **settings
-    )
+    settings = settings | FEWER.get(name, {}) | at(name, "trunk")
+    results = camtool.explain(net, x, STEADY.get(name, 0), method=name, **settings)
     return torch.stack([torch.from_numpy(result.raw) for result in results])
 
 
@@ -336,8 +340,8 @@ def test_whatever_the_activations_the_heatmap_is_finite_and_an_empty_one_is_warn
 ) -> None:
     net, _ = pooled_net()
     net.trunk[0].bias.data.zero_()
-    few = FEWER.get(name, {})
-    for result in camtool.explain(net, scale * torch.rand(2, *IMAGES), 3, method=name, layer="trunk", **few):
+    settings = FEWER.get(name, {}) | at(name, "trunk")
+    for result in camtool.explain(net, scale * torch.rand(2, *IMAGES), 3, method=name, **settings):
         assert torch.from_numpy(result.heatmap).isfinite().all()
         assert 0 <= result.heatmap.min() <= result.heatmap.max() <= 1
         warned = [warning for warning in result.warnings if warning.startswith("The map")]
@@ -349,7 +353,7 @@ def test_whatever_the_activations_the_heatmap_is_finite_and_an_empty_one_is_warn
 def test_a_uniform_picture_gives_an_empty_heatmap_and_a_warning(name: str) -> None:
     trunk = nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU())
     net = Net(trunk, nn.Sequential(Apply(pool), nn.Linear(C, CLASSES)))
-    (result,) = camtool.explain(net, torch.full((1, *IMAGES), 0.7), 3, method=name, layer="trunk")
+    (result,) = camtool.explain(net, torch.full((1, *IMAGES), 0.7), 3, method=name, **at(name, "trunk"))
     assert not result.heatmap.any()
     assert any("constant" in warning for warning in result.warnings)
 
@@ -368,9 +372,9 @@ def test_a_method_leaves_the_evidence_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_two_layers_make_one_map_whatever_the_merge(name: str, merge: str) -> None:
     net, x = pooled_net()[0], torch.randn(2, *IMAGES)
-    options = FEWER.get(name, {})
     layers = ["trunk.0", "trunk.1"] if name != "liftcam" else ["trunk.1", "trunk"]  # before the ReLU the tail bends
-    together = camtool.explain(net, x, STEADY.get(name, 0), method=name, layer=layers, merge=merge, **options)
+    settings = FEWER.get(name, {}) | at(name, layers)
+    together = camtool.explain(net, x, STEADY.get(name, 0), method=name, merge=merge, **settings)
     alone = raw(net, x, name)
     for result in together:
         assert result.raw.shape == alone.shape[1:]

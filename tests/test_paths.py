@@ -16,11 +16,11 @@ from torch.autograd.functional import hvp
 from torch.testing import assert_close
 
 import camtool
-from camtool.errors import LayerError, MethodError
+from camtool.errors import LayerError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.layers import Layer, Layout
 from camtool.methods import METHODS
-from camtool.targets import ClassScore, Custom, Probability, Target, Value
+from camtool.targets import ClassScore, Custom, Negated, Probability, Region, Target, Value
 
 ALL = [
     *("gradcam-elementwise", "zoomcam", "shapleycam", "liftcam"),
@@ -409,17 +409,40 @@ def test_a_model_of_one_size_is_told_of() -> None:
     assert METHODS["cameras"](evidence, scales=(1,)).any()
 
 
+@pytest.mark.parametrize("about", [lambda region: region, Negated])
+def test_a_target_about_a_place_is_told_of_as_such(about: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1))
+    (evidence,) = Scene(net, torch.randn(1, 3, 6, 6), [Layer("0", Layout("channels first", (6, 6)))]).evidence(
+        [about(Region(0, torch.ones(6, 6)))]
+    )
+    with pytest.raises(MethodError, match=r"cameras resizes the picture, but \w+ is about a part of it that stays"):
+        METHODS["cameras"](evidence)
+
+
+@pytest.mark.parametrize("error", [TargetError, torch.OutOfMemoryError])
+def test_what_is_no_fault_of_the_size_is_not_put_down_to_it(error: type[Exception]) -> None:
+    def score(a: Tensor) -> Tensor:
+        if a.shape[2] != 6:
+            raise error("its own words")
+        return a.mean((2, 3))
+
+    with pytest.raises(error, match=r"^its own words$"):
+        METHODS["cameras"](seen_directly(score, torch.randn(1, 2, 6, 6)))
+
+
 # ------------------------------------------------------------------------------------------- what holds for them all
 
 
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("smoothgradcam++", {"samples": 0}, r"samples=0, noise=0\.15; give 1 or more"),
-        ("smoothgradcam++", {"noise": -0.1}, r"noise=-0\.1; give .* 0 or more"),
-        ("integratedgradcam", {"steps": 0}, r"steps=0; give 1 or more"),
-        ("cameras", {"scales": ()}, r"scales=\(\); give one or more"),
-        ("cameras", {"scales": (1, 0)}, r"scales=\(1, 0\); .* more than 0"),
+        ("smoothgradcam++", {"samples": 0}, r"samples must be a whole number of 1 or more, got 0"),
+        ("smoothgradcam++", {"noise": -0.1}, r"noise must be a finite number at least 0, got -0\.1"),
+        ("smoothgradcam++", {"noise": float("nan")}, r"noise must be a finite number at least 0, got nan"),
+        ("integratedgradcam", {"steps": 0}, r"steps must be a whole number of 1 or more, got 0"),
+        ("cameras", {"scales": ()}, r"scales must be a list of numbers, .* got \(\)"),
+        ("cameras", {"scales": 2}, r"scales must be a list of numbers, .* got 2"),
+        ("cameras", {"scales": (1, 0)}, r"each of scales must be a finite number above 0, got 0"),
     ],
 )
 def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], says: str) -> None:

@@ -16,7 +16,7 @@ from camtool.errors import MethodError
 from camtool.evidence import Evidence, Scene
 from camtool.layers import Layer, Layout
 from camtool.methods import METHODS
-from camtool.targets import ClassScore, Contrast, Custom
+from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Target
 
 
 def pooled(weight: list[list[float]], bias: list[float]) -> nn.Module:
@@ -84,16 +84,27 @@ def test_classes_of_one_image_are_as_if_each_were_asked_alone() -> None:
     assert_close(together, torch.cat(alone))
 
 
-def test_a_contrast_competes_as_the_class_it_is_of() -> None:
-    x, net = torch.rand(1, 3, 4, 5).double(), pooled(torch.randn(4, 3).tolist(), [0.0] * 4)
-    evidence = look(net, x, Contrast(2, 0))
-    assert ((rivalcam(evidence) > 0) <= (METHODS["hirescam"](evidence) > 0)).all()
-    assert (rivalcam(evidence) <= METHODS["hirescam"](evidence)).all()
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_classes_may_be_seen_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, net = torch.rand(2, 3, 4, 5).double(), pooled(torch.randn(6, 3).tolist(), [0.0] * 6)
+    evidence = look(net, x, ClassScore(3), ClassScore(1), ClassScore(3), images=[0, 0, 1])
+    expected, rows = rivalcam(evidence), []
+    monkeypatch.setattr("camtool.methods.rival.room_for", lambda numbers, like: at_once)
+    about = Evidence.about
+    monkeypatch.setattr(Evidence, "about", lambda self, *what: rows.append(len(what[0])) or about(self, *what))
+    assert_close(rivalcam(evidence), expected)
+    assert rows == [3 * at_once] * (6 // at_once)
 
 
 @pytest.mark.parametrize(
     ("options", "came"),
-    [({"rivals": 0}, "rivals=0"), ({"temperature": 0.0}, "temperature=0.0"), ({"kinship": -1}, "-1")],
+    [
+        ({"rivals": 0}, "rivals must be a whole number of 1 or more, got 0"),
+        ({"rivals": 1.5}, "rivals must be a whole number of 1 or more, got 1.5"),
+        ({"temperature": 0.0}, "temperature must be a finite number above 0, got 0.0"),
+        ({"temperature": float("nan")}, "temperature must be a finite number above 0, got nan"),
+        ({"kinship": -1}, "kinship must be a finite number at least 0, got -1"),
+    ],
 )
 def test_an_option_out_of_range_is_refused(options: dict[str, float], came: str) -> None:
     evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.rand(1, 2, 1, 2).double(), ClassScore(0))
@@ -101,9 +112,18 @@ def test_an_option_out_of_range_is_refused(options: dict[str, float], came: str)
         rivalcam(evidence, **options)
 
 
-def test_a_target_that_is_about_no_class_is_refused() -> None:
-    evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.rand(1, 2, 1, 2).double(), Custom(lambda one: one.sum()))
-    with pytest.raises(MethodError, match=r"compares classes.* method='hirescam'"):
+@pytest.mark.parametrize(
+    "target",
+    [
+        Custom(lambda one: one.sum()),
+        *(Probability(0), Contrast(0, 1), AgainstRest(0), Negated(ClassScore(0))),
+    ],
+    ids=str,
+)
+def test_a_target_that_is_no_score_of_a_class_is_refused(target: Target) -> None:
+    """It would be in other units than the scores of its rivals."""
+    evidence = look(pooled([[4, 0], [0, 4]], [0, 0]), torch.rand(1, 2, 1, 2).double(), target)
+    with pytest.raises(MethodError, match=r"compares the scores of classes.* got target .*method='hirescam'"):
         rivalcam(evidence)
 
 

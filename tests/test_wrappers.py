@@ -20,7 +20,8 @@ from camtool.errors import MethodError, near
 from camtool.evidence import Evidence, Scene
 from camtool.layers import resolve
 from camtool.methods import METHODS, WRAPPERS, Method, check_options, find, wrapped, wrapper
-from camtool.targets import ClassScore, Custom, Negated, Region, Target, Value
+from camtool.methods.wrappers import _chances as chances
+from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Region, Target, Value
 
 SIZE = (8, 10)
 BLACK = torch.tensor([-2.0, -1.5, 0.25])
@@ -395,6 +396,16 @@ def test_where_the_model_believes_in_it_nowhere_all_windows_count_alike() -> Non
     assert_close(whole[0, 0], torch.linspace(0, 1, 10, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("target", [Negated(CLASS), Contrast(2, 0), AgainstRest(2)], ids=str)
+def test_a_target_that_is_no_class_alone_weighs_windows_by_its_score_too(target: Target) -> None:
+    """Not by the probability of the class that it is about, which says the opposite of a negated target."""
+    seen = look(net().double(), pictures(), target)
+    assert_close(chances(seen), seen.scores.relu())
+    for one in (CLASS, Probability(2)):
+        seen = look(net().double(), pictures(), one)
+        assert_close(chances(seen), seen.logits.softmax(1)[:, 2])
+
+
 def test_a_target_without_a_class_weighs_windows_by_its_score() -> None:
     def score(one: Tensor) -> Tensor:
         return 2 - one.square().sum()
@@ -416,16 +427,16 @@ def test_a_target_without_a_class_weighs_windows_by_its_score() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("noise:gradcam", {"noise_samples": 0}, "noise_samples is 0 and noise_level 0.15; give 1 or more samples"),
-        ("noise:gradcam", {"noise_samples": "many"}, "noise_samples is 'many'"),
-        ("noise:gradcam", {"noise_level": -0.1}, "noise_level -0.1; .*0 or more"),
-        ("noise:gradcam", {"noise_level": float("nan")}, "noise_level nan"),
-        ("sess:gradcam", {"sess_scales": []}, r"sess_scales is \[\] and sess_step 1.0; give a list of scales"),
-        ("sess:gradcam", {"sess_scales": [0.5]}, "scales of 1 or more"),
-        ("sess:gradcam", {"sess_scales": 2}, "sess_scales is 2"),
-        ("sess:gradcam", {"sess_step": 0}, "sess_step 0; .*a step above 0 and up to 1"),
-        ("sess:gradcam", {"sess_step": 1.5}, "sess_step 1.5"),
-        ("sess:gradcam", {"sess_threshold": "high"}, "sess_threshold is 'high'"),
+        ("noise:gradcam", {"noise_samples": 0}, "noise_samples must be a whole number of 1 or more, got 0"),
+        ("noise:gradcam", {"noise_samples": "many"}, "noise_samples .* got 'many'"),
+        ("noise:gradcam", {"noise_level": -0.1}, "noise_level must be a finite number at least 0, got -0.1"),
+        ("noise:gradcam", {"noise_level": float("nan")}, "noise_level .* got nan"),
+        ("sess:gradcam", {"sess_scales": []}, r"sess_scales must be a list of numbers, .* got \[\]"),
+        ("sess:gradcam", {"sess_scales": [0.5]}, "each of sess_scales .* at least 1, got 0.5"),
+        ("sess:gradcam", {"sess_scales": 2}, "sess_scales must be a list of numbers, .* got 2"),
+        ("sess:gradcam", {"sess_step": 0}, "sess_step must be a finite number above 0 and at most 1, got 0"),
+        ("sess:gradcam", {"sess_step": 1.5}, "sess_step .* got 1.5"),
+        ("sess:gradcam", {"sess_threshold": "high"}, "sess_threshold must be a finite number, got 'high'"),
     ],
 )
 def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:

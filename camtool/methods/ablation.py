@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError
 from camtool.evidence import Evidence
 from camtool.maps import per_row
+from camtool.methods.options import check_count
 from camtool.methods.registry import method, weighting
 
 __all__ = ["ablationcam", "reciprocam"]
@@ -45,7 +45,7 @@ def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
     Raises:
         MethodError: ``chunk`` is less than 1.
     """
-    _check_chunk(chunk)
+    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     drops, y = A.new_zeros(A.shape[:2]), evidence.scores.to(A)[:, None]
     for rows in evidence.by_image:
@@ -102,7 +102,7 @@ def reciprocam(evidence: Evidence, *, gaussian: bool = False, chunk: int | None 
     Raises:
         MethodError: ``chunk`` is less than 1.
     """
-    _check_chunk(chunk)
+    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     kernels = [(_gaussian if gaussian else torch.eye)(size).to(A) for size in A.shape[2:]]
     maps = A.new_empty(len(A), A[0, 0].numel())
@@ -142,8 +142,3 @@ def _product(factors: list[Tensor]) -> Tensor:
     for number, factor in enumerate(factors[1:], 1):
         result = result[..., None] * factor.reshape(*factor.shape[:-1], *[1] * number, factor.shape[-1])
     return result
-
-
-def _check_chunk(chunk: int | None) -> None:
-    if chunk is not None and chunk < 1:
-        raise MethodError(f"chunk={chunk}: it must be 1 or more, or None for as many as fit into memory.")

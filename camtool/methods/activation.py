@@ -7,16 +7,15 @@ furthest out: :func:`first_component`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError, near
+from camtool.errors import MethodError
 from camtool.evidence import Evidence
-from camtool.maps import per_row
+from camtool.maps import peaks, per_row
+from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
 
 __all__ = [
@@ -103,11 +102,10 @@ def kpcacam(
     """
     A = evidence.activations
     grid = A.shape[2:]
-    if kernel not in KERNELS:
-        raise MethodError(f"kernel {kernel!r} is unknown; known are {', '.join(KERNELS)}.{near(kernel, KERNELS)}")
+    check_choice("kernel", kernel, KERNELS)
+    check_number("gamma", gamma, above=0, optional=True)
+    check_count("positions", positions)
     gamma = 1 / A.shape[1] if gamma is None else gamma
-    if not _is_number(gamma) or gamma <= 0:
-        raise MethodError(f"gamma must be a positive number, or None for 1 / channels; got {gamma!r}.")
     if grid.numel() > positions:
         raise MethodError(
             f"kpcacam compares each position with each, and the layer's grid {tuple(grid)} has {grid.numel()} of them, "
@@ -134,8 +132,7 @@ def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
     Raises:
         MethodError: ``threshold`` is not a finite number.
     """
-    if not _is_number(threshold):
-        raise MethodError(f"threshold must be a finite number of standard deviations, got {threshold!r}.")
+    check_number("threshold", threshold)
     A, unit = _in_units_of_the_peak(evidence.activations)  # squares of large numbers overflow
     axes = tuple(range(2, A.ndim))
     deviation, mean = torch.std_mean(A, axes, correction=0, keepdim=True)
@@ -155,7 +152,11 @@ def random(evidence: Evidence, *, seed: int = 0) -> Tensor:
 
     Returns:
         The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: The seed is no whole number of 0 or more.
     """
+    check_count("seed", seed, least=0)
     A = evidence.activations
     dice = torch.Generator().manual_seed(seed)
     weights = 2 * torch.rand(A.shape[1], generator=dice, dtype=torch.float64) - 1
@@ -245,12 +246,6 @@ def _in_units_of_the_peak(features: Tensor) -> tuple[Tensor, Tensor]:
 
     Squares of what is left neither overflow nor all vanish. A row that is not finite comes out as zeros.
     """
-    peak = features.flatten(1).abs().amax(1)
-    usable = (peak > 0) & peak.isfinite()
-    unit = torch.where(usable, peak, 1)
-    scaled = torch.where(per_row(usable, features), features / per_row(unit, features), 0)
-    return scaled, per_row(unit, features[:, 0])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    unit = peaks(features)
+    usable = unit.isfinite()
+    return torch.where(usable, features / unit, 0), torch.where(usable, unit, 1)[:, 0]

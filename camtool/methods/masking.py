@@ -7,6 +7,7 @@ grow with their number, and several targets on one image share the passes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence import Evidence, Make
-from camtool.maps import in_units_of_its_peak, is_constant, min_max, per_row, resize
+from camtool.maps import in_units_of_its_peak, is_constant, min_max, per_row, resize, widened
 from camtool.methods.gradient import over_positions
+from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
-from camtool.targets import Probability, Target, class_of, logits
+from camtool.targets import ClassScore, Probability, Target, class_of, logits
 
-__all__ = ["blur", "groupcam", "iscam", "rise", "scorecam", "sscam"]
+__all__ = ["blur", "groupcam", "iscam", "probability_of", "rise", "scorecam", "sscam"]
 
 Cut: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``cut(picture, maps, sample)``: a picture ``(C, *size)`` seen through maps ``(M, *grid)``, each of which is at its
@@ -65,10 +67,12 @@ def scorecam(
         The weights ``(R, C, 1, ...)``.
 
     Raises:
-        MethodError: An option is out of its range, or a probability is asked of a target that is about no class.
+        MethodError: An option is out of its range, or a probability is asked of a target that has none: one that is
+            neither a class' score nor its probability.
     """
-    _at_least_one(max_channels=max_channels, chunk=chunk)
-    _one_of("weighting", weighting, ("softmax", "probability"))
+    check_count("max_channels", max_channels, optional=True)
+    check_count("chunk", chunk, optional=True)
+    check_choice("weighting", weighting, ("softmax", "probability"))
     A = evidence.activations
     chosen = _most_varied(A, max_channels)
     cut: Cut = partial(_masked, scale_first=scale_first)
@@ -111,10 +115,11 @@ def sscam(
     Raises:
         MethodError: An option is out of its range.
     """
-    _at_least_one(samples=samples, chunk=chunk)
-    _one_of("on", on, ("activations", "input"))
-    if not 0 <= noise < float("inf"):
-        raise MethodError(f"noise must be 0 or more, got {noise}.")
+    check_count("samples", samples)
+    check_number("noise", noise, least=0)
+    check_choice("on", on, ("activations", "input"))
+    check_count("seed", seed, least=0)
+    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     shape = A.shape[2:] if on == "activations" else evidence.inputs.shape[1:]
     drawn = noise * torch.randn(samples, *shape, generator=_generator(seed)).to(A)
@@ -146,7 +151,8 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) ->
     Raises:
         MethodError: An option is out of its range.
     """
-    _at_least_one(samples=samples, chunk=chunk)
+    check_count("samples", samples)
+    check_count("chunk", chunk, optional=True)
     A = evidence.activations
 
     def cut(picture: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
@@ -181,21 +187,23 @@ def groupcam(
         denoise: The part of a group's positions, the lowest, that is taken for noise and removed.
         radius: How far the blur reaches, in pixels.
         sigma: The standard deviation of its bell, in pixels; the default is all but a box.
-        score: What counts, ``f``: the ``"probability"`` of the target's class, as in the paper, or the ``"target"``'s
-            own score.
+        score: What counts, ``f``: the ``"probability"`` of the class, as in the paper, where the target is a class'
+            score or its probability; any other counts by its own score. Or the ``"target"``'s own score in any case.
         chunk: How many masked pictures run at once; by default as many as fit into memory.
 
     Returns:
         The maps ``(R, *size)``, of the picture's size.
 
     Raises:
-        MethodError: An option is out of its range, or a probability is asked of a target that is about no class.
+        MethodError: An option is out of its range.
     """
-    _at_least_one(groups=groups, chunk=chunk, radius=radius)
-    _one_of("score", score, ("probability", "target"))
-    if not 0 <= denoise < 1 or not sigma > 0:
-        raise MethodError(f"denoise must lie in [0, 1) and sigma above 0, got {denoise} and {sigma}.")
-    of = _probability if score == "probability" else None
+    check_count("groups", groups)
+    check_number("denoise", denoise, least=0, below=1)
+    check_count("radius", radius)
+    check_number("sigma", sigma, above=0)
+    check_choice("score", score, ("probability", "target"))
+    check_count("chunk", chunk, optional=True)
+    of = _probability_or_score if score == "probability" else None
     answers = []
     for row, maps in enumerate(_of_groups(evidence, groups, denoise)):
         picture = evidence.inputs[evidence.images[row]]
@@ -212,8 +220,14 @@ def _of_groups(evidence: Evidence, groups: int, denoise: float) -> Tensor:
     weighed = over_positions(evidence.gradients, "mean") * evidence.activations
     parts = weighed.tensor_split(min(groups, weighed.shape[1]), 1)
     maps = torch.stack([part.sum(1) for part in parts], 1).relu()
-    threshold = maps.flatten(2).quantile(denoise, 2)
-    return maps.where(maps > per_row(threshold, maps), 0)
+    return maps.where(maps > per_row(_percentile(maps.flatten(2), denoise), maps), 0)
+
+
+def _percentile(values: Tensor, part: float) -> Tensor:
+    """Along the last axis, linear between the ranks; ``Tensor.quantile`` does not take large tensors."""
+    rank = part * (values.shape[-1] - 1)
+    lower, upper = (values.kthvalue(1 + whole, -1).values for whole in (math.floor(rank), math.ceil(rank)))
+    return lower + (rank - math.floor(rank)) * (upper - lower)
 
 
 def _unveiled(blurred: Tensor, picture: Tensor, maps: Tensor, _: Tensor) -> Tensor:
@@ -231,7 +245,7 @@ def _summed(weights: Tensor, maps: Tensor, picture: Tensor) -> Tensor:
 
 def blur(picture: Tensor, radius: int, sigma: float) -> Tensor:
     """A picture ``(C, *size)`` under a Gaussian bell that is cut off at a radius; it is mirrored at its edges."""
-    blurred = picture.to(_wide(picture))
+    blurred = widened(picture)
     for axis in range(1, picture.ndim):
         lines = blurred.movedim(axis, -1)
         reach = min(radius, lines.shape[-1] - 1)  # a mirror holds no more
@@ -270,24 +284,26 @@ def rise(
         cells: How many cells along each axis.
         keep: The probability that a cell is seen.
         seed: Where chance starts from; the masks are the same for every image.
-        score: What counts, ``f``: the ``"probability"`` of the target's class, as in the paper, or the ``"target"``'s
-            own score.
+        score: What counts, ``f``: the ``"probability"`` of the class, as in the paper, where the target is a class'
+            score or its probability; any other counts by its own score. Or the ``"target"``'s own score in any case.
         chunk: How many masked pictures run at once; by default as many as fit into memory.
 
     Returns:
         The maps ``(R, *size)``, of the picture's size.
 
     Raises:
-        MethodError: An option is out of its range, or a probability is asked of a target that is about no class.
+        MethodError: An option is out of its range.
     """
-    _at_least_one(samples=samples, cells=cells, chunk=chunk)
-    _one_of("score", score, ("probability", "target"))
-    if not 0 < keep <= 1:
-        raise MethodError(f"keep must lie in (0, 1], got {keep}.")
-    of = _probability if score == "probability" else None
+    check_count("samples", samples)
+    check_count("cells", cells)
+    check_number("keep", keep, above=0, most=1)
+    check_count("seed", seed, least=0)
+    check_choice("score", score, ("probability", "target"))
+    check_count("chunk", chunk, optional=True)
+    of = _probability_or_score if score == "probability" else None
     pictures = evidence.inputs
     masks = _random_masks(pictures, samples, cells, keep, seed)
-    answers = pictures.new_empty(len(evidence.images), *pictures.shape[2:], dtype=_wide(pictures))
+    answers = widened(pictures).new_empty(len(evidence.images), *pictures.shape[2:])
     for rows in evidence.by_image:
         make = partial(_through, masks, pictures[evidence.images[rows[0]]])
         scores = evidence.passes(rows, samples, make, chunk=chunk, of=of).to(answers)
@@ -317,7 +333,7 @@ def _random_masks(pictures: Tensor, samples: int, cells: int, keep: float, seed:
     size = pictures.shape[2:]
     cell = [-(-length // cells) for length in size]
     chance = _generator(seed)
-    grids = (torch.rand(samples, *[cells] * len(size), generator=chance) < keep).to(pictures.device, _wide(pictures))
+    grids = (torch.rand(samples, *[cells] * len(size), generator=chance) < keep).to(widened(pictures))
     turned = torch.rand(samples, len(size), generator=chance, dtype=torch.float64)
     shifts = (turned * torch.tensor(cell)).long().tolist()
 
@@ -407,14 +423,27 @@ def _along(of_variants: Tensor, picture: Tensor) -> Tensor:
     return of_variants[:, None]
 
 
+def probability_of(target: Target) -> Target | None:
+    """The probability of the class whose score, or whose probability, a target is; any other target has none.
+
+    A contrast of two classes, say, or the negative of a score, is about a class too, but asks another question of it.
+    """
+    index = class_of(target) if type(target) in (ClassScore, Probability) else None
+    return None if index is None else _Wide(Probability(index))
+
+
 def _probability(target: Target) -> Target:
-    index = class_of(target)
-    if index is None:
+    probability = probability_of(target)
+    if probability is None:
         raise MethodError(
-            f"target {target} is about no class, so it has no probability; let the score itself count: "
-            "score='target', or weighting='softmax' for Score-CAM."
+            f"target {target} is neither a class' score nor its probability, so it has no probability; let the score "
+            "itself count: weighting='softmax'."
         )
-    return _Wide(Probability(index))
+    return probability
+
+
+def _probability_or_score(target: Target) -> Target:
+    return probability_of(target) or target
 
 
 @dataclass(frozen=True)
@@ -424,25 +453,8 @@ class _Wide:
     target: Target
 
     def __call__(self, output: Any) -> Tensor:
-        values = logits(output)
-        return self.target(values.to(_wide(values)))
-
-
-def _wide(pictures: Tensor) -> torch.dtype:
-    """The type of the pictures' numbers, but single precision for half."""
-    return torch.promote_types(pictures.dtype, torch.float32)
+        return self.target(widened(logits(output)))
 
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def _at_least_one(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise MethodError(f"{name} must be 1 or more, got {value}.")
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise MethodError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")

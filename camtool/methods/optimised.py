@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError
 from camtool.evidence import Evidence
-from camtool.maps import is_constant, min_max, per_row, resize
+from camtool.maps import is_constant, min_max, peaks, per_row, resize
+from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
 from camtool.streaming import in_chunks
 
@@ -35,8 +35,8 @@ def polycam(evidence: Evidence, *, variant: Variant = "+-", chunk: int | None = 
     ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). A channel that is the same
     everywhere gets no weight.
 
-    This is the map of one layer. From the deepest layer to the shallowest the paper goes on to multiply the map so far,
-    resized, by the next one, normalised locally; to join layers is for the merge to do.
+    This is the map of one layer, and no more. From the deepest layer to the shallowest the paper goes on to multiply
+    the map so far, resized, by the next one, normalised locally; that is not here, and no merge does it.
 
     Args:
         evidence: The activations, and the model that is run on masked pictures.
@@ -49,10 +49,8 @@ def polycam(evidence: Evidence, *, variant: Variant = "+-", chunk: int | None = 
     Raises:
         MethodError: ``variant`` is none of the three, or ``chunk`` is less than 1.
     """
-    if variant not in ("+", "-", "+-"):
-        raise MethodError(f"variant={variant!r} is unknown; known are '+', '-' and '+-'.")
-    if chunk is not None and chunk < 1:
-        raise MethodError(f"chunk={chunk}: it must be 1 or more, or None for as many as fit into memory.")
+    check_choice("variant", variant, ("+", "-", "+-"))
+    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     weights = A.new_zeros(A.shape[:2])
     for rows in evidence.by_image:
@@ -93,6 +91,9 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
     score of ``x ⊙ n(up(S_u))``; ``up`` brings the map to the picture's grid and ``n`` scales it into [0, 1]
     (Zhang et al. 2024). Each row has a ``u`` of its own, and only ``u`` is given a gradient.
 
+    The gradient is taken in units of its peak at the first step, row by row. Adam goes by its direction alone but for
+    the 1e-8 that it adds to its size, so the paper's map depends a little on the units of the score; this one does not.
+
     Args:
         evidence: The activations, and the model that is run on masked pictures.
         steps: How often ``u`` is bettered.
@@ -104,10 +105,8 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
     Raises:
         MethodError: ``steps`` is less than 1, or ``rate`` is not positive.
     """
-    if steps < 1:
-        raise MethodError(f"steps={steps}: it must be 1 or more.")
-    if not rate > 0:
-        raise MethodError(f"rate={rate}: it must be more than 0.")
+    check_count("steps", steps)
+    check_number("rate", rate, above=0)
     with torch.inference_mode(False), torch.enable_grad():
         A, pictures = evidence.activations.clone(), evidence.inputs[evidence.images]
 
@@ -124,10 +123,12 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
 
 
 def _adam(slope: Callable[[Tensor], Tensor], start: Tensor, steps: int, rate: float) -> Tensor:
-    """Go uphill by Adam, with its usual constants (arXiv 1412.6980, algorithm 1)."""
-    at, first, second = start, torch.zeros_like(start), torch.zeros_like(start)
+    """Go uphill by Adam, with its usual constants (arXiv 1412.6980, algorithm 1), in units of the first slope."""
+    at, first, second, unit = start, torch.zeros_like(start), torch.zeros_like(start), torch.ones_like(start)
     for part in in_chunks(steps, 1):
         gradient = slope(at.detach()).nan_to_num()  # a score that overflows leads nowhere
+        unit = peaks(gradient) if part.start == 0 else unit
+        gradient = (gradient / unit).nan_to_num()
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         corrected = (first / (1 - 0.9**part.stop), second / (1 - 0.999**part.stop))

@@ -34,12 +34,17 @@ def check_number(
     least: float | None = None,
     below: float | None = None,
     most: float | None = None,
+    optional: bool = False,
 ) -> None:
-    """See that an option is a finite number within bounds, of which ``least`` and ``most`` themselves are allowed.
+    """See that an option is a finite number within bounds, or ``None``, where it is optional.
+
+    Of the bounds ``least`` and ``most`` themselves are allowed.
 
     Raises:
         MethodError: It is not.
     """
+    if optional and value is None:
+        return
     if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
         x = float(value)
         too_low = (above is not None and x <= above) or (least is not None and x < least)
@@ -48,7 +53,8 @@ def check_number(
             return
     bounds = {"above": above, "at least": least, "below": below, "at most": most}
     within = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-    raise MethodError(f"{name} must be a finite number{within and ' ' + within}, got {value!r}.")
+    or_none = ", or None" if optional else ""
+    raise MethodError(f"{name} must be a finite number{within and ' ' + within}{or_none}, got {value!r}.")
 
 
 def check_numbers(name: str, values: object, *, above: float | None = None, least: float | None = None) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError
+from camtool.errors import MethodError, TargetError
 from camtool.evidence import Evidence
-from camtool.maps import per_row, resize
+from camtool.maps import peaks, resize
 from camtool.methods.gradient import over_positions
+from camtool.methods.options import check_count, check_number, check_numbers, refuse_places
 from camtool.methods.registry import method, weighted, weighting
 from camtool.rng import noisy
 from camtool.streaming import room_for
@@ -48,11 +49,10 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     Raises:
         MethodError: An option is out of range.
     """
-    if samples < 1 or noise < 0:
-        raise MethodError(
-            f"method 'smoothgradcam++' got samples={samples}, noise={noise}; give 1 or more, and 0 or more."
-        )
-    A, unit = evidence.activations, _peak(evidence.gradients)
+    check_count("samples", samples)
+    check_number("noise", noise, least=0)
+    check_count("seed", seed, least=0)
+    A, unit = evidence.activations, peaks(evidence.gradients)
     D1 = D2 = D3 = torch.zeros_like(evidence.gradients)
     for pictures in noisy(evidence.inputs, samples, noise, seed):
         g = evidence.again(pictures).gradients / unit
@@ -61,12 +61,6 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     usable = (D1 > 0) & (denominator.abs() > torch.finfo(A.dtype).eps)
     alpha = torch.where(usable, 1 / torch.where(usable, denominator, 1), 0)
     return over_positions(alpha * D1.relu(), "sum") * unit
-
-
-def _peak(tensor: Tensor) -> Tensor:
-    """The largest magnitude in each row, 1 where that is 0; it has as many axes as the tensor."""
-    peak = tensor.flatten(1).abs().amax(1)
-    return per_row(torch.where(peak > 0, peak, 1), tensor)
 
 
 # ---------------------------------------------------------------------------------------------- on the way from black
@@ -94,8 +88,7 @@ def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
     Raises:
         MethodError: ``steps`` is less than 1.
     """
-    if steps < 1:
-        raise MethodError(f"method 'integratedgradcam' got steps={steps}; give 1 or more.")
+    check_count("steps", steps)
     pictures, start = evidence.inputs, evidence.black_pictures
     nothing = evidence.again(start).activations
     result = _gradcam_from(nothing, evidence)
@@ -129,10 +122,11 @@ def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) ->
         The maps ``(R, *size)``.
 
     Raises:
-        MethodError: There is no scale, one is not positive, or the model does not take pictures of such a size.
+        MethodError: There is no scale, one is not positive, the model does not take pictures of such a size, or a
+            target is about a part of the picture.
     """
-    if len(scales) == 0 or not all(scale > 0 for scale in scales):
-        raise MethodError(f"method 'cameras' got scales={scales}; give one or more numbers, each more than 0.")
+    check_numbers("scales", scales, above=0)
+    refuse_places(evidence, "cameras resizes the picture")
     seen = [_seen_at(evidence, scale) for scale in scales]
     size, (rows, channels) = evidence.inputs.shape[2:], evidence.activations.shape[:2]
     result = evidence.activations.new_zeros(rows, *size)
@@ -159,6 +153,8 @@ def _seen_at(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor]:
         return evidence.activations, evidence.gradients
     try:
         other = evidence.again(_resized(pictures, size))
+    except (TargetError, torch.OutOfMemoryError):  # which are no fault of the size
+        raise
     except (RuntimeError, ValueError, AssertionError) as error:
         raise MethodError(
             f"method 'cameras' asked the model for pictures of {' x '.join(map(str, size))}, scales={scale}, and it "

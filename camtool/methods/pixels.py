@@ -12,7 +12,7 @@ A few pixels have gradients so much larger than all others that a picture scaled
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.errors import MethodError
 from camtool.evidence import Evidence
-from camtool.maps import resize
+from camtool.maps import resize, widened
 from camtool.methods.gradient import gradcam
+from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method, weighted
 from camtool.rng import noisy
 from camtool.streaming import in_chunks
@@ -37,7 +38,6 @@ __all__ = [
     "slopes",
     "slopes_at",
     "smoothgrad",
-    "widened",
 ]
 
 
@@ -68,10 +68,10 @@ def smoothgrad(
     Raises:
         MethodError: An option is out of range, or no gradient reaches the picture.
     """
-    _check_count("samples", samples)
-    _check_cap(cap)
-    if not 0 <= noise < float("inf"):
-        raise MethodError(f"noise must be 0 or more, in units of the picture's range, got {noise!r}; 0.15 is usual.")
+    check_count("samples", samples)
+    check_number("cap", cap, above=0, most=1)
+    check_number("noise", noise, least=0)
+    check_count("seed", seed, least=0)
     pictures = own_pictures(evidence)
     copies, total = noisy(pictures, samples, noise, seed), torch.zeros_like(pictures)
     for _ in in_chunks(samples, 1):
@@ -100,7 +100,7 @@ def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     Raises:
         MethodError: The model runs no ReLU, no gradient reaches the picture, or an option is out of range.
     """
-    _check_cap(cap)
+    check_number("cap", cap, above=0, most=1)
     return _sensitivity(_guided(evidence), cap)
 
 
@@ -121,7 +121,7 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     Raises:
         MethodError: The model runs no ReLU, no gradient reaches the picture, or an option is out of range.
     """
-    _check_cap(cap)
+    check_number("cap", cap, above=0, most=1)
     cam = weighted(gradcam(evidence), evidence.activations).relu()
     fine = _guided(evidence) * resize(cam, evidence.inputs.shape[2:])[:, None]
     return _sensitivity(fine, cap)
@@ -148,7 +148,7 @@ def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = Fa
     Raises:
         MethodError: No gradient reaches the picture, or an option is out of range.
     """
-    _check_cap(cap)
+    check_number("cap", cap, above=0, most=1)
     pictures = own_pictures(evidence)
     return _contribution(pictures * slopes(evidence, pictures), cap, signed=signed)
 
@@ -178,8 +178,8 @@ def integrated_gradients(evidence: Evidence, *, steps: int = 50, cap: float = 0.
     Raises:
         MethodError: An option is out of range, or no gradient reaches the picture.
     """
-    _check_count("steps", steps)
-    _check_cap(cap)
+    check_count("steps", steps)
+    check_number("cap", cap, above=0, most=1)
     pictures, start = own_pictures(evidence), widened(evidence.black_pictures[evidence.images])
     way, total = pictures - start, torch.zeros_like(pictures)
     for part in in_chunks(steps, 1):
@@ -201,11 +201,16 @@ def slopes(evidence: Evidence, pictures: Tensor) -> Tensor:
     Raises:
         MethodError: No gradient reaches the picture.
     """
-    return slopes_at(evidence, pictures, ())[0]
+    return slopes_at(evidence, pictures, lambda _: [])[0]
 
 
-def slopes_at(evidence: Evidence, pictures: Tensor, on_the_way: Sequence[Tensor]) -> list[Tensor]:
-    """The same, and how the scores depend on tensors that the pass itself adds to ``on_the_way``, in one backward pass.
+def slopes_at(evidence: Evidence, pictures: Tensor, on_the_way: Callable[[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+    """The same, and how the scores depend on tensors of the pass, in one backward pass.
+
+    Args:
+        evidence: Whose scores.
+        pictures: ``(R, C, *size)``.
+        on_the_way: Names the tensors once the pass is done. It is given the pictures that the graph begins with.
 
     Raises:
         MethodError: No gradient reaches the picture.
@@ -213,7 +218,7 @@ def slopes_at(evidence: Evidence, pictures: Tensor, on_the_way: Sequence[Tensor]
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pictures.to(evidence.inputs.dtype, copy=True).requires_grad_()
         scores = evidence.on_graph(leaf.clone())  # a model may write to what it is given, but not to a leaf
-        wanted = [leaf, *on_the_way]
+        wanted = [leaf, *on_the_way(leaf)]
         ones = torch.ones_like(scores)
         found = torch.autograd.grad(scores, wanted, ones, allow_unused=True) if scores.requires_grad else ()
     if not found or found[0] is None:
@@ -222,11 +227,6 @@ def slopes_at(evidence: Evidence, pictures: Tensor, on_the_way: Sequence[Tensor]
             "detaches it, or runs under torch.no_grad. Look at a layer behind that instead, with method='gradcam' say."
         )
     return [widened(torch.zeros_like(at) if slope is None else slope) for at, slope in zip(wanted, found, strict=True)]
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """In float32 at least, so that sums and products do not lose what half precision had."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _sensitivity(gradients: Tensor, cap: float) -> Tensor:
@@ -243,16 +243,6 @@ def _capped(maps: Tensor, cap: float) -> Tensor:
     flat = maps.flatten(1)
     highest = flat.kthvalue(math.ceil(cap * flat.shape[1]), dim=1, keepdim=True).values
     return torch.where(flat > highest, highest, flat).reshape(maps.shape)
-
-
-def _check_cap(cap: float) -> None:
-    if not 0 < cap <= 1:
-        raise MethodError(f"cap must be above 0 and at most 1, got {cap!r}; 0.99 is usual, and 1 cuts nothing off.")
-
-
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise MethodError(f"{name} must be a whole number of 1 or more, got {value!r}; 50 is usual.")
 
 
 # -------------------------------------------------------------------------------------------------- guided ReLUs

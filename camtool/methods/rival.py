@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence import Evidence
+from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
+from camtool.streaming import room_for
 from camtool.targets import ClassScore, Target, class_of
 
 __all__ = ["rivalcam"]
@@ -40,28 +44,28 @@ def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, 
         The maps ``(R, *grid)``, not negative.
 
     Raises:
-        MethodError: A target is not about a class, or an option is out of range.
+        MethodError: A target is not the score of a class, or an option is out of range.
     """
-    _check(evidence, rivals, temperature, kinship)
+    check_count("rivals", rivals)
+    check_number("temperature", temperature, above=0)
+    check_number("kinship", kinship, least=0)
+    _check_that_scores_compare(evidence)
     asked = [_contestants(evidence, row, rivals) for row in range(len(evidence.images))]
-    wanted = [target for contest in asked for target in contest]
-    images = [image for image, contest in zip(evidence.images, asked, strict=True) for _ in contest]
-    seen = evidence.about(wanted, images)
-    parts: Tensor = (seen.gradients * seen.activations).sum(1).unflatten(0, (len(asked), -1))
-    scores = seen.scores.to(parts).unflatten(0, (len(asked), -1))
+    some = room_for(evidence.activations.numel(), evidence.activations)  # all at once could fill the memory
+    turns = [slice(first, first + some) for first in range(0, len(asked[0]), some)]
+    several = [_contributions(evidence, [contest[turn] for contest in asked]) for turn in turns]
+    parts, scores = (torch.cat(kind, 1) for kind in zip(*several, strict=True))
     return parts[:, 0].relu() * _share(parts, scores, temperature, kinship)
 
 
-def _check(evidence: Evidence, rivals: int, temperature: float, kinship: float) -> None:
-    if rivals < 1 or temperature <= 0 or kinship < 0:
+def _check_that_scores_compare(evidence: Evidence) -> None:
+    """A probability, or a difference of scores, is in other units than the scores of the rivals."""
+    other = [target for target in evidence.targets if type(target) is not ClassScore]
+    if evidence.logits.ndim != 2 or other:
+        came = f"target {other[0]}" if other else f"an output of shape {tuple(evidence.logits.shape)}"
         raise MethodError(
-            f"method 'rivalcam' got rivals={rivals}, temperature={temperature}, kinship={kinship}; give 1 or more, "
-            "more than 0, and 0 or more."
-        )
-    if evidence.logits.ndim != 2 or any(class_of(target) is None for target in evidence.targets):
-        raise MethodError(
-            "method 'rivalcam' compares classes, so it needs a model that returns (N, classes) and targets about a "
-            "class, an index, a name or ClassScore; use method='hirescam' for others."
+            "method 'rivalcam' compares the scores of classes, so it needs a model that returns (N, classes) and "
+            f"targets that are an index, a name or ClassScore, got {came}; use method='hirescam' for others."
         )
 
 
@@ -71,6 +75,15 @@ def _contestants(evidence: Evidence, row: int, rivals: int) -> list[Target]:
     ranked = logits.topk(min(rivals + 1, len(logits))).indices.tolist()
     others = [index for index in ranked if index != class_of(target)]
     return [target, *(ClassScore(index) for index in others[: min(rivals, len(logits) - 1)])]
+
+
+def _contributions(evidence: Evidence, asked: Sequence[Sequence[Target]]) -> tuple[Tensor, Tensor]:
+    """What each position adds to the scores of each row's classes, ``(R, classes, *grid)``, and those scores."""
+    images = [image for image, contest in zip(evidence.images, asked, strict=True) for _ in contest]
+    seen = evidence.about([target for contest in asked for target in contest], images)
+    by_class = seen.gradients.unflatten(0, (len(asked), -1))
+    parts = (by_class * evidence.activations[:, None]).sum(2)
+    return parts, seen.scores.to(parts).unflatten(0, (len(asked), -1))
 
 
 def _share(parts: Tensor, scores: Tensor, temperature: float, kinship: float) -> Tensor:

@@ -6,22 +6,21 @@ a wrapper begin with its name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
-from numbers import Real
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from camtool import targets
 from camtool.errors import MethodError
 from camtool.evidence import Evidence
-from camtool.maps import min_max, resize
+from camtool.maps import min_max, resize, widened
 from camtool.methods.activation import first_component
+from camtool.methods.masking import probability_of
+from camtool.methods.options import check_count, check_number, check_numbers, refuse_places
 from camtool.methods.registry import Method, wrapper
 from camtool.rng import noisy
 from camtool.streaming import in_chunks
@@ -51,7 +50,7 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
     Raises:
         MethodError: A target is about a part of the picture, which does not move along.
     """
-    _refuse_places(evidence, "tta flips the picture")
+    refuse_places(evidence, "tta flips the picture")
     changes = [*product((False, True), (1.0,) if evidence.black is None else (0.9, 1.0, 1.1))]
 
     def looks() -> Iterator[Tensor]:
@@ -100,11 +99,9 @@ def noise(
     Raises:
         MethodError: There are no samples, or the level is negative.
     """
-    if not (isinstance(noise_samples, int) and noise_samples > 0 and _is_number(noise_level) and noise_level >= 0):
-        raise MethodError(
-            f"noise_samples is {noise_samples!r} and noise_level {noise_level!r}; give 1 or more samples, and a level "
-            "of 0 or more, such as 0.15."
-        )
+    check_count("noise_samples", noise_samples)
+    check_number("noise_level", noise_level, least=0)
+    check_count("noise_seed", noise_seed, least=0)
     looks = (evidence.again(each) for each in noisy(evidence.inputs, noise_samples, noise_level, noise_seed))
     return _mean((method(next(looks)) for _ in in_chunks(noise_samples, 1)), noise_samples)
 
@@ -130,9 +127,10 @@ def sess(
 
     The picture is enlarged to each of the scales, and a window of the picture's own size slides over it. A window's
     map, scaled to [0, 1], counts as much as the model believes in the class there: ``w_i = p_i / max_i p_i``, with the
-    class' probability ``p``, or the positive part of the score of a target that is not about a class. Put back where
-    they belong and zero elsewhere, the weighted maps make ``M = Σ_i w_i M_i [w_i M_i > θ] / Σ_i [w_i M_i > θ]``: each
-    position is averaged over the windows that see something there (SESS: Tursun et al. 2022).
+    class' probability ``p``, or, where the target is neither a class' score nor its probability, the positive part of
+    the target's own score. Put back where they belong and zero elsewhere, the weighted maps make
+    ``M = Σ_i w_i M_i [w_i M_i > θ] / Σ_i [w_i M_i > θ]``: each position is averaged over the windows that see something
+    there (SESS: Tursun et al. 2022).
 
     Windows have the shape of the picture, so that any model can look at them; where the last would stand out, it is
     moved back in. The paper's sorting out of unpromising windows beforehand, which saves time where there are many, is
@@ -151,9 +149,10 @@ def sess(
     Raises:
         MethodError: The inputs are not pictures, an option makes no sense, or a target is about a part of the picture.
     """
-    _refuse_places(evidence, "sess cuts the picture")
-    if not _is_number(sess_threshold):
-        raise MethodError(f"sess_threshold is {sess_threshold!r}; give a number such as 0.")
+    refuse_places(evidence, "sess cuts the picture")
+    check_numbers("sess_scales", sess_scales, least=1)
+    check_number("sess_step", sess_step, above=0, most=1)
+    check_number("sess_threshold", sess_threshold)
     windows = _windows(evidence.inputs.shape[2:], sess_scales, sess_step)
     looks = [windows[part.start].look(evidence, method) for part in in_chunks(len(windows), 1)]
     chances = torch.stack([chance for _, chance in looks])
@@ -196,12 +195,6 @@ class _Window:
 def _windows(size: Sequence[int], scales: Sequence[float], step: float) -> list[_Window]:
     if len(size) != 2:
         raise MethodError(f"sess looks at parts of pictures (N, C, H, W), and the inputs are of size {tuple(size)}.")
-    are_scales = isinstance(scales, Sequence) and scales and all(_is_number(each) and each >= 1 for each in scales)
-    if not (are_scales and _is_number(step) and 0 < step <= 1):
-        raise MethodError(
-            f"sess_scales is {scales!r} and sess_step {step!r}; give a list of scales of 1 or more, such as [1, 2], "
-            "and a step above 0 and up to 1."
-        )
     found = []
     for scale in scales:
         large = [round(scale * length) for length in size]
@@ -216,16 +209,13 @@ def _starts(length: int, window: int, step: float) -> list[int]:
 
 
 def _chances(seen: Evidence) -> Tensor:
-    """For each row its class' probability; the positive part of the score where it is not about a class."""
-    probabilities = targets.probabilities(seen.logits)
-    by_class = probabilities.reshape(*probabilities.shape[:2], -1).mean(2)
-    indices = [targets.class_of(target) for target in seen.targets]
-    return torch.stack(
-        [
-            seen.scores[row].relu() if index is None else by_class[image, index]
-            for row, (image, index) in enumerate(zip(seen.images, indices, strict=True))
-        ]
-    )
+    """For each row its class' probability; the positive part of the score of a target that has none."""
+    return torch.stack([_chance(seen, row) for row in range(len(seen.targets))])
+
+
+def _chance(seen: Evidence, row: int) -> Tensor:
+    image, probability = seen.images[row], probability_of(seen.targets[row])
+    return widened(seen.scores[row]).relu() if probability is None else probability(seen.logits[image : image + 1])[0]
 
 
 # -------------------------------------------------------------------------------------------------- the activations
@@ -245,16 +235,3 @@ def eigen(evidence: Evidence, method: Method) -> Tensor:
     """
     assert method.weights is not None  # the registry sees to it
     return first_component(method.weights(evidence) * evidence.activations).relu()
-
-
-# ----------------------------------------------------------------------------------------------------------- shared
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refuse_places(evidence: Evidence, because: str) -> None:
-    for target in evidence.targets:
-        if targets.has_a_place(target):
-            raise MethodError(f"{because}, but {type(target).__name__} is about a part of it that stays where it is.")

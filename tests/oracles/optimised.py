@@ -23,10 +23,13 @@ def polycam(case: Case) -> Map:
 
 @oracle("opticam")
 def opticam(case: Case) -> Map:
-    """Zhang et al. 2024: Adam's way up ``f(x ⊙ n(up(S_u)))``, where ``S_u = Σ_k softmax(u)_k A_k``: the chain rule."""
+    """Zhang et al. 2024: Adam's way up ``f(x ⊙ n(up(S_u)))``, where ``S_u = Σ_k softmax(u)_k A_k``: the chain rule.
+
+    Gradients are in units of the first one's peak, so that Adam's 1e-8 goes with the score's units.
+    """
     A, x = case.A, case.x
     H, W, K = len(x[0]), len(x[0][0]), len(A)
-    u, m, v = [0.0] * K, [0.0] * K, [0.0] * K
+    u, m, v, unit = [0.0] * K, [0.0] * K, [0.0] * K, 1.0
     for t in range(1, 101):
         S = weighted_sum(softmax(u), A)
         up = upsampled(S, H, W)
@@ -37,6 +40,9 @@ def opticam(case: Case) -> Map:
                 towards_mask[p][q] += G[channel][p][q] * x[channel][p][q]
         towards_S = upsampled_backwards(scaled_backwards(towards_mask, up), S)
         gradient = softmax_backwards([inner(towards_S, A[k]) for k in range(K)], softmax(u))
+        if t == 1:
+            unit = max(map(abs, gradient)) or 1.0
+        gradient = [slope / unit for slope in gradient]
         for k in range(K):  # Kingma and Ba 2015, algorithm 1
             m[k] = 0.9 * m[k] + 0.1 * gradient[k]
             v[k] = 0.999 * v[k] + 0.001 * gradient[k] ** 2
