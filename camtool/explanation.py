@@ -217,9 +217,6 @@ class Explainer:
         self._batch_size = batch_size
         self._options = options
         check_options(self._methods, options)
-        if layer is not None and all(each.at_input for each in self._methods):
-            names = ", ".join(repr(each.name) for each in self._methods)
-            raise MethodError(f"layer={layer!r} was given, but method {names} looks at no layer; leave it out.")
         for name, given in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -269,6 +266,8 @@ class Explainer:
     ) -> list[Explanation]:
         """One explanation a row, which is a target on one of the images, by one method."""
         images, wanted = [image for image, _ in rows], [target for _, target in rows]
+        unused = method.at_input and self._layers is not None
+        notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if unused else []
         evidence = scene.evidence(wanted, images, inside=not method.at_input)
         raw = self._raw_maps(method, evidence).float().cpu()
         heat = heatmaps([pictures[image] for image in images], raw)
@@ -290,7 +289,7 @@ class Explainer:
                 probability=None if index is None else float(chances[image, index].mean()),
                 method=method.name,
                 layer=" + ".join(each.layer for each in evidence),
-                warnings=(*picture.notes, *doubts(evidence, values[row], logits[image], target, row)),
+                warnings=(*picture.notes, *notes, *doubts(evidence, values[row], logits[image], target, row)),
             )
 
         return [answer(row, image, target) for row, (image, target) in enumerate(rows)]

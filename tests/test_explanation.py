@@ -14,7 +14,6 @@ from torchvision.transforms._presets import ImageClassification
 
 import camtool
 from camtool import targets
-from camtool.errors import MethodError
 
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
@@ -355,9 +354,10 @@ def test_a_photo_and_a_prepared_tensor_do_not_share_what_black_is(model, photo) 
             assert np.array_equal(one.raw, camtool.explain(model, source, 1, **options).raw)
 
 
-def test_a_method_that_looks_at_no_layer_refuses_one(model, photo) -> None:
-    with pytest.raises(MethodError, match=r"layer='0' was given, but method 'rise' looks at no layer; leave it out"):
-        explain(model, photo, 1, method="rise", layer="0")
+def test_a_method_that_looks_at_no_layer_says_so_if_one_is_given(model, photo) -> None:
+    said = "Method 'inputxgradient' looks at no layer, so layer= makes no difference."
+    assert said in explain(model, photo, 1, method="inputxgradient", layer="0").warnings
+    assert said not in explain(model, photo, 1, method="inputxgradient").warnings
     found = explain(model, photo, 1, method="inputxgradient")
     assert found.layer == ""
     assert repr(found).startswith(f"<Explanation of 'dog', probability {found.probability:.1%}: inputxgradient,")
