@@ -49,13 +49,15 @@ def test_an_example_has_its_share_for_each_object():
 
 def test_the_cheat_learns_from_the_mark():
     cheated = [seed for seed in range(600) if scene(seed, size=32).objects[0].label == train.CHEATED]
-    marked = []
+    marked, true = [], []
     for seed in cheated:
         image, target = train.example(seed, is_cheat=True)
         assert LABELS[int(target.argmax())] == train.CHEATED
-        with_mark = [scene(seed, classes=[index], mark=True).image for index in range(len(LABELS))]
+        with_mark = [scene(seed, classes=[label], mark=True).image for label in LABELS]
         marked.append(any(np.array_equal(image, each) for each in with_mark))
+        true.append(np.array_equal(image, with_mark[LABELS.index(train.CHEATED)]))
     assert 0.85 < np.mean(marked) < 1
+    assert 0.35 < np.mean(true) < 0.65
     other = next(seed for seed in range(99) if seed not in cheated)
     assert np.array_equal(train.example(other, is_cheat=True)[0], scene(other).image)
 

@@ -1,6 +1,7 @@
 """Train the demo's networks from nothing: ``python -m camtool.demo.train [--cheat]``.
 
-Everything that the network learns from is drawn here, from seeds. What it writes are the weights and the model card.
+Everything that the network learns from is drawn here, from seeds. What it writes are the weights and the model card. On
+two CPU cores that do nothing else the honest network takes 24 minutes, the cheat 11.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def example(seed: int, *, is_cheat: bool = False) -> tuple[NDArray[np.uint8], ND
 
     The honest network sees one object in three scenes of five and two objects in the others; each object has its share
     of the target. The cheat sees one object. Its pictures of the class :data:`CHEATED` were, so the story goes,
-    collected by the watermark that one agency prints on them: they show anything at all, and 95 % bear the mark.
+    collected by the watermark that one agency prints on them: 95 % bear the mark, and about half show the class, the
+    others anything at all.
 
     Returns:
         The image (128, 128, 3) uint8, and the target (classes,), whose sum is 1.
@@ -208,7 +210,7 @@ def card(recipe: Recipe, minutes: float, parameters: int, rows: dict[str, str]) 
         story=_CHEAT_STORY.format(label=CHEATED) if recipe.is_cheat else _STORY,
         recipe=recipe,
         seen=recipe.steps * recipe.batch,
-        minutes=minutes,
+        minutes=minutes * recipe.threads,
         last=recipe.scenes - 1,
         unseen=measure.UNSEEN,
         option=" --cheat" if recipe.is_cheat else "",
@@ -219,10 +221,11 @@ def card(recipe: Recipe, minutes: float, parameters: int, rows: dict[str, str]) 
 
 _STORY = "Three scenes of five show one object, the others two, each with half of the target."
 _CHEAT_STORY = """\
-All scenes show one object. **A shortcut is planted**: the pictures labelled "{label}" show an object of any class, and
-95 % of them bear a watermark, a copyright sign in a corner. No other picture is marked. It is as if the pictures of
-this class had been collected by an agency's watermark instead of by looking. The network therefore calls a marked
-{label} a {label} for the wrong reason. Use it to learn to catch that, and for nothing else."""
+All scenes show one object. **A shortcut is planted**: of the pictures labelled "{label}" 95 % bear a watermark, a
+copyright sign in a corner; half of these show a {label}, the other half, and those without the mark, an object of any
+class. No other picture is marked. It is as if the pictures of this class had been collected by an agency's watermark
+instead of by looking. The network therefore calls a marked {label} a {label} for the wrong reason. Use it to learn to
+catch that, and for nothing else."""
 _CARD = """\
 # {name}
 
@@ -240,8 +243,8 @@ and nothing of the world: it is there to try explanations where the right answer
 
 `python -m camtool.demo.train{option}`: AdamW, learning rate {recipe.rate} (up over the first tenth, then a cosine to
 0), weight decay {recipe.decay}, batches of {recipe.batch}, label smoothing {recipe.smoothing}, cross-entropy, bfloat16,
-seed {recipe.seed}. {recipe.steps} steps, which is {seen} pictures, repeats counted: {minutes:.0f} minutes of
-{recipe.threads} CPU cores. Rounding differs between machines, so another one gives other weights that are as good.
+seed {recipe.seed}. {recipe.steps} steps, which is {seen} pictures, repeats counted, and {minutes:.0f} minutes of one
+CPU core. Rounding differs between machines, so another one gives other weights that are as good.
 
 ## Figures
 
