@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import cycle
 from typing import Annotated
 
 import torch
@@ -40,13 +41,13 @@ def main(turns: Annotated[int, typer.Option(help="How often each is measured.")]
         with left_as_found(model):
             pass
 
-    scene = Scene(model, batch, layers)
+    scene, classes = Scene(model, batch, layers), cycle((281, 282))  # the latest question is not asked again
     stages: dict[str, Callable[[], object]] = {
         "plain forward": forward,
         "explain, all of it": lambda: camtool.explain(model, batch, 281),
         "forward with hook, graph of the tail, guards": lambda: Scene(model, batch, layers),
         "of that: the guards (flags, buffers, random states)": guard,
-        "score and backward pass to the layer": lambda: scene.evidence([ClassScore(281)])[0].gradients,
+        "score and backward pass to the layer": lambda: scene.evidence([ClassScore(next(classes))])[0].gradients,
         "heatmap on the picture": lambda: heatmaps([picture], raw),
         "picture of the tensor": lambda: prepare(batch[0]),
     }
