@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
+from camtool.concept_page import MOST, Entry, page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.hooks import name_of, observe, resume
 from camtool.layers import Layer, resolve
@@ -44,6 +44,7 @@ _ROUNDS, _ENOUGH = 500, 1e-6
 _MUCH = 0.1
 """The part of a layer's squares that may be negative before people are told."""
 
+_WORTH_TELLING = 0.005  # below this a class rounds to 0 %
 _FULL = 0.5  # from this strength on, a concept's colour is as opaque as alpha says
 _CRISP = 8  # the power by which the strongest concept is ahead of the others, in the mix of colours
 
@@ -52,15 +53,6 @@ _COLOURS = (
     *((120, 80, 200), (110, 200, 235), (150, 95, 40), (165, 205, 60), (215, 30, 75)),
 )
 """A colour for each concept, told apart by people who see fewer colours too, at least the first five."""
-
-_PAPER, _INK, _QUIET, _RULE = (255, 255, 255), (28, 30, 34), (112, 116, 124), (228, 230, 234)
-_MARGIN, _GAP, _GUTTER = 28, 10, 32  # around the page, between pictures, between them and the key
-_ACROSS, _KEY = 860, 330  # how wide the pictures and the key may be
-_HEAD, _ENTRY = 66, 74  # how high the key's heading and each of its entries are
-_INDENT, _BAR = 32, 190  # where the key's words begin, how long the bar of a concept that is all would be
-_MOST_SHOWN = 24
-_HEIGHTS = ((1, 420), (2, 340), (6, 240), (12, 190), (_MOST_SHOWN, 140))
-"""Up to so many pictures on a page, how high each is drawn."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,15 @@ class Concepts:
 
     def picture(self) -> NDArray[np.uint8]:
         """All the photos with their concepts, beside them what the colours mean, ``(H, W, 3)`` uint8."""
-        return _page(self)
+        shown = min(len(self.pictures), MOST)
+        of = f"{len(self.pictures)} pictures" if len(self.pictures) > 1 else "one picture"
+        more = f", {shown} shown" if shown < len(self.pictures) else ""
+        return page(
+            [self.overlay(image) for image in range(shown)],
+            f"{len(self)} concepts in {of}{more}",
+            f"They explain {self.explained:.0%} of the activity at {self.layer}.",
+            list(map(_entry, self.colors, self.votes, self.shares.tolist())),
+        )
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).
@@ -384,6 +384,11 @@ def _maps(amounts: Tensor, grids: Sequence[torch.Size]) -> NDArray[np.float32]:
 # ---------------------------------------------------------------------------------------------------------- drawing
 
 
+def _entry(color: tuple[int, int, int], votes: Sequence[Vote], share: float) -> Entry:
+    others = ", ".join(str(vote) for vote in votes[1:] if vote.probability >= _WORTH_TELLING)
+    return Entry(color, str(votes[0]), others, share)
+
+
 def _colour(concept: int) -> tuple[int, int, int]:
     """A concept's colour; beyond those chosen by hand, hues that keep away from one another."""
     if concept < len(_COLOURS):
@@ -405,70 +410,3 @@ def _tint(photo: NDArray[np.uint8], heat: NDArray[np.float32], colours: Any, alp
     opacity = (alpha * t * t * (3 - 2 * t))[..., None]
     tinted: NDArray[np.uint8] = np.rint((1 - opacity) * photo + opacity * colour).astype(np.uint8)
     return tinted
-
-
-def _page(found: Concepts) -> NDArray[np.uint8]:
-    """The overlays in rows, and the key to the colours on their right."""
-    shown = found.pictures[:_MOST_SHOWN]
-    boxes, width, below = _in_rows([picture.photo.shape[1] / picture.photo.shape[0] for picture in shown])
-    key = _key(found, len(shown))
-    page = Image.new("RGB", (width + 2 * _MARGIN + _GUTTER + key.width, max(below, key.height) + 2 * _MARGIN), _PAPER)
-    for image, (x, y, wide, high) in enumerate(boxes):
-        tile = Image.fromarray(found.overlay(image)).resize((wide, high), Image.Resampling.LANCZOS)
-        page.paste(tile, (_MARGIN + x, _MARGIN + y))
-    page.paste(key, (_MARGIN + width + _GUTTER, _MARGIN))
-    return np.asarray(page)
-
-
-def _in_rows(aspects: Sequence[float]) -> tuple[list[tuple[int, int, int, int]], int, int]:
-    """Where pictures of these widths to one height go, as x, y, width and height; and the width and height of all.
-
-    Full rows are as wide as each other, so their heights differ a little.
-    """
-    height = next(height for most, height in _HEIGHTS if len(aspects) <= most)
-    boxes: list[tuple[int, int, int, int]] = []
-    row: list[float] = []
-    y = widest = 0
-    for i, aspect in enumerate(aspects):
-        row.append(aspect)
-        room = _ACROSS - _GAP * (len(row) - 1)
-        if sum(row) * height < room and i < len(aspects) - 1:
-            continue
-        high, x = round(min(height, room / sum(row))), 0
-        for each in row:
-            boxes.append((x, y, max(1, round(each * high)), high))
-            x += boxes[-1][2] + _GAP
-        y, widest, row = y + high + _GAP, max(widest, x - _GAP), []
-    return boxes, widest, y - _GAP
-
-
-def _key(found: Concepts, shown: int) -> Image.Image:
-    """What the colours mean: for each concept what the model takes it for, and how much of the activity it is."""
-    key = Image.new("RGB", (_KEY, _HEAD + len(found) * _ENTRY), _PAPER)
-    count = f"{len(found.pictures)} pictures" if len(found.pictures) > 1 else "one picture"
-    told = f"They explain {found.explained:.0%} of the activity at {found.layer}."
-    more = f", {shown} shown" if shown < len(found.pictures) else ""
-    _write(key, 0, 0, f"{len(found)} concepts in {count}{more}", 19, room=_KEY)
-    _write(key, 0, 28, told, 14, _QUIET, room=_KEY)
-    for concept, (votes, colour) in enumerate(zip(found.votes, found.colors, strict=True)):
-        top, share = _HEAD + concept * _ENTRY, float(found.shares[concept])
-        draw = ImageDraw.Draw(key)
-        draw.rectangle((0, top + 1, 19, top + 20), fill=colour)
-        _write(key, _INDENT, top, str(votes[0]), 17, room=_KEY - _INDENT)
-        draw.rectangle((_INDENT, top + 30, _INDENT + _BAR, top + 34), fill=_RULE)
-        draw.rectangle((_INDENT, top + 30, _INDENT + round(share * _BAR), top + 34), fill=colour)
-        _write(key, _INDENT + _BAR + 10, top + 24, f"{share:.0%} of that", 13, _QUIET)
-        others = ", ".join(str(vote) for vote in votes[1:] if vote.probability >= 0.005)
-        _write(key, _INDENT, top + 42, others, 13, _QUIET, room=_KEY - _INDENT)
-    return key
-
-
-def _write(
-    page: Image.Image, x: int, y: int, words: str, height: int, colour: tuple[int, int, int] = _INK, *, room: int = 999
-) -> None:
-    """Set words, cut short where there is no room for all of them."""
-    font, short = ImageFont.load_default(height), words
-    while short and font.getlength(short) > room:
-        words = words[:-1]
-        short = f"{words.rstrip(' ,')}…"
-    ImageDraw.Draw(page).text((x, y), short, fill=colour, font=font)

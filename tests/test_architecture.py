@@ -80,8 +80,9 @@ ROOMS = {
         ),
         "trust",
     },
+    "concept_page": set(),
     "factorisation": {
-        *("errors", "hooks", "images", "layers", "maps", "models", "overlay", "pictures", "targets"),
+        *("concept_page", "errors", "hooks", "images", "layers", "maps", "models", "overlay", "pictures", "targets"),
     },
     "folder": {"errors", "explanation", "images", "overlay"},
     "demo": set(),
