@@ -307,6 +307,9 @@ BLIND = ["eigencam", "kpcacam", "fem", "random"]
 SCATTERED = ["smoothgrad", "guided-backprop", "inputxgradient", "integrated-gradients"]
 """Methods at the pixels, which light up on edges of anything: their brightest pixel may lie anywhere."""
 
+BROAD = ["opticam"]
+"""A mask that keeps whatever helps is large, and where in it the map peaks is chance."""
+
 FEWER = {"sscam": {"samples": 1}, "iscam": {"samples": 2}, "rise": {"samples": 600}}
 
 
@@ -321,11 +324,13 @@ def on_the_photo() -> list[Any]:
 def test_the_cat_and_the_dog(mobilenet, shared, method) -> None:
     both, few = shared / "images" / "both.png", FEWER.get(method, {})
     tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method, **few)
+    assert energy_at_the_top(tabby) < energy_at_the_top(boxer)
+    assert energy_at_the_top(tabby) < energy_at_the_top(mastiff)
+    if method in BROAD:
+        return
     row, column = np.unravel_index(tabby.heatmap.argmax(), tabby.heatmap.shape)
     assert row > 130
     assert column > 56
-    assert energy_at_the_top(tabby) < energy_at_the_top(boxer)
-    assert energy_at_the_top(tabby) < energy_at_the_top(mastiff)
     for dog in (mastiff, boxer):
         row, column = np.unravel_index(dog.heatmap.argmax(), dog.heatmap.shape)
         assert row < 112
