@@ -177,12 +177,13 @@ def _by_row(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) ->
     told apart by as many weights of the scores, and a batched pass takes them all at once.
     """
     turns = _turns(images)
-    choice = torch.zeros(max(turns) + 1, len(turns)).to(scores)
-    choice[turns, range(len(turns))] = 1
-    if len(choice) > 1:
+    if any(turns):
+        choice = torch.zeros(max(turns) + 1, len(turns)).to(scores)
+        choice[turns, range(len(turns))] = 1
         return [gradient[turns, images] for gradient in _batched_gradients(scores, tensors, choice)]
     in_order = list(images) == list(range(len(tensors[0])))
-    return [gradient if in_order else gradient[images] for gradient in _gradients(scores, tensors, choice[0])]
+    gradients = _gradients(scores, tensors, torch.ones_like(scores))
+    return gradients if in_order else [gradient[images] for gradient in gradients]
 
 
 def _turns(images: Sequence[int]) -> list[int]:

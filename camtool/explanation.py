@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -297,8 +298,7 @@ class Explainer:
     def _raw_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
         """The method's maps of all layers, merged: ``(R, *grid)``."""
         options = {name: value for name, value in self._options.items() if name in method.options}
-        device_type = evidence[0].scores.device.type
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device_type, enabled=False):
+        with torch.inference_mode(False), torch.no_grad(), _without_autocast(evidence[0].scores.device.type):
             found = [method(each, **options) for each in evidence]
             for each, raw in zip(evidence, found, strict=True):
                 _check_maps(method, each, raw)
@@ -308,6 +308,11 @@ class Explainer:
                 f"merge made {tuple(merged.shape)} of maps like {tuple(found[0].shape)}; it must keep them."
             )
         return merged
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Arithmetic on maps in their own precision; where autocast is off already, entering it would only take time."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
 def _mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
