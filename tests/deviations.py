@@ -1,6 +1,6 @@
 """Where the two well-known libraries compute something else than camtool, and which test shows it.
 
-It stands apart from :mod:`test_peers` so that it can be read where neither library is installed.
+It stands apart from :mod:`test_peer_deviations` so that it can be read where neither library is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Deviation:
         methods: The methods as people call them.
         what: What it does.
         here: What camtool does.
-        shown: The test in ``test_peers.py`` that makes the peer's numbers by this very departure.
+        shown: The test in ``test_peer_deviations.py`` that makes the peer's numbers by this very departure.
     """
 
     peer: str
