@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from camtool import images, maps, overlay, targets
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
+from camtool.geometry import Geometry
 from camtool.hooks import name_of
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_options, find
 from camtool.models import Loaded, Transform, labels_for
-from camtool.pictures import Picture, Preparer, Source, batches, heatmaps, is_batch
+from camtool.pictures import Picture, Preparer, Source, batches, heatmap, is_batch
 from camtool.trust import doubts
 
 if TYPE_CHECKING:
@@ -43,11 +44,10 @@ class Explanation:
     """Where a model looked, for one image, one target and one method.
 
     Attributes:
-        heatmap: ``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look.
         raw: ``(h, w)`` float32, the method's own values, not normalised: mostly at the layer's size, at the input's for
             some methods.
         photo: ``(H, W, 3)`` uint8, what was given, upright.
-        seen: ``(H, W)`` booleans: the part of the photo that reached the model.
+        geometry: How the photo became the model's input.
         label: What was explained: the class' name, ``"class 281"`` where names are not known, or the target's.
         index: The class' index; ``None`` for a target that is not about a class.
         score: The target's value, a logit for a class.
@@ -57,10 +57,9 @@ class Explanation:
         warnings: Reasons not to trust this map, in plain words; empty where there are none.
     """
 
-    heatmap: NDArray[np.float32]
     raw: NDArray[np.float32]
     photo: NDArray[np.uint8]
-    seen: NDArray[np.bool_]
+    geometry: Geometry
     label: str
     index: int | None
     score: float
@@ -68,6 +67,16 @@ class Explanation:
     method: str
     layer: str
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def heatmap(self) -> NDArray[np.float32]:
+        """``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look."""
+        return heatmap(self.geometry, self.raw)
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """``(H, W)`` booleans: the part of the photo that reached the model."""
+        return self.geometry.seen
 
     def overlay(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
         """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
@@ -271,7 +280,6 @@ class Explainer:
         notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if unused else []
         evidence = scene.evidence(wanted, images, inside=not method.at_input)
         raw = self._raw_maps(method, evidence).float().cpu()
-        heat = heatmaps([pictures[image] for image in images], raw)
         # What follows is asked number by number, for which arrays are the better place.
         values, scores = raw.numpy(), evidence[0].scores.tolist()
         logits = scene.logits.float().cpu().numpy()
@@ -280,10 +288,9 @@ class Explainer:
         def answer(row: int, image: int, target: targets.Target) -> Explanation:
             picture, index = pictures[image], targets.class_of(target)
             return Explanation(
-                heatmap=heat[row],
                 raw=values[row],
                 photo=picture.photo,
-                seen=picture.geometry.seen,
+                geometry=picture.geometry,
                 label=targets.name_of(target, labels),
                 index=index,
                 score=scores[row],

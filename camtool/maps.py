@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MERGES",
+    "Cascade",
     "Merge",
     "ScaledMax",
     "Winsor",
@@ -189,12 +190,35 @@ class Winsor:
 _LEAST = 0.1
 """The weight of the layer that matters least among those that matter at all."""
 
+
+@dataclass(frozen=True)
+class Cascade:
+    """From the coarsest map to the finest, each telling where in the last one's cells: Poly-CAM, arXiv 2204.13359.
+
+    ``P_l = up(P_(l+1)) LNorm(M_l)``, with ``LNorm(M) = M / up(down(M))``, a map in units of what it is around each
+    place: ``down`` brings it to the grid of the map before and ``up`` back. The first is the coarsest map, and among
+    those on one grid that of the layer asked for last. What is negative in a map counts as 0.
+    """
+
+    def __call__(self, maps: Tensor | Sequence[Tensor]) -> Tensor:
+        """The map ``(N, *finest)`` of maps ``(N, *grid)``, each on a grid of its own."""
+        from_the_last = list(maps)[::-1]
+        coarsest, *finer = sorted(from_the_last, key=lambda each: each[0].numel())
+        result: Tensor = coarsest.relu()
+        for each in finer:
+            grid, positive = each.shape[1:], each.relu()
+            around = resize(resize(positive, result.shape[1:]), grid)
+            result = resize(result, grid) * torch.where(around > 0, positive / around, 0)
+        return result
+
+
 MERGES: dict[str, Merge] = {
     "mean": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.amax(0),
     "layercam": ScaledMax(),
     "refinecam": product,
     "winsor": Winsor(),
+    "polycam": Cascade(),
 }
 """Name → how the maps of several layers become one."""
 
@@ -203,7 +227,8 @@ def merge(maps: Sequence[Tensor], how: str | Merge = "mean", importance: Callabl
     """One map from those of several layers.
 
     A gradient grows and shrinks from layer to layer, so values of two layers do not compare. Each map is therefore
-    divided by its own largest magnitude first, then brought to the finest grid among them. A single map is left alone.
+    divided by its own largest magnitude first, then brought to the finest grid among them; :class:`Cascade` alone needs
+    them as they are. A single map is left alone.
 
     Args:
         maps: One ``(N, *grid)`` a layer.
@@ -217,8 +242,11 @@ def merge(maps: Sequence[Tensor], how: str | Merge = "mean", importance: Callabl
     function = merge_function(how)
     if len(maps) == 1:
         return maps[0]
+    scaled = [in_units_of_its_peak(each) for each in maps]
+    if isinstance(function, Cascade):
+        return function(scaled)
     finest = max((tuple(each.shape[1:]) for each in maps), key=lambda grid: torch.Size(grid).numel())
-    stacked = torch.stack([resize(in_units_of_its_peak(each), finest) for each in maps])
+    stacked = torch.stack([resize(each, finest) for each in scaled])
     if isinstance(function, Winsor):
         return function(stacked, importance() if importance else _means(maps))
     return function(stacked)

@@ -20,7 +20,7 @@ from camtool.models import Transform, usual_transform
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Picture", "Preparer", "Source", "batches", "heatmaps", "is_batch"]
+__all__ = ["Picture", "Preparer", "Source", "batches", "heatmap", "is_batch"]
 
 Source: TypeAlias = "images.ImageSource | Tensor"
 
@@ -120,17 +120,10 @@ def _kind(picture: Picture) -> tuple[object, ...]:
     return picture.tensor.shape, picture.tensor.dtype, picture.black is None
 
 
-def heatmaps(pictures: Sequence[Picture], raw: Tensor) -> list[NDArray[np.float32]]:
-    """Raw maps ``(N, h, w)``, one a picture, as heatmaps ``(H, W)`` in [0, 1]; 0 where the model did not look."""
-    geometries = [picture.geometry for picture in pictures]
-    if len(set(geometries)) == 1:  # all at once
-        placed = list(geometries[0].place(raw).numpy())
-    else:
-        placed = [geometry.place(each).numpy() for geometry, each in zip(geometries, raw, strict=True)]
-    return [
-        maps.normalise(each, None if geometry.sees_all else geometry.seen)
-        for geometry, each in zip(geometries, placed, strict=True)
-    ]
+def heatmap(geometry: Geometry, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
+    placed = geometry.place(torch.from_numpy(raw)).numpy()
+    return maps.normalise(placed, None if geometry.sees_all else geometry.seen)
 
 
 def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:

@@ -32,7 +32,9 @@ ROOMS = {
     "methods.registry": {"errors", "evidence"},
     "methods.options": {"errors", "evidence", "targets"},
     "methods.ablation": {"evidence", "maps", "methods.options", "methods.registry"},
-    "methods.optimised": {"evidence", "maps", "methods.options", "methods.registry", "streaming"},
+    "methods.optimised": {
+        *("evidence", "maps", "methods.masking", "methods.options", "methods.registry", "streaming"),
+    },
     "methods.activation": {"errors", "evidence", "maps", "methods.options", "methods.registry"},
     "methods.gradient": {"errors", "evidence", "methods.registry"},
     "methods.linear": {"evidence", "methods.registry"},
@@ -68,6 +70,7 @@ ROOMS = {
         *(
             "errors",
             "evidence",
+            "geometry",
             "hooks",
             "images",
             "layers",

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import camtool.maps
 from camtool.errors import MethodError
-from camtool.maps import MERGES, ScaledMax, Winsor, merge, merge_function, min_max, resize
+from camtool.maps import MERGES, Cascade, ScaledMax, Winsor, merge, merge_function, min_max, resize
 
 GRIDS = [(7,), (4, 5), (3, 4, 2)]
 
@@ -229,6 +229,46 @@ def literal_winsor(layers: list[Grid], importance: list[float], percentile: floa
         for i in range(len(layer)):
             result[i] += weight * (layer[i] - min(layer)) / (max(layer) - min(layer)) if value > 0 else 0.0
     return result
+
+
+def literal_cascade(layers: list[Grid]) -> Grid:
+    """From deep to shallow, ``P_l = up(P_(l+1)) M_l / up(down(M_l))``; each layer has twice the cells of the next."""
+    result = [max(0.0, value) / max(map(abs, layers[-1])) for value in layers[-1]]
+    for layer in reversed(layers[:-1]):
+        positive = [max(0.0, value) / max(map(abs, layer)) for value in layer]
+        down = [(positive[2 * i] + positive[2 * i + 1]) / 2 for i in range(len(result))]
+        around, coarse = doubled(down), doubled(result)
+        result = [c * p / a if a > 0 else 0.0 for c, p, a in zip(coarse, positive, around, strict=True)]
+    return result
+
+
+def doubled(layer: Grid) -> Grid:
+    """Twice the cells, linear between their centres: each new one is a quarter of a cell off an old one's."""
+    result = []
+    for i, value in enumerate(layer):
+        before, after = layer[max(0, i - 1)], layer[min(len(layer) - 1, i + 1)]
+        result += [0.75 * value + 0.25 * before, 0.75 * value + 0.25 * after]
+    return result
+
+
+def test_polycams_merge_is_its_oracle() -> None:
+    layers = [torch.randn(2, cells, dtype=torch.float64) for cells in (16, 8, 4)]
+    expected = [literal_cascade([layer[n].tolist() for layer in layers]) for n in range(2)]
+    assert_close(merge(layers, "polycam"), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_polycams_merge_finds_the_place_within_the_coarse_cell_and_goes_by_grids_not_by_order() -> None:
+    coarse, fine = torch.tensor([[0.0, 1.0]]), torch.tensor([[9.0, 0.0, 1.0, 3.0]])
+    result = merge([fine, coarse], "polycam")
+    assert result.argmax() == 3  # not where the fine map itself is highest
+    assert_close(result, merge([coarse, fine], "polycam"))
+    assert not merge([fine, torch.zeros(1, 2)], "polycam").any()
+
+
+def test_on_one_grid_polycams_merge_keeps_the_deep_map_where_the_shallow_one_says_something() -> None:
+    shallow, deep = torch.tensor([[0.0, 2.0, -1.0, 4.0]]), torch.tensor([[1.0, 0.5, 0.25, 0.125]])
+    assert merge([shallow, deep], "polycam").tolist() == [[0, 0.5, 0, 0.125]]
+    assert_close(Cascade()(torch.stack([shallow, deep])), merge([shallow, deep], "polycam"))
 
 
 @pytest.mark.parametrize("deep", [0, 1, 2, 5])

@@ -398,7 +398,7 @@ def test_signals_pictures_and_volumes_are_served_alike(name: str, axes: int) -> 
     net.tail[1].weight.data.abs_()  # so that every channel speaks for every class, and no map is rightly empty
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     layer = Layer("trunk", Layout("channels first", tuple(side // 2 for side in size)))
-    options = FEWER.get(name, {}) | ({"score": "target"} if name == "groupcam" else {})  # probabilities may fall
+    options = FEWER.get(name, {}) | ({"score": "target"} if name in ("groupcam", "polycam") else {})  # probabilities may fall
     target = ClassScore(STEADY.get(name, 0))
     together = METHODS[name](look(net, layer, x, target), **options)
     assert together.ndim == 1 + axes

@@ -24,7 +24,7 @@ from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
 from camtool.targets import ClassScore, Probability, Target, class_of, logits
 
-__all__ = ["blur", "groupcam", "iscam", "probability_of", "rise", "scorecam", "sscam"]
+__all__ = ["blur", "groupcam", "iscam", "probability_of", "probability_or_score", "rise", "scorecam", "sscam"]
 
 Cut: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``cut(picture, maps, sample)``: a picture ``(C, *size)`` seen through maps ``(M, *grid)``, each of which is at its
@@ -203,7 +203,7 @@ def groupcam(
     check_number("sigma", sigma, above=0)
     check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
-    of = _probability_or_score if score == "probability" else None
+    of = probability_or_score if score == "probability" else None
     answers = []
     for row, maps in enumerate(_of_groups(evidence, groups, denoise)):
         picture = evidence.inputs[evidence.images[row]]
@@ -300,7 +300,7 @@ def rise(
     check_count("seed", seed, least=0)
     check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
-    of = _probability_or_score if score == "probability" else None
+    of = probability_or_score if score == "probability" else None
     pictures = evidence.inputs
     masks = _random_masks(pictures, samples, cells, keep, seed)
     answers = widened(pictures).new_empty(len(evidence.images), *pictures.shape[2:])
@@ -442,7 +442,8 @@ def _probability(target: Target) -> Target:
     return probability
 
 
-def _probability_or_score(target: Target) -> Target:
+def probability_or_score(target: Target) -> Target:
+    """The probability of the class that a target is about, or where it has none the target itself."""
     return probability_of(target) or target
 
 

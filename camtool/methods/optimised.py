@@ -7,6 +7,7 @@ in the model's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from camtool.evidence import Evidence
 from camtool.maps import is_constant, min_max, peaks, per_row, resize
+from camtool.methods.masking import probability_or_score
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
 from camtool.streaming import in_chunks
@@ -28,43 +30,54 @@ Variant: TypeAlias = Literal["+", "-", "+-"]
 
 
 @weighting("polycam", paper="arXiv 2204.13359", needs="forwards", cost="many passes")
-def polycam(evidence: Evidence, *, variant: Variant = "+-", chunk: int | None = None) -> Tensor:
+def polycam(
+    evidence: Evidence,
+    *,
+    variant: Variant = "+-",
+    score: Literal["probability", "target"] = "probability",
+    chunk: int | None = None,
+) -> Tensor:
     """Each channel counts by what the score gains where it is shown and loses where it is hidden.
 
-    With the channel as a mask ``M_k`` on the picture ``x``, and ``f`` the score, ``w+_k = f(x ⊙ M_k) - f(0)`` and
-    ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). A channel that is the same
-    everywhere gets no weight.
+    With the channel as a mask ``M_k`` on the picture ``x``, ``w+_k = f(x ⊙ M_k) - f(0)`` and
+    ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). What is negative counts as 0, as
+    in the authors' code, which leaves ``f(0)`` out. A channel that is the same everywhere gets no weight.
 
-    This is the map of one layer, and no more. From the deepest layer to the shallowest the paper goes on to multiply
-    the map so far, resized, by the next one, normalised locally; that is not here, and no merge does it.
+    This is the map of one layer. The paper's fine maps are those of several, the last one before each change of the
+    grid, which :class:`camtool.maps.Cascade` joins:
+    ``explain(resnet, img, method="polycam", layer=["relu", "layer1", "layer2", "layer3", "layer4"], merge="polycam")``.
 
     Args:
         evidence: The activations, and the model that is run on masked pictures.
         variant: ``"+"``, ``"-"`` or ``"+-"``.
+        score: What counts, ``f``: the ``"probability"`` of the class, as in the paper, where the target is a class'
+            score or its probability; any other counts by its own score. Or the ``"target"``'s own score in any case.
         chunk: How many masked pictures run at once; by default as many as fit into memory.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
 
     Raises:
-        MethodError: ``variant`` is none of the three, or ``chunk`` is less than 1.
+        MethodError: An option is out of its range.
     """
     check_choice("variant", variant, ("+", "-", "+-"))
+    check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
     A = evidence.activations
+    ask = partial(evidence.passes, chunk=chunk, of=probability_or_score if score == "probability" else None)
     weights = A.new_zeros(A.shape[:2])
     for rows in evidence.by_image:
-        weights[rows] = _gains(evidence, rows, variant, chunk).T.to(A)
+        weights[rows] = _gains(evidence, rows, variant, ask).relu().T.to(A)
     return per_row(weights, A)
 
 
-def _gains(evidence: Evidence, rows: Sequence[int], variant: Variant, chunk: int | None) -> Tensor:
-    """The weight of each channel for the rows of one image, ``(C, rows)``."""
+def _gains(evidence: Evidence, rows: Sequence[int], variant: Variant, ask: Callable[..., Tensor]) -> Tensor:
+    """The weight of each channel for the rows of one image, ``(C, rows)``; ``ask`` is :meth:`Evidence.passes`."""
     A, picture = evidence.activations[rows[0]], evidence.inputs[evidence.images[rows[0]]]
     varies = is_constant(A).logical_not().nonzero()[:, 0]
 
     def scores(count: int, share: Callable[[slice], Tensor]) -> Tensor:
-        return evidence.passes(rows, count, lambda part: share(part)[:, None].to(picture) * picture, chunk=chunk).to(A)
+        return ask(rows, count, lambda part: share(part)[:, None].to(picture) * picture).to(A)
 
     def shown(part: slice) -> Tensor:
         return min_max(resize(A[varies[part]], picture.shape[1:]))

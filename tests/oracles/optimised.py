@@ -9,15 +9,16 @@ from oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum,
 
 @oracle("polycam")
 def polycam(case: Case) -> Map:
-    """Englebert et al. 2022: ``w± = f(x ⊙ M_k) - f(0) + f(x) - f(x ⊙ (1 - M_k))``, ``M_k`` the channel in [0, 1]."""
+    """Englebert et al. 2022: ``w± = p(x ⊙ M_k) - p(0) + p(x) - p(x ⊙ (1 - M_k))``, ``M_k`` the channel in [0, 1]."""
     A, x, c = case.A, case.x, case.index
     H, W = len(x[0]), len(x[0][0])
-    whole, nothing = case.model(x)[c], case.model([zeros_like(channel) for channel in x])[c]
+    whole, nothing = softmax(case.model(x))[c], softmax(case.model([zeros_like(channel) for channel in x]))[c]
     weights = []
     for k in range(len(A)):
         mask = scaled(upsampled(A[k], H, W))
         rest = [[1 - value for value in row] for row in mask]
-        weights.append(case.model(times(x, mask))[c] - nothing + whole - case.model(times(x, rest))[c])
+        shown, hidden = softmax(case.model(times(x, mask)))[c], softmax(case.model(times(x, rest)))[c]
+        weights.append(max(0.0, shown - nothing + whole - hidden))
     return relu(weighted_sum(weights, A))
 
 
