@@ -168,7 +168,7 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["dear"]:
         print(f"\n{row['method']} on {row['model']}: {row['seconds']['camtool']} s")
         for library, times in row["times_faster"].items():
-            print(f"  {library:10} {row['seconds'][library]:8.2f} s, so camtool is {times:.1f} times faster")
+            print(f"  {library:16} {row['seconds'][library]:8.2f} s, {times:.2f} times as long as camtool")
     print(f"\npeak memory of scorecam on resnet18, MB: {result['memory']}")
 
 
