@@ -1,13 +1,15 @@
 """Make the pictures in this folder: ``python assets/make.py --model mobilenet_v2 --weights FILE``.
 
 ``first-look.jpg``: four photos that come with scikit-image make one; the model is asked for three things in it.
+``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
+the bundled model and its scenes; they need ``camtool[figures]``.
 ``scenes/``: a dozen scenes of the demo's generator, for looking. Anybody can make them again.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import skimage.data
@@ -21,6 +23,7 @@ from camtool.images import write
 _HERE = Path(__file__).parent
 _QUESTIONS = ("tiger cat", "espresso", "missile")
 _SIDE, _GAP, _CAPTION = 240, 10, 34
+_DPI = 105
 
 
 def main(model: str = "mobilenet_v2", weights: Annotated[Path | None, typer.Option()] = None) -> None:
@@ -28,12 +31,29 @@ def main(model: str = "mobilenet_v2", weights: Annotated[Path | None, typer.Opti
     for number, picture in enumerate(showcase(12), 1):
         labels = "-".join(thing.label for thing in picture.objects)
         write(_HERE / "scenes" / f"{number:02}-{labels}.png", picture.image)
+    for name, figure in _figures().items():
+        camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     photo = _mosaic(["chelsea", "coffee", "rocket", "astronaut"])
     loaded = camtool.load(model, weights)
     answers = camtool.explain(loaded, photo, list(_QUESTIONS))
     pictures = [photo] + [answer.overlay() for answer in answers]
     captions = ["the photo"] + [f"“{answer.label}”?" for answer in answers]
     _row(pictures, captions).save(_HERE / "first-look.jpg", quality=90, optimize=True)
+
+
+def _figures() -> dict[str, Any]:
+    """What :mod:`camtool.figures` draws, by name."""
+    demo, scenes = camtool.load("demo"), [picture.image for picture in showcase(12)]
+    methods = {"Grad-CAM": "gradcam", "LayerCAM": "layercam", "HiResCAM": "hirescam", "EigenCAM": "eigencam"}
+    return {
+        "methods": camtool.figures.methods_grid(demo, [scenes[0], scenes[6]], methods),
+        "layers": camtool.figures.layers_sweep(demo, scenes[1], ["stem.0", "stem.1", "features.0", "features"]),
+        "classes": camtool.figures.classes_grid(demo, scenes[3], 4),
+        "features": camtool.figures.feature_maps(
+            demo, scenes[0], ["stem.0", "features.2"], order="strongest", scale="each"
+        ),
+        "kernels": camtool.figures.kernels(demo, filters=24),
+    }
 
 
 def _mosaic(names: list[str], side: int = 240) -> np.ndarray:

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from camtool.candidates import Candidates, candidate_layers
+    from camtool.comparing import Comparison, compare
     from camtool.errors import (
         CamtoolError,
         GeometryError,
@@ -16,31 +18,39 @@ if TYPE_CHECKING:
         LayerError,
         MethodError,
         ModelError,
+        NothingFoundError,
         TargetError,
     )
     from camtool.evidence import Evidence
     from camtool.explanation import Explainer, Explanation, explain
     from camtool.factorisation import Concepts, concepts
-    from camtool.hooks import Record, Recorder
+    from camtool.inputs import Inputs
     from camtool.methods import METHODS, method
     from camtool.models import Loaded, load
+    from camtool.recorder import Record, Recorder
 
 _HOMES = {
     "METHODS": "methods",
     "CamtoolError": "errors",
+    "Candidates": "candidates",
+    "Comparison": "comparing",
     "Concepts": "factorisation",
     "Evidence": "evidence",
     "Explainer": "explanation",
     "Explanation": "explanation",
     "GeometryError": "errors",
     "ImageError": "errors",
+    "Inputs": "inputs",
     "LayerError": "errors",
     "Loaded": "models",
     "MethodError": "errors",
     "ModelError": "errors",
-    "Record": "hooks",
-    "Recorder": "hooks",
+    "NothingFoundError": "errors",
+    "Record": "recorder",
+    "Recorder": "recorder",
     "TargetError": "errors",
+    "candidate_layers": "candidates",
+    "compare": "comparing",
     "concepts": "factorisation",
     "explain": "explanation",
     "load": "models",
@@ -48,25 +58,31 @@ _HOMES = {
 }
 """Where each public name lives. A room is opened when a name of it is first used: `import camtool` costs nothing."""
 
-_ROOMS = ("errors", "hooks", "maps", "overlay", "targets")
+_ROOMS = ("errors", "figures", "hooks", "maps", "overlay", "recorder", "targets")
 """The rooms that people reach into by name: ``camtool.targets.Top(3)``."""
 
 __all__ = [
     "METHODS",
     "CamtoolError",
+    "Candidates",
+    "Comparison",
     "Concepts",
     "Evidence",
     "Explainer",
     "Explanation",
     "GeometryError",
     "ImageError",
+    "Inputs",
     "LayerError",
     "Loaded",
     "MethodError",
     "ModelError",
+    "NothingFoundError",
     "Record",
     "Recorder",
     "TargetError",
+    "candidate_layers",
+    "compare",
     "concepts",
     "explain",
     "load",

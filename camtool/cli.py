@@ -28,6 +28,7 @@ from camtool.errors import CamtoolError, near
 if TYPE_CHECKING:
     from camtool.explanation import Explainer
     from camtool.folder import Failure, Job, Output, Success
+    from camtool.models import Loaded
 
 __all__ = ["app", "main"]
 
@@ -71,6 +72,29 @@ class Format(str, Enum):
     webp = "webp"
 
 
+class Paper(str, Enum):
+    """How figures are written."""
+
+    png = "png"
+    pdf = "pdf"
+    svg = "svg"
+
+
+class Order(str, Enum):
+    """Which channels are drawn."""
+
+    first = "first"
+    strongest = "strongest"
+    of_class = "class"
+
+
+class Scale(str, Enum):
+    """Whether what stands together is coloured each on its own scale, or on one."""
+
+    each = "each"
+    shared = "shared"
+
+
 def main() -> None:
     """The installed command: runs :data:`app` and turns what camtool raises into a sentence and an exit code."""
     if "" not in sys.path:
@@ -112,6 +136,7 @@ def _camtool(
 
 # --------------------------------------------------------------------------------------------------------- run
 
+_NAMES = "A torchvision name, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, or package.module:factory."
 _MODEL = "Options for the model"
 _MAP = "Options for the map"
 _OUTPUT = "Options for the output"
@@ -125,9 +150,7 @@ Weights = Annotated[
 @app.command()
 def run(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Photos, folders, patterns like 'a/**/*.jpg'.")],
-    model: Annotated[
-        str, typer.Option(help="A torchvision name, or package.module:factory.", rich_help_panel=_MODEL)
-    ] = "resnet50",
+    model: Annotated[str, typer.Option(help=_NAMES, rich_help_panel=_MODEL)] = "resnet50",
     weights: Weights = None,
     labels: Annotated[
         Path | None,
@@ -143,7 +166,10 @@ def run(
     ] = ["gradcam"],  # noqa: B006
     target: Annotated[
         list[str] | None,
-        typer.Option(help="top1, top3, ..., a class' index or its name; repeat it for several.", rich_help_panel=_MAP),
+        typer.Option(
+            help="top1, top3, ..., a class' index or its name; for CLIP and its like a text. Repeat it for several.",
+            rich_help_panel=_MAP,
+        ),
     ] = None,
     layer: Annotated[
         list[str] | None,
@@ -198,7 +224,6 @@ def _explainer(
     from camtool import methods as known
     from camtool.explanation import Explainer
     from camtool.maps import merge_function
-    from camtool.models import load
 
     names = list(dict.fromkeys(name.strip() for each in methods for name in each.split(",") if name.strip()))
     if not names:
@@ -206,12 +231,18 @@ def _explainer(
     found = [known.find(name) for name in names]  # a slip of the pen should not cost a download first
     known.check_options(found, settings.keys() - {*_SETTINGS})
     merge_function(settings["merge"])
+    loaded = _loaded(model, weights, labels, device, quiet=quiet)
+    return Explainer(loaded, names, **settings)
+
+
+def _loaded(model: str, weights: Path | None, labels: Path | None, device: str, *, quiet: bool = False) -> Loaded:
+    from camtool.models import load
+
     where = _device(device)
     waiting = nullcontext() if quiet else _err.status(f"Loading {escape(model)} ...")
     # Standard output is for results; torch tells of its downloads there.
     with waiting, redirect_stdout(StringIO() if quiet else sys.stderr):
-        loaded = load(model, weights, labels=_read_labels(labels), device=where)
-    return Explainer(loaded, names, **settings)
+        return load(model, weights, labels=_read_labels(labels), device=where)
 
 
 _SETTINGS = ("layer", "merge", "batch_size")
@@ -431,39 +462,134 @@ def show_demo(
 
 @app.command("layers")
 def list_layers(
-    model: Annotated[str, typer.Argument(help="A torchvision name, or package.module:factory.")],
+    model: Annotated[str, typer.Argument(help=_NAMES)],
     weights: Weights = None,
-    size: Annotated[int, typer.Option(min=32, help="The side of the square picture that is tried.")] = 224,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="The picture that is tried: its side, or 224x320 say. By default what the model is made for."
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Shallow layers too.")] = False,
 ) -> None:
     """List the layers of a model that can carry a map, and which one is looked at by default."""
     import torch
 
-    from camtool.layers import survey
-    from camtool.models import architecture, load
+    from camtool.candidates import HEADINGS, candidate_layers, cells
+    from camtool.models import architecture, load, usual_size
 
+    asked = None if size is None else _picture_size(size)
     module = load(model, weights).model if weights else architecture(model)
-    noise = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    height, width = asked or usual_size(module)
+    noise = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
     try:
-        candidates = survey(module, noise)
+        candidates = candidate_layers(module, noise)
     except CamtoolError:
         raise
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).split("\n", 1)[0]
-        raise CamtoolError(f"{model} cannot run on one picture of {size} x {size} (--size): {reason}") from error
-    shown = candidates if everything else candidates[-16:]
+        raise CamtoolError(f"{model} cannot run on one picture of {height} x {width} (--size): {reason}") from error
+    at = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
+    shown = candidates if everything else candidates[max(0, min(at, len(candidates) - 16)) :]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("layer", no_wrap=True)
-    for heading in ("output", "read as", "verdict"):
+    table.add_column(HEADINGS[0], no_wrap=True)
+    for heading in HEADINGS[1:]:
         table.add_column(heading, overflow="fold")
     for candidate in shown:
-        table.add_row(
-            escape(candidate.name),
-            " x ".join(map(str, candidate.shape[1:])),
-            str(candidate.layout),
-            f"chosen: {candidate.verdict}" if candidate.chosen else candidate.verdict,
-            style="bold green" if candidate.chosen else "" if candidate.verdict.startswith("good") else "dim",
-        )
+        style = "bold green" if candidate.chosen else "" if candidate.verdict.startswith("good") else "dim"
+        table.add_row(*map(escape, cells(candidate)), style=style)
     _out.print(table)
     if len(shown) < len(candidates):
         _out.print(f"[dim]{len(candidates) - len(shown)} shallower ones are listed with --all.[/]")
+
+
+def _picture_size(text: str) -> tuple[int, int]:
+    """The height and the width in ``"224"`` or ``"224x320"``."""
+    found = re.fullmatch(r"(\d+)(?: ?x ?(\d+))?", text)
+    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if min(height, width) < 32:
+        raise CamtoolError(f"--size {text!r} is no picture's size; give a side of 32 or more, or 224x320 say.")
+    return height, width
+
+
+# -------------------------------------------------------------------------------------------- features and kernels
+
+ModelOption = Annotated[str, typer.Option(help=_NAMES)]
+FolderOption = Annotated[Path, typer.Option("--out", "--output", help="The folder for the figures.")]
+PaperOption = Annotated[Paper, typer.Option(help="How figures are written.")]
+ScaleOption = Annotated[Scale, typer.Option(help="One scale for all, or one for each.")]
+
+
+@app.command("features")
+def draw_features(
+    image: Annotated[str, typer.Argument(metavar="IMG", help="A photo.")],
+    model: ModelOption = "resnet50",
+    weights: Weights = None,
+    layers: Annotated[
+        list[str],
+        typer.Option(help="'conv' for all convolutions, names, patterns like 'layer*.conv1'; by commas or repeated."),
+    ] = ["conv"],  # noqa: B006
+    channels: Annotated[int, typer.Option(min=1, help="How many of each layer, at most.")] = 16,
+    order: Annotated[Order, typer.Option(help="Which: the first, the strongest, or those for a class.")] = Order.first,
+    target: Annotated[str | None, typer.Option(help="The class, by index or name; by default the likeliest.")] = None,
+    scale: ScaleOption = Scale.shared,
+    one_page: Annotated[bool, typer.Option("--one-page", help="All layers in one figure.")] = False,
+    out: FolderOption = Path("figures"),
+    format: PaperOption = Paper.png,  # noqa: A002
+) -> None:
+    """Draw what the channels of a model's layers make of a photo: a figure a layer, or one for all."""
+    from camtool import figures
+    from camtool.figures.paper import canvas
+
+    canvas()  # should matplotlib be missing, that is told before anything is loaded
+    loaded = _loaded(model, weights, None, "auto")
+    names = [name.strip() for each in layers for name in each.split(",") if name.strip()]
+    want = None if target is None else _wants([target])[0]
+    asked: dict[str, Any] = {"target_class": want, "scale": scale.value}
+    with _err.status("Drawing ..."):
+        if one_page:
+            figure = figures.feature_maps(loaded, image, names, channels, order.value, **asked)
+            drawn = [figures.save(figure, out / f"features.{format.value}")]
+        else:
+            pages = figures.feature_pages(loaded, image, names, channels, order.value, **asked)
+            drawn = [
+                figures.save(figure, out / f"{number:03}-{_file_name(name)}.{format.value}")
+                for number, (name, figure) in enumerate(pages, 1)
+            ]
+    _tell_drawn(drawn, out)
+
+
+@app.command("kernels")
+def draw_kernels(
+    model: ModelOption = "resnet50",
+    weights: Weights = None,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="By default the first convolution. Repeat it for several.")
+    ] = None,
+    filters: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    inputs: Annotated[int, typer.Option(min=1, help="Of how many input channels, at most.")] = 16,
+    scale: ScaleOption = Scale.shared,
+    out: FolderOption = Path("figures"),
+    format: PaperOption = Paper.png,  # noqa: A002
+) -> None:
+    """Draw the filters of a model's convolutions: a figure a layer."""
+    from camtool import figures
+    from camtool.figures.paper import canvas
+
+    canvas()  # should matplotlib be missing, that is told before anything is loaded
+    loaded = _loaded(model, weights, None, "auto")
+    names: list[str | None] = [*layer] if layer else [None]
+    drawn = []
+    for name in names:
+        figure = figures.kernels(loaded, name, filters=filters, inputs=inputs, scale=scale.value)
+        stem = "kernels" if name is None else f"kernels-{_file_name(name)}"
+        drawn.append(figures.save(figure, out / f"{stem}.{format.value}"))
+    _tell_drawn(drawn, out)
+
+
+def _file_name(layer: str) -> str:
+    return re.sub(r"[^\w.-]", "_", layer)
+
+
+def _tell_drawn(files: list[Path], folder: Path) -> None:
+    _out.print(f"[bold green]{_count(len(files), 'figure')} drawn[/] in [bold]{escape(str(folder))}[/]", soft_wrap=True)

@@ -7,6 +7,7 @@
     ├── GeometryError   a transform's crop and scale cannot be told
     ├── LayerError      no layer, or not the layer asked for, can carry a map
     ├── TargetError     what should be explained does not fit the model's output
+    │   └── NothingFoundError   a detector found nothing of the kind in this image
     ├── MethodError     an unknown method or option, or one this model cannot serve
     ├── ModelError      a model, its weights or its labels cannot be had
     └── OverlayError    pixels and a heatmap that do not fit, or cannot be drawn
@@ -26,6 +27,7 @@ __all__ = [
     "LayerError",
     "MethodError",
     "ModelError",
+    "NothingFoundError",
     "OverlayError",
     "TargetError",
     "near",
@@ -50,6 +52,10 @@ class LayerError(CamtoolError, ValueError):
 
 class TargetError(CamtoolError, ValueError):
     """What should be explained does not fit the model's output."""
+
+
+class NothingFoundError(TargetError):
+    """A detector found nothing of the kind in this image; in another it may."""
 
 
 class MethodError(CamtoolError, ValueError):

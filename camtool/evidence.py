@@ -14,15 +14,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from camtool import targets
+from camtool import outputs, targets
+from camtool.attended import Attended
+from camtool.attention import Block, Captured, capture
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.hooks import Inputs, Observation, call, left_as_found, main_tensor, map_tensors, observe, resume, trace
+from camtool.hooks import (
+    Inputs,
+    Observation,
+    call,
+    left_as_found,
+    main_tensor,
+    map_batch,
+    nth_call,
+    observe,
+    resume,
+    trace,
+)
 from camtool.layers import Layer, resolve
 from camtool.maps import widened
 from camtool.streaming import Twin, in_chunks, largest_behind, room_for
@@ -54,21 +67,51 @@ class Scene:
 
     Args:
         model: Any module; it is left as it was found.
-        inputs: What the model is called with.
+        inputs: What the model is called with. Its :func:`camtool.hooks.main_tensor` is the picture.
         layers: Where to look, as :func:`camtool.layers.resolve` gives them; none for methods that do not look inside.
         black: ``(C,)``, what a black pixel is in the model's input, where that is known.
+        nth: Which call of a layer is looked at, where it runs more than once: 0 is the first, -1 the last. ``None`` is
+            the last as well, for those who have not thought of it: they are told that there are others.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], *, black: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        layers: Sequence[Layer],
+        *,
+        black: Tensor | None = None,
+        nth: int | None = None,
     ) -> None:
         self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
+        self.is_call_chosen, self.nth = nth is not None, -1 if nth is None else nth
         self.observation: Observation = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
-        self.logits: Tensor = targets.logits(self.observation.output).detach()
+        self.answers = outputs.answers(self.observation.output, outputs.class_count(model))
         self.latest: _Question | None = None
         self._tails_at_once: dict[str, int] = {}
-        self._kind = self.logits.device.type
+        self._kind = self.answers[0].device.type
         self._autocast = torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)
+
+    @property
+    def logits(self) -> Tensor:
+        """What the model returned, ``(N, K, ...)``.
+
+        Raises:
+            TargetError: It returned detections.
+        """
+        return self.answers if isinstance(self.answers, Tensor) else outputs.logits(self.observation.output)
+
+    @property
+    def classes(self) -> int | None:
+        """How many scores of classes the model gives, ``None`` where that does not show."""
+        return self.answers.shape[1] if isinstance(self.answers, Tensor) else outputs.class_count(self.model)
+
+    @property
+    def chances(self) -> Tensor | None:
+        """The probability of each class, ``(N, K, ...)`` in float32 at least; ``None`` of detections."""
+        if not isinstance(self.answers, Tensor):
+            return None
+        return outputs.probabilities(widened(self.answers), outputs.link_of(self.model))
 
     def evidence(
         self, wanted: Sequence[targets.Target], images: Sequence[int] | None = None, *, inside: bool = True
@@ -85,8 +128,8 @@ class Scene:
         return [Evidence(self, question, layer) for layer in looked_at]
 
     def tensor(self, layer: Layer) -> Tensor:
-        """What the layer returned at its last call, in its own layout, on the graph."""
-        return self.observation.calls[layer.name][-1]
+        """What the layer returned at the call that is looked at, in its own layout, on the graph."""
+        return nth_call(layer.name, self.observation.calls[layer.name], self.nth)
 
     def as_called(self) -> AbstractContextManager[None]:
         """The autocast mode that the forward ran in, for other forwards that are to be like it."""
@@ -101,16 +144,21 @@ class Scene:
                 return pictures
             return tensor[image : image + 1].expand(count, *tensor.shape[1:])
 
-        changed: Inputs = map_tensors(self.inputs, part)
-        return changed
+        return map_batch(self.inputs, part)
 
     def tails_at_once(self, layer: Layer) -> int:
         """How many variants of one image's activations fit into memory, with all that follows the layer."""
         if layer.name not in self._tails_at_once:
             with self.as_called():
                 calls = trace(self.model, self.inputs_of(0))
-            self._tails_at_once[layer.name] = room_for(largest_behind(calls, layer.name), self.tensor(layer))
+            self._tails_at_once[layer.name] = room_for(largest_behind(calls, layer.name, self.nth), self.tensor(layer))
         return self._tails_at_once[layer.name]
+
+    @cached_property
+    def attention(self) -> Captured:
+        """Another forward, in which the model's attention is seen."""
+        with self.as_called():
+            return capture(self.model, self.inputs)
 
     @cached_property
     def twin(self) -> Twin:
@@ -282,6 +330,21 @@ class Evidence:
                 "or, where it is attention, work within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
 
+    @cached_property
+    def attention(self) -> Attended:
+        """How the model's tokens looked at each other, at all its layers of attention.
+
+        Raises:
+            MethodError: The model runs no attention that can be seen, or not all of it is over the same tokens.
+        """
+        captured = self._scene.attention
+        with torch.inference_mode(False), torch.enable_grad():
+            scores = targets.score(self.targets, captured.output, self.images)
+
+        # It is told what it needs and not who asks, as each would keep the other alive.
+        rescore = partial(_rescored, self._scene, self._question)
+        return Attended(captured, self.inputs, scores, self.images, _by_row, rescore)
+
     @property
     def scores(self) -> Tensor:
         """Each row's score, ``(R,)``."""
@@ -317,7 +380,11 @@ class Evidence:
 
     @property
     def logits(self) -> Tensor:
-        """What the model returned, ``(N, K, ...)``."""
+        """What the model returned, ``(N, K, ...)``.
+
+        Raises:
+            TargetError: It returned detections.
+        """
         return self._scene.logits
 
     @property
@@ -351,8 +418,13 @@ class Evidence:
 
     @property
     def times_run(self) -> int:
-        """How often the layer ran in the forward; the last time is what is looked at."""
+        """How often the layer ran in the forward; one of the times is looked at."""
         return len(self._scene.observation.calls.get(self.layer, ()))
+
+    @property
+    def is_call_chosen(self) -> bool:
+        """Whether somebody said which of the layer's calls is looked at; else it is the last."""
+        return self._scene.is_call_chosen
 
     # ------------------------------------------------------------------------------------------------ the head
 
@@ -369,8 +441,8 @@ class Evidence:
         if self._head is None:
             raise MethodError(
                 "this needs a model that ends in global average pooling and one linear layer, right behind the layer "
-                f"that is looked at (its {self.activations.shape[1]} channels to {self.logits.shape[1]} classes); this "
-                "one does not. Use method='gradcam' or 'layercam', which work on any head."
+                f"that is looked at (from its {self.activations.shape[1]} channels to the classes); this one does not. "
+                "Use method='gradcam' or 'layercam', which work on any head."
             )
         return self._head
 
@@ -420,23 +492,33 @@ class Evidence:
     def again(self, inputs: Tensor) -> Evidence:
         """The same targets on other pictures ``(N, C, *size)``, one for each that was given, seen at the same layer."""
         main = main_tensor(self._scene.inputs)
-        changed = map_tensors(self._scene.inputs, lambda tensor: inputs if tensor is main else tensor)
+        changed = map_batch(self._scene.inputs, lambda tensor: inputs if tensor is main else tensor)
         with self._scene.as_called():
-            scene = Scene(self.model, changed, self._layers_at(changed, inputs), black=self.black)
+            layers = self._layers_at(changed, inputs)
+            scene = Scene(self.model, changed, layers, black=self.black, nth=self._scene.nth)
+        return scene.evidence(self.targets, self.images)[0]
+
+    def at(self, layer: str) -> Evidence:
+        """The same targets on the same pictures, seen at another layer, by another forward.
+
+        Raises:
+            LayerError: There is no layer of that name, or its output is no grid.
+        """
+        with self._scene.as_called():
+            layers = resolve(self.model, self._scene.inputs, [layer])
+            scene = Scene(self.model, self._scene.inputs, layers, black=self.black)
         return scene.evidence(self.targets, self.images)[0]
 
     def _layers_at(self, changed: Inputs, pictures: Tensor) -> list[Layer]:
         """The layer as it is laid out for other pictures: its grid follows their size, and nothing else."""
         if self._seen is None or pictures.shape == self.inputs.shape:
             return [] if self._seen is None else [self._seen]
-        return resolve(self.model, changed, [self._seen.name], like=self._seen.layout)
+        return resolve(self.model, changed, [self._seen.name], like=self._seen.layout, nth=self._scene.nth)
 
     def on_graph(self, pictures: Tensor) -> Tensor:
         """The rows' scores ``(R,)`` on other pictures ``(R, C, *size)``, joined to them by a graph."""
         main = main_tensor(self._scene.inputs)
-        inputs: Inputs = map_tensors(
-            self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images]
-        )
+        inputs = map_batch(self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images])
         with torch.inference_mode(False), torch.enable_grad(), self._scene.as_called(), left_as_found(self.model):
             return targets.score(self.targets, call(self.model, inputs))
 
@@ -500,7 +582,8 @@ class Evidence:
         own = self._scene.tensor(self._layer)[image : image + 1].detach()
         variants = self._layer.layout.from_grid(activations.to(own.dtype), own)
         with self._scene.as_called():
-            return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=self.times_run - 1)
+            nth = self._scene.nth % self.times_run
+            return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=nth)
 
     # ---------------------------------------------------------------------------------------------------- its own
 
@@ -512,10 +595,20 @@ class Evidence:
 
     @cached_property
     def _head(self) -> LinearHead | None:
-        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits))
+        answers = self._scene.answers
+        is_plain = isinstance(answers, Tensor) and answers.ndim == 2
+        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits)) if is_plain else None
 
     def _on_grid(self, tensor: Tensor) -> Tensor:
         return widened(self._layer.layout.to_grid(tensor))
+
+
+def _rescored(scene: Scene, question: _Question, block: Block, tokens: Tensor, rows: Sequence[int]) -> Tensor:
+    """The scores ``(M, rows)`` of rows about one image if a block returned one of ``(M, ...)``; on the graph."""
+    inputs = scene.inputs_of(question.images[rows[0]])
+    with torch.inference_mode(False), torch.enable_grad(), scene.as_called():
+        output = resume(scene.model, block.name, tokens, inputs, nth=block.nth, grad=True)
+        return _scored(output, [question.targets[row] for row in rows])
 
 
 def _scored(output: Any, wanted: Sequence[Target]) -> Tensor:
@@ -528,7 +621,7 @@ def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> Linea
         pooled = maps.flatten(2).mean(2)
         for weight, bias in _linear_layers(model, channels=pooled.shape[1], classes=logits.shape[1]):
             expected = (pooled @ weight.T + bias).to(logits.dtype)
-            if logits.ndim == 2 and _same_up_to_rounding(expected, logits):
+            if _same_up_to_rounding(expected, logits):
                 return LinearHead(weight, bias, maps)
     return None
 

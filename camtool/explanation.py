@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,15 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
-from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
-from camtool.hooks import name_of
+from camtool.hooks import name_of, preparation_of
+from camtool.inputs import Inputs, Key, Kind, belonging
 from camtool.layers import resolve
-from camtool.methods import Method, MethodFunction, check_options, find
-from camtool.models import Loaded, Transform, labels_for
-from camtool.pictures import Picture, Preparer, Source, batches, heatmap, is_batch
+from camtool.methods import Method, MethodFunction, check_model, check_options, find
+from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
+from camtool.pictures import Batch, Picture, Preparer, Source, batches
 from camtool.trust import doubts
+from camtool.views import View
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explainer", "Explanation", "explain"]
 
-Pictures: TypeAlias = "Source | Sequence[Source]"
+Pictures: TypeAlias = "Source | Inputs | Mapping[str, Any] | Sequence[Source | Inputs | Mapping[str, Any]]"
 Wants: TypeAlias = "targets.Want | Sequence[targets.Want | Sequence[targets.Want]] | Tensor | NDArray[np.integer[Any]]"
 
 
@@ -45,9 +47,8 @@ class Explanation:
 
     Attributes:
         raw: ``(h, w)`` float32, the method's own values, not normalised: mostly at the layer's size, at the input's for
-            some methods.
-        photo: ``(H, W, 3)`` uint8, what was given, upright.
-        geometry: How the photo became the model's input.
+            some methods. ``(l,)`` for a signal, ``(d, h, w)`` for a volume, ``(t, h, w)`` for a clip.
+        view: What was given, as a person sees it, and how a map lies on it; see :mod:`camtool.views`.
         label: What was explained: the class' name, ``"class 281"`` where names are not known, or the target's.
         index: The class' index; ``None`` for a target that is not about a class.
         score: The target's value, a logit for a class.
@@ -55,11 +56,12 @@ class Explanation:
         method: The method's name.
         layer: The layer's dotted name; several are joined by ``" + "``. Empty for methods that look at none.
         warnings: Reasons not to trust this map, in plain words; empty where there are none.
+        box: ``(x0, y0, x1, y1)`` in pixels of the photo, of the detection that was explained; ``None`` where it was
+            something else.
     """
 
     raw: NDArray[np.float32]
-    photo: NDArray[np.uint8]
-    geometry: Geometry
+    view: View
     label: str
     index: int | None
     score: float
@@ -67,45 +69,81 @@ class Explanation:
     method: str
     layer: str
     warnings: tuple[str, ...] = ()
+    box: tuple[float, float, float, float] | None = None
+
+    @property
+    def photo(self) -> NDArray[np.uint8]:
+        """``(H, W, 3)`` uint8, the photo that was given, upright.
+
+        Raises:
+            CamtoolError: It was a signal, a volume or a clip.
+        """
+        return self.view.photo
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """How the photo became the model's input; ``None`` for what is no photo."""
+        return self.view.geometry
 
     @cached_property
     def heatmap(self) -> NDArray[np.float32]:
-        """``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look."""
-        return heatmap(self.geometry, self.raw)
+        """``(H, W)`` float32 in [0, 1], lying on the original photo; 0 where the model did not look.
+
+        ``(L,)`` for a signal, ``(D, H, W)`` for a volume, ``(T, H, W)`` for a clip.
+        """
+        return self.view.heatmap(self.raw)
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """``(H, W)`` booleans: the part of the photo that reached the model."""
-        return self.geometry.seen
+        """Booleans of the heatmap's shape: the part of the photo that reached the model."""
+        return self.view.seen
 
     def overlay(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
         """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
+
+        The box of a detection is drawn around it. A signal is drawn as lines in the heatmap's colours, a volume as a
+        sheet of slices beside their maximum, a clip as a sheet of frames.
 
         Args:
             alpha: How much the colours cover where the map is hot, 0 to 1.
             colormap: A name in :data:`camtool.overlay.COLORMAPS`.
         """
-        return overlay.blend(self.photo, self.heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+        picture = self.view.overlay(self.heatmap, alpha=alpha, colormap=colormap)
+        return picture if self.box is None else overlay.draw_boxes(picture, [overlay.at_least_a_pixel(self.box)])
 
     def masked(self) -> NDArray[np.uint8]:
         """The photo times the heatmap, ``(H, W, 3)`` uint8: what is left is what counted."""
-        return overlay.multiply(self.photo, self.heatmap, seen=self.seen)
+        return self.view.masked(self.heatmap)
+
+    def frames(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
+        """Every frame of a clip, or slice of a volume, with the heatmap over it: ``(T, H, W, 3)`` uint8.
+
+        Raises:
+            CamtoolError: It was no clip and no volume.
+        """
+        return self.view.frames(self.heatmap, alpha=alpha, colormap=colormap)
 
     def boxes(self, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
-        """Boxes ``(x0, y0, x1, y1)`` around the hot regions, the largest first.
+        """Boxes ``(x0, y0, x1, y1)`` around the hot regions of a photo, the largest first.
 
         Args:
             threshold: From which heat on; by default where Otsu's method parts the map in two.
+
+        Raises:
+            CamtoolError: It was no photo.
         """
-        return overlay.boxes(self.heatmap, threshold=threshold)
+        return self.view.boxes(self.heatmap, threshold)
 
     def contours(self, threshold: float | None = None) -> list[NDArray[np.float32]]:
-        """Outlines of the hot regions, each ``(K, 2)`` of x and y, the longest first.
+        """Outlines of the hot regions of a photo, each ``(K, 2)`` of x and y, the longest first.
 
         Args:
             threshold: As for :meth:`boxes`.
+
+        Raises:
+            CamtoolError: It was no photo.
         """
-        return overlay.contours(self.heatmap, threshold=threshold)
+        return self.view.contours(self.heatmap, threshold)
 
     def save(self, path: str | PathLike[str], *, alpha: float = 0.5, colormap: str = "turbo") -> Path:
         """Write the overlay, whole or not at all; the suffix decides the format (png, jpg, webp).
@@ -141,6 +179,9 @@ def explain(
     labels: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     batch_size: int = 32,
+    picture: Key | None = None,
+    call: int | None = None,
+    kind: Kind | None = None,
     **options: Any,
 ) -> Any:
     """Show where a model looked.
@@ -151,13 +192,19 @@ def explain(
     The model is left exactly as it was found.
 
     Args:
-        model: A module, or what :func:`camtool.load` returned.
+        model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` or what
+            ``torch.compile`` returns are looked through, and layers go by the names of the model inside.
         img: A path, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of floats in [0, 1], or a
             tensor; or a list of these. A 4-D tensor ``(N, C, H, W)``, and a floating 3-D one where no ``transform`` is
-            given, is taken as already prepared and not touched.
+            given, is taken as already prepared and not touched. Signals, volumes and clips are tensors or arrays, one
+            or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in a dictionary.
         target_class: What to explain: ``None`` for the model's own top class, an index, a name, a
             :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
-            images a list gives one per image; for one image a list asks for several; a list of lists does both.
+            images a list gives one per image; for one image a list asks for several; a list of lists does both. Of a
+            segmenter a class is explained where it is seen, and ``None`` is the one that covers most; of a detector it
+            is the surest detection of that class, and ``None`` is the surest of all. A single score is taken for that
+            of two classes; ask for :class:`camtool.targets.Value` where it is a regression's. A model that compares
+            pictures with texts, CLIP say, is asked in words: ``"a photo of a dog"``.
         method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several.
         layer: Where to look: a dotted name, a module, or several. By default the best layer is found.
         merge: How the maps of several layers become one: a name in :data:`camtool.maps.MERGES`, or a function.
@@ -165,6 +212,11 @@ def explain(
         labels: The names of the classes, where ``model`` does not bring them.
         device: Where the inputs go; by default where the model is.
         batch_size: How many pictures run at once, at most; methods at the pixels run one for each class asked of it.
+        picture: Of several inputs the one that is looked at, by position or by name; see :class:`camtool.Inputs`.
+        call: Which call of the layer is looked at, where it runs more than once in a forward: 0 is the first, -1 the
+            last, which it is by default.
+        kind: ``"picture"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
+            ``(N, C, T, H, W)``, where neither the model's convolutions nor the shape tells which.
         **options: The method's own.
 
     Returns:
@@ -183,6 +235,9 @@ def explain(
         labels=labels,
         device=device,
         batch_size=batch_size,
+        picture=picture,
+        call=call,
+        kind=kind,
         **options,
     )
     return explainer(img, target_class)
@@ -214,52 +269,99 @@ class Explainer:
         labels: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         batch_size: int = 32,
+        picture: Key | None = None,
+        call: int | None = None,
+        kind: Kind | None = None,
         **options: Any,
     ) -> None:
-        loaded = model if isinstance(model, Loaded) else Loaded(model)
-        self._model = loaded.model
+        loaded, whole = as_loaded(model), model.model if isinstance(model, Loaded) else model
+        self._model, self._text, self._whole = loaded.model, loaded.text, whole  # one tower keeps no model alive
         self._labels = labels if labels is not None else loaded.labels
+        if self._text is not None and self._labels is not None:
+            raise TargetError("labels: this model compares pictures with texts; give these as target_class instead.")
         self._methods = [find(each) for each in _as_list(method)]
         self._several_methods = isinstance(method, (list, tuple))
-        self._layers = None if layer is None else [name_of(self._model, each) for each in _as_list(layer)]
+        layers = [] if layer is None else [layer_inside(whole, each) for each in _as_list(layer)]
+        self._layers = None if layer is None else [name_of(self._model, each) for each in layers]
         self._merge = maps.merge_function(merge)
-        self._prepare = Preparer(self._model, transform or loaded.transform, device)
+        self._prepare = Preparer(self._model, transform or loaded.transform, device, kind=kind)
+        self._picture, self._call = picture, call
         self._batch_size = batch_size
         self._options = options
         check_options(self._methods, options)
-        for name, given in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
-            if given is not None and not given:
+        check_model(self._methods, self._model)
+        if call is not None and not isinstance(call, int):
+            raise CamtoolError(f"call={call!r} is no whole number; 0 is a layer's first call, -1 its last.")
+        for name, asked in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
+            if asked is not None and not asked:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
 
     def __call__(self, img: Pictures, target_class: Wants = None) -> Any:
         """Explain; the arguments and the results are those of :func:`explain`."""
-        several = is_batch(img)
+        if isinstance(img, (Inputs, Mapping)):
+            return self._of_inputs(Inputs.of(img, self._picture), target_class)
+        several = self._prepare.is_batch(img)
         sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
         wants = _per_image(target_class, len(sources)) if several else [_listed(target_class)]
+        if several and any(isinstance(source, (Inputs, Mapping)) for source in sources):
+            return [self._of_one(source, want) for source, want in zip(sources, wants, strict=True)]
+        if self._picture is not None:
+            raise CamtoolError(f"picture={self._picture!r} chooses among several inputs, and img is one.")
         is_prepared = several and isinstance(img, Tensor)
         pictures = (self._prepare(source, is_prepared=is_prepared) for source in sources)
+        results = self._in_batches(map(Batch.of, batches(pictures, self._batch_size)), wants)
+        return results if several else results[0]
+
+    def _of_inputs(self, inputs: Inputs, target_class: Wants) -> Any:
+        """Explanations where the model is given more than a picture."""
+        batch, several = self._prepare.several(inputs, self._place_of_picture(inputs))
+        wants = _per_image(target_class, len(batch.pictures)) if several else [_listed(target_class)]
+        results = self._in_batches(batch.parts(self._batch_size), wants)
+        return results if several else results[0]
+
+    def _of_one(self, source: Any, want: Any) -> Any:
+        """The explanation of an entry of a list, which is one image, with or without the axis of a batch."""
+        if not isinstance(source, (Inputs, Mapping)):
+            return self(source, want)
+        inputs = Inputs.of(source, self._picture)
+        batch, _ = self._prepare.several(inputs, self._place_of_picture(inputs))
+        if len(batch.pictures) != 1:
+            raise ImageError(f"img: an entry of the list holds {len(batch.pictures)} pictures; give each its own.")
+        return self._in_batches([batch], [want])[0]
+
+    def _place_of_picture(self, inputs: Inputs) -> Key:
+        """Which of several inputs is looked at: what the layer shows, where nobody said it."""
+        places = inputs.pictures
+        if len(places) == 1 or all(method.at_input for method in self._methods):
+            return places[0]
+        first = {place: next(self._prepare.several(inputs, place)[0].parts(1)).inputs for place in places}
+        return belonging(self._model, first, self._layers, -1 if self._call is None else self._call)
+
+    def _in_batches(self, batches: Iterable[Batch], wants: Sequence[Any]) -> list[Any]:
+        """What was found about each picture."""
         remaining = iter(wants)
         results: list[Any] = []
-        for batch in batches(pictures, self._batch_size):
-            asked = list(islice(remaining, len(batch)))
+        for batch in batches:
+            asked = list(islice(remaining, len(batch.pictures)))
             results += map(self._unwrapped, self._explain(batch, asked), asked)
-        return results if several else results[0]
+        return results
 
     def _unwrapped(self, by_target: list[list[Explanation]], want: Any) -> Any:
         """One image's explanations by target and method, less the levels at which only one thing was asked for."""
         found = [by_method if self._several_methods else by_method[0] for by_method in by_target]
         return found if isinstance(want, (list, tuple, targets.Top)) else found[0]
 
-    def _explain(self, pictures: Sequence[Picture], wants: Sequence[Any]) -> list[list[list[Explanation]]]:
+    def _explain(self, batch: Batch, wants: Sequence[Any]) -> list[list[list[Explanation]]]:
         """Explanations by image, target and method, from one forward of all the pictures."""
-        batch = pictures[0].tensor[None] if len(pictures) == 1 else torch.stack([each.tensor for each in pictures])
+        pictures, inputs, nth = batch.pictures, batch.inputs, -1 if self._call is None else self._call
+        wants = wants if self._text is None else targets.from_texts(wants, self._text)
         looks_inside = not all(method.at_input for method in self._methods)
-        layers = resolve(self._model, batch, self._layers) if looks_inside else []
-        scene = Scene(self._model, batch, layers, black=pictures[0].black)
-        labels = labels_for(self._model, self._labels, scene.logits.shape[1])
+        layers = resolve(self._model, inputs, self._layers, nth=nth) if looks_inside else []
+        scene = Scene(self._model, inputs, layers, black=pictures[0].black, nth=self._call)
+        labels = labels_for(self._model, self._labels, scene.classes)
         chosen = [
-            [target for each in _as_list(want) for target in targets.choose(each, output, labels)]
-            for want, output in zip(wants, scene.logits, strict=True)
+            [target for each in _as_list(want) for target in targets.choose(each, answer, labels, view.geometry)]
+            for want, answer, view in zip(wants, scene.answers, [picture.view for picture in pictures], strict=True)
         ]
         rows = [(image, target) for image, own in enumerate(chosen) for target in own]
         by_method = [self._answers(method, scene, rows, pictures, labels) for method in self._methods]
@@ -282,22 +384,23 @@ class Explainer:
         raw = self._raw_maps(method, evidence).float().cpu()
         # What follows is asked number by number, for which arrays are the better place.
         values, scores = raw.numpy(), evidence[0].scores.tolist()
-        logits = scene.logits.float().cpu().numpy()
-        chances = targets.probabilities(scene.logits.float()).cpu().numpy()
+        by_class = scene.chances
+        chances = [None] * len(pictures) if by_class is None else by_class.cpu().numpy()
+        inside = None if method.at_input else preparation_of(self._model)
 
         def answer(row: int, image: int, target: targets.Target) -> Explanation:
-            picture, index = pictures[image], targets.class_of(target)
+            picture = pictures[image]
             return Explanation(
                 raw=values[row],
-                photo=picture.photo,
-                geometry=picture.geometry,
+                view=picture.view if inside is None else picture.view.inside(inside),
                 label=targets.name_of(target, labels),
-                index=index,
+                index=targets.class_of(target),
                 score=scores[row],
-                probability=None if index is None else float(chances[image, index].mean()),
+                probability=targets.probability(target, scores[row], chances[image]),
                 method=method.name,
                 layer=" + ".join(each.layer for each in evidence),
-                warnings=(*picture.notes, *notes, *doubts(evidence, values[row], logits[image], target, row)),
+                warnings=(*picture.notes, *notes, *doubts(evidence, values[row], chances[image], target, row)),
+                box=targets.box_of(target),
             )
 
         return [answer(row, image, target) for row, (image, target) in enumerate(rows)]

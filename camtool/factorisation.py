@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import images, maps, overlay, targets
+from camtool import images, maps, outputs, overlay, targets
 from camtool.concept_page import MOST, Entry, page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.hooks import name_of, observe, resume
 from camtool.layers import Layer, resolve
-from camtool.models import Loaded, Transform, labels_for
-from camtool.pictures import Picture, Preparer, Source, batches, is_batch
+from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
+from camtool.pictures import Picture, Preparer, Source, batches
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -207,9 +207,10 @@ def concepts(
         LayerError: The layer is unknown, is no grid, or has no positive activation.
         CamtoolError: Something else does not fit; the kinds are in :mod:`camtool.errors`.
     """
-    loaded = model if isinstance(model, Loaded) else Loaded(model)
+    loaded = as_loaded(model)
+    layer = layer and layer_inside(model.model if isinstance(model, Loaded) else model, layer)
     prepare = Preparer(loaded.model, transform or loaded.transform, device)
-    several = is_batch(img)
+    several = prepare.is_batch(img)
     sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
     pictures = tuple(prepare(each, is_prepared=several and isinstance(img, Tensor)) for each in sources)
     if not pictures or batch_size < 1:
@@ -336,7 +337,7 @@ def _probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vectors: Tens
     filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
     variants = layer.layout.from_grid(filled.to(like.dtype), like)
     output = resume(model, layer.name, variants, inputs, nth=len(calls) - 1)
-    chances = targets.probabilities(targets.logits(output).float())
+    chances = outputs.probabilities(outputs.logits(output).float())
     return chances.flatten(2).mean(2) if chances.ndim > 2 else chances
 
 

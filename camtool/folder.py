@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from camtool import images, overlay
-from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -167,6 +167,7 @@ class Entry:
         score: The target's value.
         probability: The class' probability.
         warnings: Reasons not to trust the map.
+        box: ``(x0, y0, x1, y1)`` on the photo, of the detection that was explained; ``None`` for anything else.
         files: Kind → what was written, relative to the output folder.
     """
 
@@ -178,6 +179,7 @@ class Entry:
     score: float
     probability: float | None
     warnings: tuple[str, ...]
+    box: tuple[float, float, float, float] | None
     files: dict[str, str]
 
 
@@ -277,6 +279,8 @@ def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] 
     """An entry of explanations a photo; or why there is none, which may be that the method cannot serve them."""
     try:
         found: list[Any] = explainer(photos, [want] * len(photos)) if photos else []
+    except NothingFoundError as error:
+        return str(error)
     except TargetError:
         raise
     except MethodError as error:
@@ -341,6 +345,7 @@ def _write(explanation: Explanation, job: Job, output: Output) -> Entry:
         score=explanation.score,
         probability=explanation.probability,
         warnings=explanation.warnings,
+        box=explanation.box,
         files=files,
     )
 

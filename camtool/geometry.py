@@ -24,7 +24,7 @@ from torch import Tensor
 from camtool.errors import GeometryError
 from camtool.rng import generators_kept
 
-__all__ = ["Geometry", "geometry_of", "interpolation", "probe", "unwrapped"]
+__all__ = ["Geometry", "averaged", "geometry_of", "interpolation", "probe", "unwrapped"]
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Transform: TypeAlias = Callable[[Image.Image], object]
@@ -125,6 +125,54 @@ class Geometry:
         """Whether all of the photo is in the input."""
         return bool(self.seen.all())
 
+    def inside(self, preparation: Any) -> Geometry:
+        """What the layers of a detector see that prepares its pictures itself, as torchvision's do.
+
+        Args:
+            preparation: :func:`camtool.hooks.preparation_of` the detector.
+
+        Returns:
+            The input after its resizing, and with its padding at the bottom and on the right.
+        """
+        if preparation.fixed_size is not None:
+            width, height = preparation.fixed_size
+        else:
+            shorter, longer = min(self.size), max(self.size)
+            scale = min(preparation.min_size[-1] / shorter, preparation.max_size / longer)
+            height, width = (int(side * scale) for side in self.size)
+        below, beside = (-side % preparation.size_divisible for side in (height, width))
+        return self.resize((height, width)).pad(0, 0, beside, below)
+
+    def on_photo(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+        """Where a box ``(x0, y0, x1, y1)`` in pixels of the input lies in the photo, in the photo's pixels."""
+        top, left, bottom, right = self.box
+        across, down = (right - left) / self.size[1], (bottom - top) / self.size[0]
+        x0, x1 = sorted(left + across * x for x in box[::2])
+        y0, y1 = sorted(top + down * y for y in box[1::2])
+        return x0, y0, x1, y1
+
+    def on_input(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+        """Where a box ``(x0, y0, x1, y1)`` in pixels of the photo lies in the input: :meth:`on_photo`, undone."""
+        top, left, bottom, right = self.box
+        across, down = self.size[1] / (right - left), self.size[0] / (bottom - top)
+        x0, x1 = sorted(across * (x - left) for x in box[::2])
+        y0, y1 = sorted(down * (y - top) for y in box[1::2])
+        return x0, y0, x1, y1
+
+    def shown(self, mask: Tensor, size: tuple[int, int]) -> Tensor:
+        """What the input shows of a mask over the photo.
+
+        Args:
+            mask: ``(mh, mw)``, floating, stretched over the photo, whatever its size.
+            size: The size of what is wanted, stretched over the input.
+
+        Returns:
+            ``(*size)``, the mean of the mask in each cell; what is not of the photo counts as 0.
+        """
+        top, left, bottom, right = self.box
+        down, across = mask.shape[0] / self.photo[0], mask.shape[1] / self.photo[1]
+        return averaged(mask, [(down * top, down * bottom), (across * left, across * right)], size)
+
     def place(self, maps: Tensor) -> Tensor:
         """Lay maps on the photo, bilinearly; differentiable.
 
@@ -174,6 +222,26 @@ def interpolation(n_in: int, start: float, stop: float, n_out: int) -> Tensor:
         return torch.from_numpy(weights)
 
 
+def averaged(values: Tensor, spans: Sequence[tuple[float, float]], size: Sequence[int]) -> Tensor:
+    """The mean of some cells' values in each cell of another grid, by area.
+
+    Args:
+        values: ``(*cells)``, floating.
+        spans: Along each axis, from where to where the other grid reaches, in cells; backwards it turns them around.
+        size: Its size.
+
+    Returns:
+        ``(*size)``; what lies beyond the cells counts as 0.
+    """
+    for axis, ((start, stop), n_out) in enumerate(zip(spans, size, strict=True)):
+        edges = torch.linspace(start, stop, n_out + 1, dtype=torch.float64)
+        low, high = torch.minimum(edges[:-1], edges[1:])[:, None], torch.maximum(edges[:-1], edges[1:])[:, None]
+        cells = torch.arange(values.shape[axis])
+        shares = (torch.minimum(high, cells + 1) - torch.maximum(low, cells)).clamp_min(0) / (high - low)
+        values = (values.movedim(axis, -1) @ shares.T.to(values)).movedim(-1, axis)
+    return values
+
+
 def _inside(start: float, stop: float, n: int) -> NDArray[np.bool_]:
     """(n,) True where the centre of a pixel lies between ``start`` and ``stop``."""
     centres = np.arange(n) + 0.5
@@ -216,8 +284,9 @@ def _resized(old: tuple[int, int], size: int | Sequence[int] | None, max_size: i
 def geometry_of(transform: Transform, photo: Image.Image | tuple[int, int]) -> Geometry:
     """What part of a photo a transform shows the model.
 
-    torchvision's presets and its usual transforms, composed as one likes, are read exactly, from their
-    attributes. Anything else is probed (see ``probe``).
+    The usual transforms of torchvision, timm and open_clip, composed as one likes, and the usual image processors of
+    Hugging Face are read exactly, from their attributes. Other processors are read as if they were usual, and believed
+    if a probe agrees. Anything else is probed (see ``probe``).
 
     Args:
         transform: From a PIL image to the model's input.
@@ -230,8 +299,13 @@ def geometry_of(transform: Transform, photo: Image.Image | tuple[int, int]) -> G
         GeometryError: If the transform is random, or is no crop and scale.
     """
     height, width = (photo.height, photo.width) if isinstance(photo, Image.Image) else photo
-    known = _read(Geometry.whole(height, width), transform)
-    return probe(transform, (height, width)) if known is None else known
+    whole = Geometry.whole(height, width)
+    known = _read(whole, transform)
+    if known is not None:
+        return known
+    probed = probe(transform, (height, width))
+    guesses = _guesses(whole, getattr(transform, "processor", transform))
+    return next((guess for guess in guesses if _agree(guess, probed)), probed)
 
 
 def _read(geometry: Geometry | None, part: object) -> Geometry | None:
@@ -242,6 +316,8 @@ def _read(geometry: Geometry | None, part: object) -> Geometry | None:
         return None
     if kind.__name__ in _KEEP_POSITIONS:
         return geometry
+    if _is_usual_processor(part):
+        return _processed(geometry, part)
     reader = _READERS.get(kind.__name__)
     return reader(geometry, part) if reader else None
 
@@ -261,12 +337,32 @@ def _read_all(geometry: Geometry | None, parts: Sequence[object]) -> Geometry | 
     return reduce(_read, parts, geometry)
 
 
-_KNOWN_MODULES = ("torchvision.transforms.", "timm.data.transforms.")
+def _ratio_kept(geometry: Geometry, part: Any) -> Geometry | None:
+    """After timm's, and open_clip's, ``ResizeKeepRatio``: between the shorter and the longer side filling the size."""
+    if part.random_scale_prob or part.random_aspect_prob:
+        return None
+    ratios = [old / new for old, new in zip(geometry.size, part.size, strict=True)]
+    ratio = max(ratios) * part.longest + min(ratios) * (1 - part.longest)
+    height, width = (round(side / ratio) for side in geometry.size)
+    return geometry.resize((height, width))
+
+
+def _trimmed(geometry: Geometry, border: int) -> Geometry:
+    top, left = (min(border, side) for side in geometry.size)
+    height, width = (max(0, side - 2 * border) for side in geometry.size)
+    return geometry.crop(top, left, height, width)
+
+
+_KNOWN_MODULES = (
+    *("torchvision.transforms.", "timm.data.transforms.", "open_clip.transform.", "transformers."),
+    "camtool.models.",
+)
 _KEEP_POSITIONS = frozenset(
     {
         "ConvertImageDtype",
         "Grayscale",
         "Identity",
+        "MaybeConvertMode",
         "MaybePILToTensor",
         "MaybeToTensor",
         "Normalize",
@@ -282,15 +378,112 @@ _KEEP_POSITIONS = frozenset(
 )
 _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "CenterCrop": lambda geometry, part: geometry.center_crop(part.size),
+    "CenterCropOrPad": lambda geometry, part: geometry.center_crop(part.size),
     "Compose": lambda geometry, part: _read_all(geometry, part.transforms),
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
+    "Preparation": lambda geometry, part: _read(geometry, part.processor),
     "RandomHorizontalFlip": lambda geometry, part: _flipped(geometry, part.p),
     "Resize": lambda geometry, part: geometry.resize(part.size, part.max_size),
+    "ResizeKeepRatio": _ratio_kept,
     "SemanticSegmentation": lambda geometry, part: (
         geometry if part.resize_size is None else geometry.resize(part.resize_size)
     ),
+    "TrimBorder": lambda geometry, part: _trimmed(geometry, part.border_size),
 }
+
+
+# ---- Reading an image processor of Hugging Face ------------------------------------------------------------
+
+_MOVERS = {
+    "transformers.image_processing_backends": ("process_image", "_preprocess", "resize", "center_crop", "pad"),
+    "transformers.image_processing_utils": ("preprocess", "_preprocess_image_like_inputs"),
+}
+"""Where the usual image processors live → their methods that decide where a pixel goes."""
+
+
+def _is_usual_processor(part: object) -> bool:
+    """Whether all that moves pixels in an image processor is what most of them share."""
+    return all(
+        getattr(getattr(type(part), method, None), "__module__", None) == module
+        for module, methods in _MOVERS.items()
+        for method in methods
+    )
+
+
+def _guesses(whole: Geometry, processor: Any) -> list[Geometry]:
+    """What an image processor might do that moves pixels in a way of its own, by what it is set to."""
+    if not f"{type(processor).__module__}.".startswith("transformers."):
+        return []
+    guesses = [_processed(whole, processor)]
+    edge = _settings(processor, "size").get("shortest_edge")
+    if edge:  # a little larger, and cut to size: ConvNeXt, PoolFormer; with a fixed share, LeViT
+        for share in (getattr(processor, "crop_pct", None) or 1, 224 / 256):
+            scaled = whole.resize(int(edge / share))
+            guesses += [_cut(scaled, edge, edge), _cut_as_set(scaled, processor)]
+        guesses.append(whole.resize((edge, edge)))
+    return guesses
+
+
+def _agree(guess: Geometry, probed: Geometry) -> bool:
+    """Whether two geometries of one photo differ by no more than what a probe may be off."""
+    return guess.size == probed.size and np.allclose(guess.box, probed.box, rtol=0, atol=_TRUE_TO)
+
+
+_TRUE_TO = 0.75  # photo pixels
+
+
+def _processed(geometry: Geometry, processor: Any) -> Geometry:
+    """After an image processor: it resizes, cuts the middle out, and pads at the bottom and on the right."""
+    if getattr(processor, "do_resize", False):
+        geometry = _fitted(geometry, _settings(processor, "size"))
+    geometry = _cut_as_set(geometry, processor)
+    padded = _settings(processor, "pad_size") if getattr(processor, "do_pad", False) else {}
+    if not padded:
+        return geometry
+    return geometry.pad(0, 0, padded["width"] - geometry.size[1], padded["height"] - geometry.size[0])
+
+
+def _settings(processor: Any, name: str) -> dict[str, int]:
+    """A size of an image processor, by the names of its parts."""
+    size = getattr(processor, name, None)
+    return {key: int(value) for key, value in dict(size or {}).items() if value}
+
+
+def _fitted(geometry: Geometry, size: Mapping[str, int]) -> Geometry:
+    """Scaled to a size that Hugging Face gives in one of four ways, with its order of integer operations."""
+    height, width = geometry.size
+    if "shortest_edge" in size and "longest_edge" in size:
+        return geometry.resize(_within(height, width, size["shortest_edge"], size["longest_edge"]))
+    if "shortest_edge" in size:
+        return geometry.resize(size["shortest_edge"])
+    if "max_height" in size and "max_width" in size:
+        scale = min(size["max_height"] / height, size["max_width"] / width)
+        return geometry.resize((int(height * scale), int(width * scale)))
+    return geometry.resize((size["height"], size["width"])) if size else geometry
+
+
+def _within(height: int, width: int, shortest: int, longest: int) -> tuple[int, int]:
+    """The size whose shorter side is ``shortest``, or less, so that the longer one is no more than ``longest``."""
+    short, long = min(height, width), max(height, width)
+    exact = longest * short / long if long / short * shortest > longest else shortest
+    edge = round(exact)
+    if short == edge:
+        return height, width
+    other = int(exact * long / short)
+    return (other, edge) if width < height else (edge, other)
+
+
+def _cut_as_set(geometry: Geometry, processor: Any) -> Geometry:
+    cut = _settings(processor, "crop_size") if getattr(processor, "do_center_crop", False) else {}
+    return _cut(geometry, cut["height"], cut["width"], getattr(processor, "backend", "")) if cut else geometry
+
+
+def _cut(geometry: Geometry, height: int, width: int, backend: str = "torchvision") -> Geometry:
+    """The middle, with the rounding of an image processor: down, where the pixels are PIL's; else towards zero."""
+    spare = geometry.size[0] - height, geometry.size[1] - width
+    top, left = (each // 2 if backend == "pil" else int(each / 2) for each in spare)
+    return geometry.crop(top, left, height, width)
 
 
 # ---- Probing a transform -----------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """Hooks: the one room that looks inside a running model, and leaves it as it was.
 
-Two ways in, on the same ground:
+:func:`observe` runs a model once and brings back what chosen layers returned, joined to the output by a graph of the
+tail alone. Every explanation stands on it. :func:`resume` is its counterpart: it runs only the tail, on other
+activations. The hooks themselves, each for the length of a ``with`` block, serve other rooms too; with them
+:mod:`camtool.recorder` records for people.
 
-* :func:`observe` runs a model once and brings back what chosen layers returned, joined to the output by a graph of
-  the tail alone. Every explanation stands on it. :func:`resume` is its counterpart: it runs only the tail, on other
-  activations.
-* :class:`Recorder` is a ``with`` block for people: inputs, outputs and gradients of named layers, over as many
-  forwards as run inside it.
-
-Three rules hold for all. A hook acts only in the thread that registered it. What is kept is the tensor itself, and
-what the model works on from there is a clone, so an in-place operation after the layer cannot change the record.
+Three rules hold for all. A hook acts only in the thread that registered it. What :func:`observe` keeps is the tensor
+itself, and what the model works on from there is a clone, so an in-place operation after the layer cannot change it.
 Whatever happens, ``finally`` removes every hook.
 
 The trick of :func:`observe` is to start with grad mode off. When the first chosen layer returns, its hook makes the
@@ -21,43 +18,56 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from camtool.errors import CamtoolError, LayerError, near
 from camtool.rng import generators_kept
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 __all__ = [
     "Call",
     "Inputs",
     "Observation",
-    "Record",
-    "Recorder",
+    "Shared",
     "call",
+    "forward_hook",
+    "forward_pre_hook",
+    "gradient_hook",
     "left_as_found",
     "main_tensor",
+    "map_batch",
     "map_tensors",
     "module_named",
     "modules_by_name",
     "name_of",
+    "node_hook",
+    "nth_call",
     "observe",
+    "outside_inference_mode",
+    "preparation_of",
+    "prepared",
     "resume",
     "trace",
+    "watched",
+    "with_main_tensor",
 ]
 
-Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
-"""What a model is called with: one tensor, positional arguments, or keyword arguments."""
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
+"""What a model is called with: one tensor, positional arguments, or a mapping of keyword arguments, in which whole
+numbers stand for positions. Its :func:`main_tensor` is the picture; in a mapping that is the entry that comes first."""
+
+_T = TypeVar("_T")
+
+_LATEST = 8
+"""How many of the latest outputs a trace knows again: a query, a key and a value are made of the same."""
 
 
 # --------------------------------------------------------------------------------------------------- observing
@@ -117,30 +127,33 @@ def _observe(
         if grad:
             cut = cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward's own grad mode ends, below
-            kept = kept if kept.requires_grad else kept.detach().requires_grad_()
+            # A tensor of its own: what the layer made of this one besides, a pooled output say, is no way from it.
+            kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept)
-        return _with_main_tensor(output, kept.clone())
+        return with_main_tensor(output, kept.clone())
 
-    with left_as_found(model), _outside_inference_mode(model, inputs, grad=grad) as inputs, ExitStack() as stack:
+    with left_as_found(model), outside_inference_mode(model, inputs, grad=grad) as inputs, ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(grad_in_trunk))
         for layer in calls:
-            stack.enter_context(_forward_hook(module_named(model, layer), partial(keep, layer)))
+            stack.enter_context(forward_hook(module_named(model, layer), partial(keep, layer), first=True))
         output = call(model, inputs)
     for layer, tensors in calls.items():
-        if not tensors:
-            raise LayerError(f"layer {layer!r} did not run in this forward; choose one that the model uses.")
+        nth_call(layer, tensors, -1)
     return Observation(output, calls), not cut and _on_a_graph(output)
 
 
-def resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, *, nth: int = 0) -> Any:
+def resume(
+    model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, *, nth: int = 0, grad: bool = False
+) -> Any:
     """Run on from ``layer`` with other activations: the trunk once on one image, the tail on all the variants.
 
     Args:
-        model: Any module; it runs in evaluation mode, without a graph, and is left as it was found.
+        model: Any module; it runs in evaluation mode, and is left as it was found.
         layer: The dotted name of the layer whose output is replaced.
         activations: ``(M, ...)`` in the layer's own layout: M variants of what it returned for one image.
         inputs: The inputs of that one image, batch dimension included.
         nth: Which call of the layer is replaced, where it runs more than once.
+        grad: Record the graph from the activations to the output.
 
     Returns:
         The model's output for the M variants.
@@ -149,34 +162,61 @@ def resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, *,
         LayerError: The name is unknown, or the layer does not run that often.
     """
     variants = len(activations)
+    counts_pictures = preparation_of(model) is not None  # it knows a size for each, and would misplace others' boxes
     try:
-        output = _resume(model, layer, activations, inputs, nth)
+        output = None if counts_pictures else _resume(model, layer, activations, inputs, nth, grad=grad)
     except (RuntimeError, ValueError):
         if variants == 1:
             raise
     else:
-        tensor = main_tensor(output)
-        if tensor is not None and len(tensor) == variants:
+        if _batch_length(output) == variants:
             return output
     # The model fixed the batch size before the layer (a transformer that expanded its class token, say), so a tail
     # larger than its trunk does not fit. Give the trunk as many images: dearer, and the same answer.
-    expanded = map_tensors(inputs, lambda tensor: tensor.expand(variants, *tensor.shape[1:]))
-    return _resume(model, layer, activations, expanded, nth)
+    expanded = map_batch(inputs, lambda tensor: tensor.expand(variants, *tensor.shape[1:]))
+    return _resume(model, layer, activations, expanded, nth, grad=grad)
 
 
-def _resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, nth: int) -> Any:
+def _resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, nth: int, *, grad: bool) -> Any:
     ran = 0
 
     def replace(_: nn.Module, output: Any) -> Any:
         nonlocal ran
         ran += 1
-        return _with_main_tensor(output, activations.clone()) if ran == nth + 1 else None
+        if ran != nth + 1:
+            return None
+        torch.set_grad_enabled(grad)  # until the forward's own grad mode ends, below
+        return with_main_tensor(output, activations.clone())
 
-    with left_as_found(model), torch.no_grad(), _forward_hook(module_named(model, layer), replace):
+    with left_as_found(model), torch.no_grad(), forward_hook(module_named(model, layer), replace, first=True):
         output = call(model, inputs)
     if ran <= nth:
         raise LayerError(f"layer {layer!r} ran {ran} times, so there is no call {nth} to replace.")
     return output
+
+
+def nth_call(layer: str, calls: Sequence[_T], nth: int) -> _T:
+    """One of a layer's calls in a forward; 0 is the first, -1 the last.
+
+    Raises:
+        LayerError: The layer did not run, or not so often.
+    """
+    if not calls:
+        raise LayerError(f"layer {layer!r} did not run in this forward; choose one that the model uses.")
+    if not -len(calls) <= nth < len(calls):
+        raise LayerError(
+            f"layer {layer!r} ran {len(calls)} times in one forward, so there is no call={nth}; "
+            f"choose {-len(calls)} to {len(calls) - 1}."
+        )
+    return calls[nth]
+
+
+def _batch_length(output: Any) -> int | None:
+    """How many images an output is about: detectors list a dictionary for each, others stack them."""
+    if isinstance(output, (tuple, list)) and output and all(isinstance(each, Mapping) for each in output):
+        return len(output)
+    tensor = main_tensor(output)
+    return len(tensor) if tensor is not None and tensor.ndim else None
 
 
 @dataclass(frozen=True)
@@ -189,6 +229,9 @@ class Call:
         shape: The shape of what it returned; ``None`` where that was no floating tensor.
         handed_on: It returned, untouched, what the call before it in the list had returned, or a view of all of it.
         follows: It was given, untouched, what the call before it in the list had returned.
+        given: The place in the list of the call, one of the latest few, whose output it was given untouched; ``None``
+            where it was given something else.
+        returned: What the model itself returned, as it was; of a module within it only the shape is kept.
     """
 
     name: str
@@ -196,6 +239,8 @@ class Call:
     shape: tuple[int, ...] | None
     handed_on: bool
     follows: bool
+    given: int | None
+    returned: Any = None
 
 
 def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
@@ -204,182 +249,66 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     Only shapes are kept, so this costs an inference in time and in memory. The model is left as it was found.
     """
     calls: list[Call] = []
-    latest: tuple[Tensor | None, object] = (None, None)  # the tensor is held so that its memory is not given to another
-    following: set[str] = set()
+    # What the latest calls returned: the tensors are held so that their memory is not given to others.
+    latest: deque[tuple[Tensor | None, object]] = deque(maxlen=_LATEST)
+    given: dict[str, tuple[int, bool]] = {}
 
-    def meet(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
-        tensor = main_tensor(args)
-        if tensor is not None and _content(tensor) == latest[1]:
-            following.add(name)
+    def meet(name: str, _: nn.Module, *arguments: Any) -> None:
+        tensor = main_tensor(arguments)
+        content = None if tensor is None else _content(tensor)
+        for back, (_kept, known) in enumerate(reversed(latest), start=1):
+            if content is not None and content == known:
+                given[name] = len(calls) - back, back == 1
+                return
 
     def note(name: str, module: nn.Module, output: Any) -> None:
-        nonlocal latest
         tensor = main_tensor(output)
         shape = None if tensor is None else tuple(tensor.shape)
         content = None if tensor is None else _content(tensor)
-        handed_on = content is not None and content == latest[1]
-        calls.append(Call(name, module, shape, handed_on=handed_on, follows=name in following))
-        following.discard(name)
-        latest = tensor, content
+        handed_on = content is not None and bool(latest) and content == latest[-1][1]
+        place, follows = given.pop(name, (None, False))
+        returned = None if name else output
+        calls.append(Call(name, module, shape, handed_on, follows, place, returned))
+        latest.append((tensor, content))
 
     with (
         left_as_found(model),
-        _outside_inference_mode(model, inputs, grad=False) as inputs,  # where tensors tell whether they were written to
+        outside_inference_mode(model, inputs, grad=False) as inputs,  # where tensors tell whether they were written to
         torch.no_grad(),
         ExitStack() as stack,
     ):
-        for name, module in modules_by_name(model).items():
-            stack.enter_context(_forward_pre_hook(module, partial(meet, name)))
-            stack.enter_context(_forward_hook(module, partial(note, name)))
-        call(model, inputs)
+        for name, module in _watchable(model):
+            stack.enter_context(forward_pre_hook(module, partial(meet, name)))
+            stack.enter_context(forward_hook(module, partial(note, name)))
+        output = call(model, inputs)
+    if not calls:
+        note("", model, output)
     return calls
+
+
+@contextmanager
+def watched(model: nn.Module, before: Callable[[str, Any], None], after: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call ``before(name, given)`` ahead of every module's calls in this thread, ``after(name, output)`` behind them.
+
+    What is given are the positional arguments and the keyword arguments, in this order.
+    """
+
+    def ahead(name: str, _: nn.Module, *given: Any) -> None:
+        before(name, given)
+
+    def behind(name: str, _: nn.Module, output: Any) -> None:
+        after(name, output)
+
+    with ExitStack() as stack:
+        for name, module in _watchable(model):
+            stack.enter_context(forward_pre_hook(module, partial(ahead, name)))
+            stack.enter_context(forward_hook(module, partial(behind, name)))
+        yield
 
 
 def _content(tensor: Tensor) -> tuple[int, int, int]:
     """What tells whether two tensors hold the same numbers at the same place, neither written to in between."""
     return tensor.data_ptr(), tensor.numel(), _version(tensor)
-
-
-# --------------------------------------------------------------------------------------------------- recording
-
-
-@dataclass
-class Record:
-    """What one layer was seen to do; every list has one entry a call.
-
-    Attributes:
-        inputs: The positional tensors the layer was given, unpacked from the tuple that hooks receive.
-        outputs: The tensor it returned (the first floating one where it returned several).
-        grad_inputs: The gradients that left the layer towards each of its inputs; ``None`` where none was asked.
-        grad_outputs: The gradient that reached its output; ``None`` until a backward pass brought it.
-    """
-
-    inputs: list[tuple[Tensor, ...]] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    grad_inputs: list[list[Tensor | None]] = field(default_factory=list)
-    grad_outputs: list[Tensor | None] = field(default_factory=list)
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of the latest output, ``None`` before the first."""
-        return tuple(self.outputs[-1].shape) if self.outputs else None
-
-
-class Recorder:
-    """Record what layers receive, return, and get as gradients, for as long as the ``with`` block lasts.
-
-    The model runs just as it would without the recorder: nothing of it is changed, its training mode included. With
-    ``gradients=True`` a layer is handed copies of its inputs, because the gradient at the copy is what this layer, and
-    no other, sends back; so a layer that writes to its input does not change it for others who use it later.
-
-        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        >>> with Recorder(net, ["0"], inputs=True, gradients=True) as recorder:
-        ...     net(torch.ones(1, 2)).sum().backward()
-        >>> recorder["0"].inputs[0][0].tolist(), recorder["0"].shape
-        ([[1.0, 1.0]], (1, 2))
-
-    Args:
-        model: Any module.
-        layers: A dotted module name, or several. All modules where it is left out.
-        inputs: Record what the layers receive.
-        outputs: Record what the layers return.
-        gradients: Record the gradients at the layers' inputs and outputs when a backward pass runs in the block.
-        device: Where records are kept, ``"cpu"`` say; by default where they arise.
-        last_only: Keep the latest call alone, so that a long run holds its memory.
-
-    Raises:
-        LayerError: A name is unknown.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: str | Sequence[str] | None = None,
-        *,
-        inputs: bool = False,
-        outputs: bool = True,
-        gradients: bool = False,
-        device: torch.device | str | None = None,
-        last_only: bool = False,
-    ) -> None:
-        names = modules_by_name(model) if layers is None else [layers] if isinstance(layers, str) else layers
-        self._modules = {name: module_named(model, name) for name in names}
-        self._records = {name: Record() for name in self._modules}
-        self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
-        self._device, self._last_only = device, last_only
-        self._stack = ExitStack()
-        self._recording = False
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:  # all hooks or, should one fail to register, none
-            for name, module in self._modules.items():
-                record = self._records[name]
-                if self._inputs or self._gradients:
-                    stack.enter_context(_forward_pre_hook(module, partial(self._see_inputs, record)))
-                if self._outputs or self._gradients:
-                    stack.enter_context(_forward_hook(module, partial(self._see_output, record)))
-            self._stack = stack.pop_all()
-        self._recording = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._recording = False
-        self._stack.close()
-
-    def __getitem__(self, layer: str) -> Record:
-        if layer not in self._records:
-            raise LayerError(f"layer {layer!r} is not recorded.{near(layer, self._records)}")
-        return self._records[layer]
-
-    def __iter__(self) -> Iterator[tuple[str, Record]]:
-        return iter(self._records.items())
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def _see_inputs(self, record: Record, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if self._inputs:  # a copy is kept, as the layer may write to what it was given
-            self._append(record.inputs, tuple(self._kept(arg).clone() for arg in args if isinstance(arg, Tensor)))
-        if not self._gradients:
-            return None
-        handed_on = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
-        tensors = [arg for arg in handed_on if isinstance(arg, Tensor)]
-        gradients: list[Tensor | None] = [None] * len(tensors)
-        self._append(record.grad_inputs, gradients)
-        for slot, tensor in enumerate(tensors):
-            self._on_gradient(tensor, gradients, slot)
-        return handed_on
-
-    def _see_output(self, record: Record, _: nn.Module, output: Any) -> Any:
-        tensor = main_tensor(output)
-        if tensor is None:
-            return None
-        if self._outputs:
-            self._append(record.outputs, self._kept(tensor))
-        if self._gradients:
-            if self._last_only:
-                record.grad_outputs = []  # a new list: the gradient of an earlier call, still to come, has the old one
-            record.grad_outputs.append(None)
-            self._on_gradient(tensor, record.grad_outputs, len(record.grad_outputs) - 1)
-        return _with_main_tensor(output, tensor.clone())
-
-    def _on_gradient(self, tensor: Tensor, gradients: list[Tensor | None], slot: int) -> None:
-        def keep(gradient: Tensor) -> None:
-            if self._recording:  # this hook sits on the user's graph, not on the model, and goes when the graph goes
-                gradients[slot] = self._kept(gradient)
-
-        if tensor.requires_grad:
-            tensor.register_hook(keep)
-
-    def _append(self, calls: list[Any], call: Any) -> None:
-        if self._last_only:
-            calls.clear()
-        calls.append(call)
-
-    def _kept(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self._device) if self._device is not None else tensor.detach()
 
 
 # ------------------------------------------------------------------------------------------- leaving no trace
@@ -394,10 +323,10 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     overridden to do more; a model that is in evaluation mode already is not written to at all, so threads may share it.
     """
     modules = _all_modules(model)
-    training = [(module, module.training) for module in modules]
+    training = [(module, getattr(module, "training", False)) for module in modules]  # a frozen script has no flag
     at_risk = [module for module in modules if type(module).__module__ not in _NEVER_WRITE_BUFFERS]
     buffers = [_buffers(module) if module._buffers else {} for module in at_risk]
-    with generators_kept():
+    with generators_kept(), _as_written(modules):
         try:
             for module, was_training in training:
                 if was_training:
@@ -405,7 +334,7 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for module, was_training in training:
-                if module.training is not was_training:
+                if getattr(module, "training", False) is not was_training:
                     module.training = was_training
             for module, before in zip(at_risk, buffers, strict=True):
                 if module._buffers or before:
@@ -431,14 +360,48 @@ def _buffers(module: nn.Module) -> _Buffers:
 @torch.inference_mode()  # there, tensors of either kind may be written to
 def _put_back(module: nn.Module, before: _Buffers) -> None:
     """Give the module the buffers it had; what is as it was is not touched, because other threads may be reading it."""
-    for name in module._buffers.keys() - before.keys():
+    present = dict(module._buffers.items())  # a scripted module has less than a dictionary there
+    for name in present.keys() - before.keys():
         delattr(module, name)
     for name, known in before.items():
         buffer, value, version = known or (None, None, 0)
         if buffer is not None and value is not None and (buffer.is_inference() or buffer._version != version):
             buffer.copy_(value)
-        if module._buffers.get(name) is not buffer:
+        if present.get(name) is not buffer:
             module._buffers[name] = buffer
+
+
+@contextmanager
+def _as_written(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Run compiled modules as they were written: their compiled form does not know of hooks that came after it."""
+    is_compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
+    if is_compiled and hasattr(torch.compiler, "set_stance"):  # torch 2.5 has none
+        with _EAGERLY:
+            yield
+    else:
+        yield
+
+
+class _Eagerly:
+    """A ``with`` block in which nothing compiled runs. It holds for all threads, so the last to leave ends it."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._stance = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stance.close()
+
+
+_EAGERLY = _Eagerly()
 
 
 def _version(tensor: Tensor) -> int:
@@ -447,7 +410,7 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> Iterator[Inputs]:
+def outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> Iterator[Inputs]:
     """Make gradients possible where the caller works in ``torch.inference_mode``; yields inputs that allow them."""
     with torch.inference_mode(False):
         try:
@@ -462,8 +425,14 @@ def _outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> 
 
 
 @contextmanager
-def _forward_hook(module: nn.Module, see: Callable[[nn.Module, Any], Any]) -> Iterator[None]:
+def forward_hook(
+    module: nn.Module, see: Callable[[nn.Module, Any], Any], *, first: bool = False, always: bool = False
+) -> Iterator[None]:
     """Call ``see(module, output)`` after the module's calls in this thread; what it returns replaces the output.
+
+    What replaces it must be what all the rest of the model works on, and some models collect their blocks' outputs by
+    hooks of their own (Hugging Face's, for the heads that look at several depths): ``first`` goes before those. With
+    ``always`` it is called with ``None`` where the module fails.
 
     ``module`` may be running in other threads while hooks come and go. Torch reads a call's hooks first and asks only
     then which of them take keyword arguments, so a hook of ours must take its arguments in either form.
@@ -473,7 +442,7 @@ def _forward_hook(module: nn.Module, see: Callable[[nn.Module, Any], Any]) -> It
     def hook(module: nn.Module, *args: Any) -> Any:
         return see(module, args[-1]) if threading.get_ident() == owner else None
 
-    handle = module.register_forward_hook(hook)
+    handle = module.register_forward_hook(hook, prepend=first, always_call=always)
     try:
         yield
     finally:
@@ -481,37 +450,99 @@ def _forward_hook(module: nn.Module, see: Callable[[nn.Module, Any], Any]) -> It
 
 
 @contextmanager
-def _forward_pre_hook(module: nn.Module, see: Callable[[nn.Module, tuple[Any, ...]], Any]) -> Iterator[None]:
-    """Call ``see(module, args)`` before the module's calls in this thread; what it returns replaces the arguments."""
+def forward_pre_hook(
+    module: nn.Module, see: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
+) -> Iterator[None]:
+    """Call ``see(module, args, kwargs)`` before the module's calls in this thread; what it returns replaces both."""
     owner = threading.get_ident()
 
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
-        return see(module, args) if threading.get_ident() == owner else None
+    def hook(module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> Any:  # in either form, as above
+        return see(module, args, *kwargs) if threading.get_ident() == owner else None
 
-    handle = module.register_forward_pre_hook(hook)
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
 
 
+def gradient_hook(tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+    """Call ``see(gradient)`` whenever a backward pass has the tensor's whole gradient; what it returns replaces it.
+
+    The hook lies on the graph and goes when the graph goes. Only a leaf has none, and keeps the hook until the function
+    that comes back is called.
+    """
+    remove: Callable[[], None] = tensor.register_hook(see).remove
+    return remove
+
+
+def node_hook(node: Node, see: Callable[[tuple[Tensor | None, ...]], None]) -> None:
+    """Call ``see(gradients)`` with what a node of the graph sends to each of its inputs as a backward pass comes by.
+
+    The hook goes when the graph goes.
+    """
+    node.register_hook(lambda gradients, _: see(gradients))
+
+
 # ---------------------------------------------------------------------------------------- models and structures
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """``model(inputs)``, with a sequence spread over positional and a mapping over keyword arguments.
+    """``model(inputs)``, with a sequence spread over positional arguments and a mapping over those it names.
 
     The model gets copies, as it may write to what it is given, a ReLU in place say.
     """
     inputs = map_tensors(inputs, Tensor.clone)
     if isinstance(inputs, Tensor):
-        return model(inputs)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        return model(inputs if preparation_of(model) is None else list(inputs))
+    if not isinstance(inputs, Mapping):
+        return model(*inputs)
+    positions = sorted(key for key in inputs if isinstance(key, int))
+    given = {key: value.copied() if isinstance(value, Shared) else value for key, value in inputs.items()}
+    named = {key: value for key, value in given.items() if not isinstance(key, int)}
+    return model(*(given[position] for position in positions), **named)
+
+
+class Shared:
+    """What a model is given for all images alike, in a mapping of inputs: it is never cut or multiplied with them."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def copied(self) -> Any:
+        """A copy, as a model may write to what it is given."""
+        return map_tensors(self._value, Tensor.clone)
+
+
+def preparation_of(model: nn.Module) -> nn.Module | None:
+    """The module with which a detector prepares its pictures itself, as torchvision's do; ``None`` for other models.
+
+    Such a model is called with a list of pictures ``(C, H, W)``, of any size and with values in [0, 1]. Its
+    ``transform`` normalises and resizes them, and puts them into one batch, padded at the bottom and on the right.
+    """
+    transform = getattr(model, "transform", None)
+    knows_how = all(hasattr(transform, name) for name in ("batch_images", "postprocess", "min_size", "max_size"))
+    return transform if isinstance(transform, nn.Module) and knows_how else None
+
+
+def prepared(model: nn.Module, pictures: Tensor) -> Tensor:
+    """What pictures ``(N, C, H, W)`` become before a model's layers see them: another size, where it is a detector."""
+    preparation = preparation_of(model)
+    if preparation is None:
+        return pictures
+    with left_as_found(model), torch.no_grad():
+        batch: Tensor = preparation(list(pictures))[0].tensors
+    return batch
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """Each module once, under the first of its dotted names; the model itself is ``""``."""
     return dict(model.named_modules())
+
+
+def _watchable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that take hooks: those of TorchScript do not."""
+    return ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
 
 
 def module_named(model: nn.Module, layer: str) -> nn.Module:
@@ -553,24 +584,29 @@ def _all_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def main_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor in a module's output, searched depth first through tuples, lists and mappings."""
+    """The first floating tensor in a module's output, searched depth first.
+
+    Tuples, lists, mappings and data classes are looked into.
+    """
     if isinstance(output, Tensor):
         return output if output.is_floating_point() else None
     if isinstance(output, Mapping):
         output = tuple(output.values())
+    elif _is_data(output):
+        output = [getattr(output, each.name) for each in fields(output)]
     if isinstance(output, (tuple, list)):
         return next((tensor for item in output if (tensor := main_tensor(item)) is not None), None)
     return None
 
 
-def _with_main_tensor(output: Any, tensor: Tensor) -> Any:
-    """``output`` with :func:`main_tensor` of it replaced, in the same structure."""
+def with_main_tensor(output: Any, tensor: Tensor) -> Any:
+    """``output`` with its :func:`main_tensor` replaced, in the same structure."""
     old = main_tensor(output)
     return map_tensors(output, lambda item: tensor if item is old else item)
 
 
 def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure of tuples, named tuples, lists and dictionaries, with each tensor changed."""
+    """The same structure of tuples, named tuples, lists, dictionaries and data classes, with each tensor changed."""
     if isinstance(structure, Tensor):
         return change(structure)
     if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
@@ -583,7 +619,34 @@ def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(structure, (tuple, list)):
         items = [map_tensors(item, change) for item in structure]
         return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
+    if _is_data(structure):
+        changed = copy.copy(structure)
+        for each in fields(structure):
+            object.__setattr__(
+                changed, each.name, map_tensors(getattr(structure, each.name), change)
+            )  # it may be frozen
+        return changed
     return structure
+
+
+def _is_data(structure: Any) -> bool:
+    """Whether it is a data class' instance; those that are mappings too, as Hugging Face's, are taken for mappings."""
+    return is_dataclass(structure) and not isinstance(structure, (type, Mapping))
+
+
+def map_batch(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The same inputs, with each tensor changed that has an entry for each image.
+
+    The rest belongs to no image, a temperature or a table of constants say, and is handed on as it is.
+    """
+    picture = main_tensor(inputs)
+    count = None if picture is None else len(picture)
+
+    def part(tensor: Tensor) -> Tensor:
+        return change(tensor) if tensor.ndim and count in (None, len(tensor)) else tensor
+
+    changed: Inputs = map_tensors(inputs, part)
+    return changed
 
 
 def _on_a_graph(output: Any) -> bool:

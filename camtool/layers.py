@@ -8,19 +8,34 @@ changed. The deepest candidate that passes is chosen, and the answer is kept per
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from itertools import islice, takewhile
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from camtool.errors import LayerError
-from camtool.hooks import Call, Inputs, main_tensor, map_tensors, module_named, observe, trace
+from camtool.hooks import (
+    Call,
+    Inputs,
+    main_tensor,
+    map_batch,
+    map_tensors,
+    module_named,
+    nth_call,
+    observe,
+    preparation_of,
+    prepared,
+    trace,
+)
+from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
+from camtool.outputs import detections, levels, logits, query_count, tensors, top_score
+from camtool.sealed import is_quantised
 
-__all__ = ["Candidate", "Layer", "Layout", "resolve", "survey"]
+__all__ = ["Candidate", "Layer", "Layout", "depends_on_picture", "resolve", "survey"]
 
 Score: TypeAlias = Callable[[object], Tensor]
 """The model's output for N images → one score per image, ``(N,)``."""
@@ -28,7 +43,8 @@ Score: TypeAlias = Callable[[object], Tensor]
 _MOST_ASKED = 32
 """How many of the deepest candidates the second forward asks about: it bounds the graph that it records."""
 
-_MOST_PREFIX_TOKENS = 16
+_ORIGINS = 4
+"""How many of the first modules that returned so many tokens are asked whether these come from the picture."""
 
 _SILENT = "no gradient reaches it"
 
@@ -39,39 +55,6 @@ _POOLS = (
     nn.modules.pooling._MaxPoolNd,
 )
 """Layers that only coarsen what an earlier layer already showed."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a tensor is read as a grid over the picture.
-
-    Attributes:
-        kind: ``"channels first"`` is ``(N, C, *grid)``, ``"channels last"`` is ``(N, *grid, C)`` and ``"tokens"`` is
-            ``(N, prefix + h·w, C)``.
-        grid: The positions along each axis of the picture, ``(h, w)`` for images.
-        prefix: How many tokens (class, distillation, registers) stand before those of the grid.
-    """
-
-    kind: Literal["channels first", "channels last", "tokens"]
-    grid: tuple[int, ...]
-    prefix: int = 0
-
-    def to_grid(self, tensor: Tensor) -> Tensor:
-        """The layer's tensor as ``(N, C, *grid)``, without the prefix tokens."""
-        if self.kind == "tokens":
-            return tensor[:, self.prefix :].transpose(1, 2).reshape(len(tensor), -1, *self.grid)
-        return tensor.movedim(-1, 1) if self.kind == "channels last" else tensor
-
-    def from_grid(self, maps: Tensor, like: Tensor) -> Tensor:
-        """The inverse: ``(M, C, *grid)`` in the layer's own layout, with the prefix tokens of ``like`` ``(1, ...)``."""
-        if self.kind == "tokens":
-            prefix = like[:, : self.prefix].expand(len(maps), -1, -1)
-            return torch.cat([prefix, maps.flatten(2).transpose(1, 2)], dim=1)
-        return maps.movedim(1, -1) if self.kind == "channels last" else maps
-
-    def __str__(self) -> str:
-        prefix = f" after {self.prefix}" if self.prefix else ""
-        return f"{self.kind}, {_times(self.grid)}{prefix}"
 
 
 @dataclass(frozen=True)
@@ -91,6 +74,8 @@ class Candidate:
         kind: The module's class.
         shape: The shape of what it returned for one image.
         layout: How that is read.
+        stride: How many pixels of the picture lie between one position and the next, along each of its axes.
+        reached: Whether the score's gradient reaches it; ``None`` where that was not asked, or cannot be.
         verdict: Why it was chosen or not, in a few words.
         chosen: Whether maps are drawn there when no layer is asked for.
     """
@@ -99,6 +84,8 @@ class Candidate:
     kind: str
     shape: tuple[int, ...]
     layout: Layout
+    stride: tuple[float, ...]
+    reached: bool | None = None
     verdict: str = ""
     chosen: bool = False
 
@@ -107,7 +94,12 @@ class Candidate:
 
 
 def resolve(
-    model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, *, like: Layout | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    names: Sequence[str] | None = None,
+    *,
+    like: Layout | None = None,
+    nth: int = -1,
 ) -> list[Layer]:
     """The layers to look at: those asked for, or else the best one.
 
@@ -118,17 +110,28 @@ def resolve(
         inputs: What the model will be called with.
         names: Dotted names. ``None`` for the deepest layer with a grid that the score's gradient reaches.
         like: How the named layers are laid out, where that is known from a picture of another size.
+        nth: Which call of a layer is looked at, where it runs more than once: 0 is the first, -1 the last.
 
     Raises:
-        LayerError: A name is unknown or its output is no grid; or nothing in the model qualifies. The message lists
-            the near misses.
+        LayerError: A name is unknown, its output is no grid, or it has no such call; or nothing in the model qualifies.
+            The message lists the near misses.
     """
     known = _RESOLVED.setdefault(model, {})
-    key = (_shapes(inputs), None if names is None else tuple(names), like and replace(like, grid=()))
+    key = (_shapes(inputs), None if names is None else tuple(names), like and replace(like, grid=()), nth)
     if key not in known or not known[key].holds(model):
-        found = [_best(model, inputs)] if names is None else _asked_for(model, inputs, names, like)
+        found = [_best(model, inputs, nth)] if names is None else _asked_for(model, inputs, names, like, nth)
         known[key] = _Resolved.of(model, found)
     return known[key].layers
+
+
+def depends_on_picture(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, *, nth: int = -1) -> bool:
+    """Whether a layer's nth call depends on the picture, where there are several; the arguments are as above."""
+    try:
+        layers = [layer.name for layer in resolve(model, inputs, names, nth=nth)]
+    except LayerError:
+        return False
+    calls = observe(model, layers, _with_changed_corner(inputs), grad=False).calls
+    return any(not torch.equal(*calls[layer][nth].detach().chunk(2)) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -152,118 +155,270 @@ class _Resolved:
 _RESOLVED: weakref.WeakKeyDictionary[nn.Module, dict[object, _Resolved]] = weakref.WeakKeyDictionary()
 
 
-def _best(model: nn.Module, inputs: Inputs) -> Layer:
-    candidates = survey(model, inputs)
+def _best(model: nn.Module, inputs: Inputs, nth: int) -> Layer:
+    candidates = survey(model, inputs, nth=nth)
     for candidate in candidates:
         if candidate.chosen:
             return Layer(candidate.name, candidate.layout)
     if not candidates:
+        which = "" if nth in (0, -1) else f" at call={nth}, which is not there in many models,"
+        near = _last_outputs(model, inputs)
         raise LayerError(
-            "no layer of the model can carry a map: none returned a grid over the "
-            f"{_times(_picture_size(inputs))} input. If one does in a way of its own, name it with layer=..."
+            f"no layer of the model can carry a map: none returned{which} a grid over the "
+            f"{_times(_picture_size(inputs))} input{near}. If one does in a way of its own, let a module return it as "
+            "(N, C, h, w), and name that with layer=..."
         )
     misses = "; ".join(f"{c.name} {c.shape}: {c.verdict}" for c in candidates[-5:])
     hint = " Is the model's head still all zeros, untrained?" if all(c.verdict == _SILENT for c in candidates) else ""
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=...")
 
 
-def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str], like: Layout | None) -> list[Layer]:
-    size, one = _picture_size(inputs), _first_image(inputs)
-    calls = {id(call.module): call for call in trace(model, one)}  # the last call of each module
-    layers = []
+def _last_outputs(model: nn.Module, inputs: Inputs) -> str:
+    """What came nearest to a grid, for a message: the last outputs with more to them than a row of numbers."""
+    outputs = [f"{call.name} {call.shape}" for call in trace(model, _first_image(inputs)) if len(call.shape or ()) > 2]
+    return f" (the last that came near: {', '.join(outputs[-3:])})" if outputs else ""
+
+
+def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str], like: Layout | None, nth: int) -> list[Layer]:
+    size, calls = _seen_size(model, inputs), trace(model, _first_image(inputs))
+    reader, layers = Reader(calls, size, query_count(calls[-1].returned)), []
     for name in names:
-        call = calls.get(id(module_named(model, name)))
-        if call is None:
-            raise LayerError(f"layer {name!r} did not run in this forward; choose one that the model uses.")
-        readings = _readings(call.shape, size)
+        module = module_named(model, name)
+        call = nth_call(name, [call for call in calls if call.module is module], nth)
+        readings = reader.readings(call)
         if like is not None:
             readings = [each for each in readings if (each.kind, each.prefix) == (like.kind, like.prefix)]
         if not readings:
-            carriers = ", ".join(c.name for c in _candidates(list(calls.values()), size)[-5:])
+            carriers = ", ".join(found.name for found in _carriers(calls, reader, nth)[-5:])
             raise LayerError(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_times(size)} input. "
                 f"Layers near the output that are: {carriers or 'none'}."
             )
-        layout = readings[0] if len(readings) == 1 else _ask_which(model, inputs, name, readings)
+        layout = readings[0] if len(readings) == 1 else _ask_which(model, inputs, name, readings, nth)
         layers.append(Layer(name, layout))
     return layers
 
 
-def _ask_which(model: nn.Module, inputs: Inputs, name: str, readings: list[Layout]) -> Layout:
-    tensor = observe(model, [name], _with_changed_corner(inputs), grad=False).calls[name][-1]
-    return _reading_that_moves_there(tensor, readings)
+def _ask_which(model: nn.Module, inputs: Inputs, name: str, readings: list[Layout], nth: int) -> Layout:
+    tensor = observe(model, [name], _with_changed_corner(inputs), grad=False).calls[name][nth]
+    return reading_that_moves(tensor.detach(), readings)
 
 
 # ---------------------------------------------------------------------------------------------------- surveying
 
 
-def survey(model: nn.Module, inputs: Inputs) -> list[Candidate]:
+def survey(model: nn.Module, inputs: Inputs, *, nth: int = -1) -> list[Candidate]:
     """All modules whose output is a grid, shallow to deep, each with a verdict, the best one marked as chosen.
 
     It takes two forwards: one for the shapes, one, on the picture and on the picture with a changed corner, for the
-    gradient and for shapes that can be read in two ways.
+    gradient and for shapes that can be read in two ways. Where none of the deepest serves, the ones before them take
+    another each.
     """
-    size = _picture_size(inputs)
-    candidates = _candidates(trace(model, _first_image(inputs)), size)
-    asked = _verdicts(model, inputs, candidates[-_MOST_ASKED:], size)
+    return _surveyed(model, inputs, nth) if preparation_of(model) is None else _survey_of_a_detector(model, inputs, nth)
+
+
+def _surveyed(model: nn.Module, inputs: Inputs, nth: int, *, is_backbone: bool = False) -> list[Candidate]:
+    size, calls = _picture_size(inputs), trace(model, _first_image(inputs))
+    queries = query_count(calls[-1].returned)
+    calls = _before_the_queries(calls, queries)
+    carriers = _carriers(calls, Reader(calls, size, queries), nth)
+    asked: list[Candidate] = []
+    while len(asked) < len(carriers) and all(candidate.verdict for candidate in asked):
+        remaining = carriers[: len(carriers) - len(asked)]
+        asked = _verdicts(model, inputs, remaining[-_MOST_ASKED:], size, nth, is_backbone=is_backbone) + asked
+    asked = _but_for_projections(calls, carriers[-len(asked) :], asked)
     best = max((i for i, candidate in enumerate(asked) if not candidate.verdict), default=None)
     for i, candidate in enumerate(asked):
         if i == best:
             asked[i] = replace(candidate, chosen=True, verdict="the deepest that the score's gradient reaches")
         elif not candidate.verdict:
             asked[i] = replace(candidate, verdict="good, but not the deepest")
-    shallow = [replace(candidate, verdict="shallow, not looked into") for candidate in candidates[:-_MOST_ASKED]]
+    shallow = [replace(each.candidate(size), verdict="shallow, not looked into") for each in carriers[: -len(asked)]]
     return shallow + asked
 
 
-def _candidates(calls: list[Call], size: tuple[int, ...]) -> list[Candidate]:
-    candidates = []
-    for group in _groups(calls):
-        grids = [call for call in group if _readings(call.shape, size)]
-        call = min(grids, key=lambda call: call.name.count("."), default=None)  # the outermost; of equals, the first
-        if call and call.shape and not isinstance(call.module, _POOLS):
-            layout = _readings(call.shape, size)[0]
-            candidates.append(Candidate(call.name, type(call.module).__name__, call.shape, layout))
-    return candidates
+def _survey_of_a_detector(model: nn.Module, inputs: Inputs, nth: int) -> list[Candidate]:
+    """The same for the backbone of a detector of torchvision's kind.
+
+    Each detection is read from one of the backbone's maps, a small thing from a fine one, and its score says nothing of
+    the others. So what is looked for is the deepest layer that all of the maps are made from: it serves any detection.
+    """
+    backbone = module_named(model, "backbone")
+    found = _surveyed(backbone, prepared(model, _picture(inputs)[:1]), nth, is_backbone=True)
+    return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in found]
 
 
-def _groups(calls: list[Call]) -> list[list[Call]]:
-    """Calls that handed on the very same values, together; of a module's calls only the last; without the model."""
-    last = {call.name: i for i, call in enumerate(calls)}
-    groups: list[list[Call]] = []
+def _before_the_queries(calls: list[Call], queries: int) -> list[Call]:
+    """The calls up to where a detector turns from the picture to its queries, some of which may look like a grid."""
+    is_about_queries = (call.shape is not None and call.shape[:2] == (1, queries) and call.name for call in calls)
+    first = next((place for place, is_it in enumerate(is_about_queries) if is_it), len(calls))
+    return calls[:first] if queries else calls
+
+
+@dataclass(frozen=True)
+class _Carrier:
+    """Calls that handed on the very same values, by their places in the forward; those values read as a grid."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    readings: list[Layout]
+    places: list[int]
+    origins: list[str]
+    is_projected: bool
+
+    def candidate(self, size: tuple[int, ...], layout: Layout | None = None) -> Candidate:
+        layout = layout or self.readings[0]
+        stride = tuple(pixels / cells for pixels, cells in zip(size, layout.grid, strict=True))
+        return Candidate(self.name, self.kind, self.shape, layout, stride)
+
+
+def _carriers(calls: list[Call], reader: Reader, nth: int) -> list[_Carrier]:
+    carriers = []
+    for places in _groups(calls, nth):
+        readings = {place: found for place in places if (found := reader.readings(calls[place]))}
+        outermost = min(readings, key=lambda place: calls[place].name.count("."), default=None)  # of equals, the first
+        if outermost is not None and not isinstance(calls[outermost].module, _POOLS):
+            call = calls[outermost]
+            shape, kind = call.shape or (), type(call.module).__name__
+            found = readings[outermost]
+            origins = [] if all(map(reader.is_sure, found)) else _first_with_so_many_tokens(calls, shape)
+            is_projected = _is_projected(calls, calls[places[0]])
+            carriers.append(_Carrier(call.name, kind, shape, found, places, origins, is_projected))
+    return carriers
+
+
+def _is_projected(calls: list[Call], call: Call) -> bool:
+    """Whether a matrix made this, or an activation of what a matrix made: as it makes scores of features."""
+    return _has_a_matrix(call.module) or (call.given is not None and _has_a_matrix(calls[call.given].module))
+
+
+def _first_with_so_many_tokens(calls: list[Call], shape: tuple[int, ...]) -> list[str]:
+    like = (call.name for call in calls if call.name and call.shape and call.shape[:-1] == shape[:-1])
+    return list(islice(like, _ORIGINS))
+
+
+def _groups(calls: list[Call], nth: int) -> list[list[int]]:
+    """The places of calls that handed on the very same values, together; of a module's calls only the nth.
+
+    The model's own call is in none.
+    """
+    runs: dict[str, list[int]] = {}
+    for i, call in enumerate(calls):
+        runs.setdefault(call.name, []).append(i)
+    looked_at = {its[nth] for its in runs.values() if -len(its) <= nth < len(its)}
+    groups: list[list[int]] = []
     for i, call in enumerate(calls):
         if not call.handed_on:
             groups.append([])
-        if groups and call.name and last[call.name] == i:
-            groups[-1].append(call)
+        if groups and call.name and i in looked_at:
+            groups[-1].append(i)
     return [group for group in groups if group]
 
 
-def _verdicts(model: nn.Module, inputs: Inputs, candidates: list[Candidate], size: tuple[int, ...]) -> list[Candidate]:
+def _verdicts(
+    model: nn.Module,
+    inputs: Inputs,
+    carriers: list[_Carrier],
+    size: tuple[int, ...],
+    nth: int,
+    *,
+    is_backbone: bool,
+) -> list[Candidate]:
     """Each candidate with its layout settled, and a verdict where something speaks against it."""
-    if not candidates:
+    if not carriers:
         return []
-    names = [candidate.name for candidate in candidates]
-    observation = observe(model, names, _with_changed_corner(inputs))
-    tensors = [observation.calls[name][-1] for name in names]
-    output = main_tensor(observation.output)
-    gradients = _gradients_of_top_score(output, tensors)
-    classes = output.shape[1] if output is not None and output.ndim > 1 else 1
+    names = [carrier.name for carrier in carriers]
+    origins = [name for carrier in carriers for name in carrier.origins]
+    observation = observe(model, list(dict.fromkeys(names + origins)), _with_changed_corner(inputs))
+    tensors = [observation.calls[name][nth] for name in names]
+    with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller works in
+        scores = [None] if is_quantised(model) else _scores(observation.output, is_backbone=is_backbone)
+    gradients = _in_all([_gradients(score, tensors) for score in scores])
+    classes = 0 if is_backbone else _classes(observation.output)
     judged = []
-    for candidate, tensor, gradient in zip(candidates, tensors, gradients, strict=True):
-        layout = _reading_that_moves_there(tensor.detach(), _readings(candidate.shape, size))
+    for carrier, tensor, gradient in zip(carriers, tensors, gradients, strict=True):
+        layout = reading_that_moves(tensor.detach(), carrier.readings)
         maps, slopes = layout.to_grid(tensor.detach()), None if gradient is None else layout.to_grid(gradient[:1])
-        judged.append(replace(candidate, layout=layout, verdict=_fault(maps, slopes, classes)))
+        reached = None if slopes is None else bool(slopes.any())
+        fault = _fault(maps, slopes, classes if carrier.is_projected else 0)
+        if not fault and _without_the_picture([observation.calls[name][0] for name in carrier.origins]):
+            fault = "it holds tokens that are the model's own, not the picture's"
+        judged.append(replace(carrier.candidate(size, layout), reached=reached, verdict=fault))
     return judged
 
 
-def _gradients_of_top_score(output: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
-    """How the first image's highest score depends on each tensor; ``None`` for all where there is no graph to ask."""
-    if output is None or not output.requires_grad or not output.numel():
+def _without_the_picture(origins: list[Tensor]) -> bool:
+    """Whether tokens start as queries do, the same for both pictures; what is there once, for all, are positions."""
+    first = next((each for each in origins if len(each) == 2), None)
+    return first is not None and torch.equal(*first.detach())
+
+
+def _gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
+    """How a score depends on each tensor; ``None`` for all where there is no graph to ask."""
+    if score is None or not score.requires_grad:
         return [None] * len(tensors)
     with torch.inference_mode(False), torch.enable_grad():
-        score = output[0].amax(0).sum()
-        return torch.autograd.grad(score, tensors, materialize_grads=True)
+        return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
+
+
+def _scores(output: object, *, is_backbone: bool) -> list[Tensor | None]:
+    """What a layer must lead to: what the model is surest of; or each of the maps that a detector reads things from."""
+    maps = tensors(output) if is_backbone else levels(output)
+    with torch.inference_mode(False), torch.enable_grad():
+        # Where a map is clipped (ReLU6), its highest value has no slope; where it is normalised, its sum has none.
+        return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [top_score(output)]
+
+
+def _classes(output: object) -> int:
+    """How many channels the classes' own score maps have; 0 where what a model with one score returns is no map."""
+    if top_score(output) is None or detections(output) is not None:
+        return 0
+    scores = logits(output)
+    return scores.shape[1] if scores.ndim > 2 or scores.shape[1] > 1 else 0
+
+
+def _in_all(gradients: Sequence[Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
+    """For each layer the gradient that all of several scores have in common: zero where one of them has none."""
+    if len(gradients) == 1:
+        return gradients[0]
+    return [
+        None if any(each is None for each in of_layer) else torch.stack([each.abs() for each in of_layer]).amin(0)
+        for of_layer in zip(*gradients, strict=True)
+    ]
+
+
+def _but_for_projections(calls: list[Call], carriers: list[_Carrier], judged: list[Candidate]) -> list[Candidate]:
+    """The candidates, less queries, keys and values: what these are projected from shows all that they share out.
+
+    They are tokens times a matrix, within a module that hands on no grid itself: the score looks at what an attention
+    gathers for the class token, say. A projection that a whole grid follows is a layer like any other.
+    """
+    at = {place: i for i, carrier in enumerate(carriers) for place in carrier.places}
+    last = {call.name: place for place, call in enumerate(calls)}
+    sources = [_projected_from(calls, carrier.places[0], last, at, judged) for carrier in carriers]
+    return [
+        candidate if source is None or candidate.verdict else replace(candidate, verdict=f"a projection of {source}")
+        for candidate, source in zip(judged, sources, strict=True)
+    ]
+
+
+def _projected_from(
+    calls: list[Call], place: int, last: Mapping[str, int], at: Mapping[int, int], judged: Sequence[Candidate]
+) -> str | None:
+    """The layer that this one is a projection of, within a module that hands on no grid; ``None`` for other layers."""
+    call, own = calls[place], judged[at[place]].layout
+    outer = (last[name] for name in enclosing(call.name) if last.get(name, -1) > place)
+    around = list(takewhile(lambda each: each not in at or judged[at[each]].verdict != "", outer))
+    if own.kind != "tokens" or not around or not _has_a_matrix(call.module):
+        return None
+    given = (calls[each].given for each in (place, *around))
+    sources = (judged[at[each]] for each in given if each is not None and each in at)
+    return next((each.name for each in sources if each.layout.grid == own.grid and not each.verdict), None)
+
+
+def _has_a_matrix(module: nn.Module) -> bool:
+    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
 
 
 def _fault(maps: Tensor, gradient: Tensor | None, classes: int) -> str:
@@ -280,63 +435,9 @@ def _fault(maps: Tensor, gradient: Tensor | None, classes: int) -> str:
     one_row = len(positions) > 2 and positions.ndim == 2 and positions.any(1).sum() == 1
     if one_row or positions.sum() <= max(1.0, 0.05 * positions.numel()):
         return "the score's gradient reaches hardly any of its positions"
-    if len(reached) == classes > 1 and reached.flatten(1).any(1).sum() == 1:
+    if len(reached) == classes and reached.flatten(1).any(1).sum() == 1:
         return "it holds the classes' own score maps, not features"
     return ""
-
-
-# ------------------------------------------------------------------------------------------------ reading shapes
-
-
-def _readings(shape: tuple[int, ...] | None, size: tuple[int, ...]) -> list[Layout]:
-    """The ways in which one image's output can be read as a grid, of more than one position, over ``size``."""
-    if shape is None or shape[:1] != (1,):  # windows or regions in the place of images are not a grid
-        return []
-    readings: list[Layout] = []
-    if len(shape) == len(size) + 2:
-        if _follows(shape[2:], size):
-            readings.append(Layout("channels first", shape[2:]))
-        if _follows(shape[1:-1], size):
-            readings.append(Layout("channels last", shape[1:-1]))
-    elif len(shape) == 3 and len(size) == 2:
-        for prefix in range(min(_MOST_PREFIX_TOKENS, shape[1]) + 1):
-            grid = _token_grid(shape[1] - prefix, size)
-            if grid:
-                return [Layout("tokens", grid, prefix)]
-    return readings
-
-
-def _follows(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Whether the grid has the picture's proportions, up to the position that padding and rounding may cost."""
-    if math.prod(grid) <= 1 or any(cells > pixels for cells, pixels in zip(grid, size, strict=True)):
-        return False
-    stride = (math.prod(size) / math.prod(grid)) ** (1 / len(size))
-    return all(abs(pixels / stride - cells) <= 1 + 0.05 * cells for cells, pixels in zip(grid, size, strict=True))
-
-
-def _token_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, int] | None:
-    """The ``(h, w)`` of so many square patches over the picture, ``None`` where they do not fill it."""
-    if tokens <= 1:
-        return None
-    patch = round(math.sqrt(math.prod(size) / tokens))
-    if patch < 1:
-        return None
-    height, width = size[0] // patch, size[1] // patch
-    return (height, width) if height * width == tokens else None
-
-
-def _reading_that_moves_there(tensor: Tensor, readings: list[Layout]) -> Layout:
-    """Of several readings the one whose changed corner moved most; ``tensor`` is of both pictures, ``(2, ...)``."""
-    if len(readings) == 1 or len(tensor) != 2:
-        return readings[0]
-
-    def share(layout: Layout) -> float:
-        maps = layout.to_grid(tensor)
-        moved = (maps[1] - maps[0]).abs().mean(0)
-        corner = moved[tuple(slice(math.ceil(cells / 2)) for cells in layout.grid)]
-        return float(corner.mean() / moved.mean().clamp_min(torch.finfo(moved.dtype).tiny))
-
-    return max(readings, key=share)
 
 
 # ------------------------------------------------------------------------------------------------------- inputs
@@ -350,13 +451,18 @@ def _picture(inputs: Inputs) -> Tensor:
     return picture
 
 
+def _seen_size(model: nn.Module, inputs: Inputs) -> tuple[int, ...]:
+    """The size of what the model's layers see."""
+    picture = _picture(inputs)
+    return tuple(picture.shape[2:]) if preparation_of(model) is None else tuple(prepared(model, picture[:1]).shape[2:])
+
+
 def _picture_size(inputs: Inputs) -> tuple[int, ...]:
     return tuple(_picture(inputs).shape[2:])
 
 
 def _first_image(inputs: Inputs) -> Inputs:
-    first: Inputs = map_tensors(inputs, lambda tensor: tensor[:1])
-    return first
+    return map_batch(inputs, lambda tensor: tensor[:1])
 
 
 def _with_changed_corner(inputs: Inputs) -> Inputs:
@@ -375,12 +481,12 @@ def _with_changed_corner(inputs: Inputs) -> Inputs:
             corner.add_(1)
         return torch.cat([tensor[:1], changed])
 
-    doubled: Inputs = map_tensors(inputs, double)
-    return doubled
+    return map_batch(inputs, double)
 
 
-def _shapes(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
-    shapes: list[tuple[int, ...]] = []
+def _shapes(inputs: Inputs) -> tuple[object, ...]:
+    """What tells apart the ways in which a model is called: the arguments in order, and their shapes for one image."""
+    shapes: list[object] = list(inputs) if isinstance(inputs, Mapping) else []
 
     def note(tensor: Tensor) -> Tensor:
         shapes.append(tuple(tensor.shape[1:]))

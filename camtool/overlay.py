@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLORMAPS",
+    "at_least_a_pixel",
     "blend",
     "boxes",
     "colorize",
@@ -253,6 +254,12 @@ def draw_boxes(
         OverlayError: ``photo``, a box, ``color`` or ``width`` is not as described.
     """
     return _stroke(photo, [_corners(box) for box in boxes], color, width)
+
+
+def at_least_a_pixel(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """A box that may be empty, as a detector's may, so that it can be drawn."""
+    x0, y0, x1, y1 = box
+    return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
 
 
 def draw_contours(

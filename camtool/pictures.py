@@ -1,26 +1,29 @@
-"""What a person gave, on both sides of its preparation: the photo, and the tensor that the model gets."""
+"""What a person gave, on both sides of its preparation: what they see, and the tensor that the model gets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from camtool import images, maps, overlay
+from camtool import hooks, images, overlay
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
-from camtool.models import Transform, usual_transform
+from camtool.inputs import AXES, Inputs, Key, Kind, kind_of
+from camtool.models import Transform, own_transform, usual_size, usual_transform
+from camtool.views import Clip, Photo, Signal, View, Volume
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Picture", "Preparer", "Source", "batches", "heatmap", "is_batch"]
+__all__ = ["Batch", "Picture", "Preparer", "Source", "batches"]
 
 Source: TypeAlias = "images.ImageSource | Tensor"
 
@@ -32,21 +35,62 @@ _ASSUMED = (
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture.
+    """One picture, or a signal, a volume or a clip.
 
     Attributes:
-        tensor: ``(C, h, w)``, the model's input, where the model is.
-        photo: ``(H, W, 3)`` uint8, what a person sees.
-        geometry: How the one became the other.
+        tensor: ``(C, *size)``, the model's input, where the model is.
+        view: What a person sees of it, and how a map lies on it.
         notes: What a person should know about the preparation.
         black: ``(C,)``, what a black pixel is in ``tensor``; ``None`` where that is not known.
     """
 
     tensor: Tensor
-    photo: NDArray[np.uint8]
-    geometry: Geometry
+    view: View
     notes: tuple[str, ...] = ()
     black: Tensor | None = None
+
+    @property
+    def photo(self) -> NDArray[np.uint8]:
+        """``(H, W, 3)`` uint8, what a person sees of a photo."""
+        return self.view.photo
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the photo became the tensor.
+
+        Raises:
+            ImageError: It is no photo.
+        """
+        if self.view.geometry is None:
+            raise ImageError(f"img: this takes photos, and no {self.view.kind}.")
+        return self.view.geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pictures that the model is given together.
+
+    Attributes:
+        pictures: One or more, of one kind.
+        inputs: What the model is called with: a tensor ``(N, C, *size)``, or a mapping that begins with it.
+    """
+
+    pictures: Sequence[Picture]
+    inputs: hooks.Inputs
+
+    @classmethod
+    def of(cls, pictures: Sequence[Picture]) -> Batch:
+        """Pictures which are all that the model is given."""
+        tensors = [picture.tensor for picture in pictures]
+        return cls(pictures, tensors[0][None] if len(tensors) == 1 else torch.stack(tensors))
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """In order, batches of at most so many of the pictures."""
+        for start in range(0, len(self.pictures), size):
+            yield self._part(slice(start, start + size))
+
+    def _part(self, part: slice) -> Batch:
+        return Batch(self.pictures[part], hooks.map_batch(self.inputs, lambda tensor: tensor[part]))
 
 
 class Preparer:
@@ -56,56 +100,115 @@ class Preparer:
         model: Decides where the tensors go and, for photos, of which floating type they are.
         transform: From PIL image to tensor; ``None`` where it is not known.
         device: Where the tensors go; by default where the model is.
+        kind: What the inputs are, where neither the model's convolutions nor their shapes tell it.
 
     Raises:
         CamtoolError: ``device`` is not where the model is.
     """
 
-    def __init__(self, model: nn.Module, transform: Transform | None, device: torch.device | str | None) -> None:
-        self._model, self._transform = model, transform
+    def __init__(
+        self,
+        model: nn.Module,
+        transform: Transform | None,
+        device: torch.device | str | None,
+        *,
+        kind: Kind | None = None,
+    ) -> None:
+        self._model, self._transform, self._kind = model, transform, kind
         self._device = _device_of(model, device)
         # Probing a transform takes a while, so it is done once a size; few are kept, as photos of all sizes may come.
-        self._geometry = lru_cache(maxsize=8)(lambda size: geometry_of(transform or usual_transform(), size))
+        self._geometry = lru_cache(maxsize=8)(lambda size: geometry_of(self._of_photos[0], size))
 
     def __call__(self, source: Source, *, is_prepared: bool = False) -> Picture:
         """One picture.
 
         Args:
-            source: A photo in any form; or a tensor.
+            source: A photo in any form; or a tensor. A signal, a volume or a clip may be an array as well.
             is_prepared: The tensor is the model's input already. A floating one ``(C, h, w)`` is taken so in any case
-                where there is no transform.
+                where there is no transform, and so is what is no picture.
 
         Raises:
             ImageError: The source is no picture, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a scale.
         """
+        kind = self.kind(source)
+        if kind != "picture":
+            return self._prepared(self._tensor(source), kind)
         if isinstance(source, Tensor):
             floating_3d = source.ndim == 3 and source.is_floating_point()
             if is_prepared or (floating_3d and self._transform is None):
-                return self._prepared(source)
+                return self._prepared(source, kind)
             source = _array(source)
         return self._from_photo(images.read(source))
 
-    def _prepared(self, tensor: Tensor) -> Picture:
-        if tensor.ndim != 3 or not tensor.is_floating_point():
-            raise ImageError(
-                f"img: a prepared picture is floating (C, H, W), got {tensor.dtype} {tuple(tensor.shape)}."
-            )
-        geometry = Geometry.whole(*tensor.shape[1:])
-        given = tensor.to(self._device)
-        return Picture(given, _view(tensor, self._transform), geometry, black=_black(given, self._transform))
+    def kind(self, source: Any) -> Kind:
+        """What something is, a batch of them or a single one; only tensors and arrays may be no pictures."""
+        if not isinstance(source, (Tensor, np.ndarray)):
+            return "picture"
+        return kind_of(self._model, source.shape, self._kind)
+
+    def is_batch(self, img: Any) -> bool:
+        """Whether what was given is several: a list, or a tensor or an array with an axis for them."""
+        if isinstance(img, (list, tuple)):
+            return True
+        return isinstance(img, (Tensor, np.ndarray)) and img.ndim == AXES[self.kind(img)] + 2
+
+    def several(self, inputs: Inputs, at: Key) -> tuple[Batch, bool]:
+        """Several inputs, one of which is the picture, and whether it is a batch of pictures.
+
+        Args:
+            inputs: What was given.
+            at: The place of the picture.
+
+        Raises:
+            ImageError: What is there is no picture.
+        """
+        made = {key: self._entry(value, is_picture=key == at) for key, value in inputs.entries.items()}
+        entries = {key: value.tensor if isinstance(value, Picture) else value for key, value in made.items()}
+        main = hooks.main_tensor(entries[at])
+        if main is None:
+            raise ImageError(f"img: {at!r} holds no floating tensor, so it is no picture; name another with picture=.")
+        kind = self.kind(main)
+        is_batch = main.ndim == AXES[kind] + 2
+        if not is_batch:
+            entries = hooks.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
+        entries |= {key: hooks.Shared(made[key]) for key in inputs.shared}
+        photo, batch = made[at], main if is_batch else main[None]
+        pictures = [photo] if isinstance(photo, Picture) else [self._prepared(one, kind) for one in batch]
+        return Batch(pictures, {at: entries[at], **entries}), is_batch  # the picture comes first
+
+    def _entry(self, value: Any, *, is_picture: bool) -> Any:
+        """One of several inputs, where the model is; a photo as a picture."""
+        if isinstance(value, Image.Image) or (is_picture and not isinstance(value, (Tensor, list, tuple, Mapping))):
+            return self._from_photo(images.read(value))
+        return hooks.map_tensors(value, lambda tensor: tensor.to(self._device))
+
+    def _tensor(self, source: Any) -> Tensor:
+        """An array, of any numbers, as a tensor of the model's own."""
+        if isinstance(source, Tensor):
+            return source
+        return torch.from_numpy(np.ascontiguousarray(source)).to(_dtype_of(self._model))
+
+    def _prepared(self, tensor: Tensor, kind: Kind) -> Picture:
+        if tensor.ndim != AXES[kind] + 1 or not tensor.is_floating_point():
+            wanted = {1: "(C, L)", 2: "(C, H, W)", 3: "(C, D, H, W)"}[AXES[kind]]
+            raise ImageError(f"img: a prepared {kind} is floating {wanted}, got {tensor.dtype} {tuple(tensor.shape)}.")
+        given, transform = tensor.to(self._device), self._transform
+        if transform is None and hooks.preparation_of(self._model) is not None:
+            transform = own_transform(self._model)  # a detector normalises, so what it is given is a photo's own values
+        return Picture(given, _view(tensor, kind, transform), black=_black(given, transform))
 
     def _from_photo(self, photo: Any) -> Picture:
-        transform = self._transform or usual_transform()
+        transform, notes = self._of_photos
         geometry = self._geometry((photo.height, photo.width))
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
-        notes = () if self._transform else (_ASSUMED,)
-        return Picture(tensor, np.asarray(photo), geometry, notes, _black(tensor, transform))
+        return Picture(tensor, Photo(np.asarray(photo), geometry), notes, _black(tensor, transform))
 
-
-def is_batch(img: Any) -> bool:
-    """Whether what was given is several pictures: a list, a tensor ``(N, C, H, W)``, an array ``(N, H, W, C)``."""
-    return isinstance(img, (list, tuple)) or (isinstance(img, (Tensor, np.ndarray)) and img.ndim == 4)
+    @cached_property
+    def _of_photos(self) -> tuple[Transform, tuple[str, ...]]:
+        """What prepares photos, and what a person should know of it: the model may tell, where nobody did."""
+        told = self._transform or own_transform(self._model)
+        return (told, ()) if told else (usual_transform(usual_size(self._model)[0]), (_ASSUMED,))
 
 
 def batches(pictures: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
@@ -118,12 +221,6 @@ def batches(pictures: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
 def _kind(picture: Picture) -> tuple[object, ...]:
     """What pictures of one batch share: the tensor's shape and type, and whether it is known what black is."""
     return picture.tensor.shape, picture.tensor.dtype, picture.black is None
-
-
-def heatmap(geometry: Geometry, raw: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
-    placed = geometry.place(torch.from_numpy(raw)).numpy()
-    return maps.normalise(placed, None if geometry.sees_all else geometry.seen)
 
 
 def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
@@ -157,9 +254,19 @@ def _as_input(made: Any, transform: Transform) -> Tensor:
     return tensor
 
 
-def _view(tensor: Tensor, transform: Transform | None) -> NDArray[np.uint8]:
-    """A prepared tensor ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
+def _view(tensor: Tensor, kind: Kind, transform: Transform | None) -> View:
+    """What a person sees of a prepared tensor ``(C, *size)``."""
     values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+    if kind == "signal":
+        return Signal(values)
+    if kind == "picture":
+        return Photo(_pixels(values, transform), Geometry.whole(*values.shape[1:]))
+    flat = _pixels(values.reshape(len(values), -1, values.shape[-1]), transform)
+    return (Clip if kind == "clip" else Volume)(flat.reshape(*values.shape[1:], 3))
+
+
+def _pixels(values: NDArray[np.float32], transform: Transform | None) -> NDArray[np.uint8]:
+    """Planes ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
     mean, std = _statistics(transform) or _stretch(values)
     if len(mean) != len(values):
         mean, std = _stretch(values)
@@ -174,6 +281,8 @@ def _statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | Non
     for part in (transform, *reversed(getattr(transform, "transforms", ()))):
         if hasattr(part, "mean") and hasattr(part, "std"):
             return list(part.mean), list(part.std)
+        if type(part).__name__ == "ObjectDetection":  # torchvision's, which only converts: detectors do the rest
+            return [0.0] * 3, [1.0] * 3
     return None
 
 

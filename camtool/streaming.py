@@ -94,10 +94,10 @@ def room_for(numbers: int, like: Tensor) -> int:
     return max(1, budget // max(1, _COPIES * numbers * like.element_size()))
 
 
-def largest_behind(calls: list[Call], layer: str) -> int:
-    """How many numbers the largest tensor has that a module returns from the last call of a layer on."""
-    last = max((i for i, seen in enumerate(calls) if seen.name == layer), default=0)
-    return max(map(_size, calls[last:]))
+def largest_behind(calls: list[Call], layer: str, nth: int = -1) -> int:
+    """How many numbers the largest tensor has that a module returns from a layer's nth call on."""
+    places = [i for i, seen in enumerate(calls) if seen.name == layer] or [0]
+    return max(map(_size, calls[places[nth] :]))
 
 
 class Twin:

@@ -2,28 +2,50 @@
 
 Every target is a small frozen dataclass that is called with the model's whole output and gives ``(N,)`` scores. A
 plain callable serves as well: it is given one image's output and gives one number.
+
+What a person asks for becomes targets by :func:`choose`, image by image. There is settled what depends on the image:
+which class the model ranks highest, where it sees a class, which of its detections is meant. A method that asks about
+changed images then asks about the same thing throughout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from camtool.errors import TargetError, near
-from camtool.hooks import main_tensor, map_tensors
+from camtool.errors import NothingFoundError, TargetError, near
+from camtool.geometry import Geometry, averaged
+from camtool.outputs import (
+    Answer,
+    Detections,
+    Link,
+    class_scores,
+    count,
+    detections,
+    image_of,
+    logits,
+    probabilities,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "AgainstRest",
+    "Box",
     "ClassScore",
     "Contrast",
     "Custom",
+    "Detected",
+    "Detection",
     "Finer",
     "Negated",
+    "Point",
     "Probability",
     "Region",
     "Similarity",
@@ -31,12 +53,14 @@ __all__ = [
     "Top",
     "Value",
     "Want",
+    "box_of",
     "choose",
     "class_of",
+    "from_texts",
     "has_a_place",
-    "logits",
+    "innermost",
     "name_of",
-    "probabilities",
+    "probability",
     "score",
 ]
 
@@ -51,25 +75,37 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The logit of a class: the usual thing to explain. For ``(N, K, ...)`` outputs it is summed over the rest."""
+    """The logit of a class: the usual thing to explain. For planes ``(N, K, *size)`` it is summed over all places.
 
-    index: int
-
-    def __call__(self, output: Any) -> Tensor:
-        return _per_image(_of_class(logits(output), self.index)).sum(1)
-
-
-@dataclass(frozen=True)
-class Probability:
-    """The probability of a class, softmax over all of them, or the sigmoid of a single logit.
-
-    Where it nears 1 its gradient vanishes, and with it any map that is made of gradients.
+    Where the model has a single logit, class 1 is that logit and class 0 is minus it.
     """
 
     index: int
 
     def __call__(self, output: Any) -> Tensor:
-        return _per_image(_of_class(probabilities(output), self.index)).mean(1)
+        return _per_image(_of_class(class_scores(output), self.index)).sum(1)
+
+
+@dataclass(frozen=True)
+class Probability:
+    """The probability of a class; of planes ``(N, K, *size)`` the mean over all places.
+
+    Where it nears 1 its gradient vanishes, and with it any map that is made of gradients.
+
+    Attributes:
+        index: The class.
+        of: ``"softmax"`` over all classes, or the class' own ``"sigmoid"``, for models whose labels do not exclude one
+            another. Of a single logit it is the sigmoid in either case.
+    """
+
+    index: int
+    of: Link = "softmax"
+
+    def __post_init__(self) -> None:
+        _check_name("Probability's of", self.of, ("softmax", "sigmoid"))
+
+    def __call__(self, output: Any) -> Tensor:
+        return _per_image(_of_class(probabilities(output, self.of), self.index)).mean(1)
 
 
 @dataclass(frozen=True)
@@ -140,7 +176,7 @@ class Finer:
         _check_name("Finer's weighting", self.weighting, ("probability", "mean"))
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.settled(one)(one[None]) for one in logits(output)])
+        return torch.cat([self.settled(one)(one[None]) for one in class_scores(output)])
 
     def settled(self, output: Tensor) -> Contrast:
         """The contrast that it comes to for one image.
@@ -184,7 +220,7 @@ class AgainstRest:
         _check_name("AgainstRest's how", self.how, _AGGREGATES)
 
     def __call__(self, output: Any) -> Tensor:
-        values = logits(output)
+        values = class_scores(output)
         own = _of_class(values, self.index)
         if values.shape[1] < 2:
             raise TargetError("AgainstRest: the model has one class, so there is no rest; use ClassScore.")
@@ -221,7 +257,10 @@ class Negated:
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a regression's output, ``(N,)`` or ``(N, K)``."""
+    """One number of a regression's output, ``(N,)`` or ``(N, K)``, as it is.
+
+    It has to be asked for: a single number ``(N, 1)`` is else taken for the logit of two classes.
+    """
 
     index: int = 0
 
@@ -233,36 +272,275 @@ class Value:
 class Region:
     """A class inside a mask, for segmentation: Seg-Grad-CAM, arXiv 2002.11434.
 
+    The score is the class' logits summed over the places, each by its weight. In :func:`camtool.explain` the mask lies
+    over the photo, whatever its own size, and goes the way that the photo went; one of just the size of the planes
+    (and not of the photo) lies over those. Called with an output, the mask lies over the planes.
+
     Attributes:
-        class_index: The class, along the second axis of the ``(N, K, H, W)`` logits.
-        mask: ``(H, W)``, the weight of each pixel; zeros and ones, or booleans.
+        class_index: The class, along the second axis of the planes ``(N, K, H, W)``.
+        mask: ``(h, w)``, the weight of each place, as a tensor or an array; zeros and ones, or booleans.
     """
 
     class_index: int
-    mask: Tensor
+    mask: Tensor | NDArray[Any]
+
+    @staticmethod
+    def at(class_index: int, point: tuple[float, float]) -> Point:
+        """The class at one point ``(x, y)`` of the photo."""
+        return Point(*point, class_index)
 
     def __call__(self, output: Any) -> Tensor:
-        plane = _of_class(logits(output), self.class_index)
-        if plane.shape[1:] != self.mask.shape:
+        plane = _of_class(class_scores(output), self.class_index)
+        return _per_image(plane * self.over(plane[0], None)).sum(1)
+
+    def over(self, plane: Tensor, geometry: Geometry | None) -> Tensor:
+        """The mask as it lies over a plane ``(*size)`` of scores, of the same size.
+
+        Raises:
+            TargetError: It has another number of axes or negative weights, or nothing of it is left on the plane.
+        """
+        mask = torch.as_tensor(self.mask)
+        mask = mask if mask.is_floating_point() else mask.float()
+        if mask.ndim != plane.ndim or not plane.ndim or not mask.numel():
             raise TargetError(
-                f"Region's mask has shape {tuple(self.mask.shape)}, but the model's output has "
-                f"{tuple(plane.shape[1:])} pixels; resize the mask to the output."
+                f"Region's mask has shape {tuple(mask.shape)}, but the model's output for an image and a class has "
+                f"shape {tuple(plane.shape)}; give a mask with as many axes, of any size."
             )
-        return _per_image(plane * self.mask.to(plane)).sum(1)
+        if not (mask >= 0).all():
+            raise TargetError("Region's mask holds negative weights; a place counts by 0 or more (see Negated).")
+        on_photo = geometry is not None and (mask.shape != plane.shape or mask.shape == geometry.photo)
+        if geometry is not None and on_photo:
+            mask = geometry.shown(mask, (plane.shape[0], plane.shape[1]))
+        elif mask.shape != plane.shape:
+            mask = averaged(mask, [(0, cells) for cells in mask.shape], plane.shape)
+        if not mask.any():
+            raise TargetError("Region's mask is empty where the model looks; mark a part of the photo that it sees.")
+        return mask.to(plane)
+
+    def __str__(self) -> str:
+        return f"Region of class {self.class_index}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A class at one point, for segmentation.
+
+    Attributes:
+        x: From the left; in :func:`camtool.explain` in pixels of the photo, else in those of the planes.
+        y: From the top.
+        class_index: The class; by default the one that the model sees there.
+    """
+
+    x: float
+    y: float
+    class_index: int | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.cat([self.settled(one, None)(one[None]) for one in class_scores(output)])
+
+    def settled(self, planes: Tensor, geometry: Geometry | None) -> Region:
+        """The region that it comes to in one image.
+
+        Args:
+            planes: That image's planes, ``(K, h, w)``.
+            geometry: How the photo became the model's input.
+
+        Raises:
+            TargetError: The point is outside of what the model sees, or the output has no planes.
+        """
+        if planes.ndim != 3:
+            raise TargetError(f"Point is about a place, but the model's output for an image is {tuple(planes.shape)}.")
+        h, w = planes.shape[1:]
+        x, y = self.x / w, self.y / h
+        if geometry is not None:
+            x, y = geometry.on_input((self.x, self.y, self.x, self.y))[:2]
+            x, y = x / geometry.size[1], y / geometry.size[0]
+        if not (0 <= x < 1 and 0 <= y < 1):
+            raise TargetError(f"Point ({self.x:g}, {self.y:g}) is outside of what the model sees of the photo.")
+        row, column = int(y * h), int(x * w)
+        mask = torch.zeros(h, w)
+        mask[row, column] = 1
+        index = int(planes[:, row, column].argmax()) if self.class_index is None else self.class_index
+        return Region(_checked(index, len(planes)), mask)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detector is ``n``-th most confident of in the image; it counts from 0."""
+
+    n: int = 0
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.cat([self.settled(found, None)(image_of(output, i, keep=True)) for i, found in _found(output)])
+
+    def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
+        """The detection that it comes to in one image.
+
+        Raises:
+            NothingFoundError: There are not so many.
+        """
+        if not 0 <= self.n < len(found):
+            raise NothingFoundError(
+                f"target_class asks for detection {self.n}, counted from 0, but the model found {len(found)} in this "
+                f"image.{_LOWER}"
+            )
+        return _detected(found.surest_first(), self.n, geometry)
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a detector found at a place: the most confident detection that overlaps the box.
+
+    Attributes:
+        xyxy: ``(x0, y0, x1, y1)``; in :func:`camtool.explain` in pixels of the photo, else as the model gives boxes.
+        class_index: Of this class; by default of any.
+        iou_threshold: The least intersection over union.
+    """
+
+    xyxy: tuple[float, float, float, float]
+    class_index: int | None = None
+    iou_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        x0, y0, x1, y1 = self.xyxy
+        if not (x0 < x1 and y0 < y1):
+            raise TargetError(f"Box {self.xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
+        if not 0 < self.iou_threshold <= 1:
+            raise TargetError(f"Box's iou_threshold is {self.iou_threshold}; it must be above 0 and at most 1.")
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.cat([self.settled(found, None)(image_of(output, i, keep=True)) for i, found in _found(output)])
+
+    def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
+        """The detection that it comes to in one image.
+
+        Raises:
+            NothingFoundError: None overlaps the box.
+        """
+        of_class = found if self.class_index is None else found.of_class(self.class_index)
+        near_it = of_class.surest_first()
+        overlap = near_it.overlap(_as_the_model_gives(self.xyxy, found, geometry))
+        if not (overlap >= self.iou_threshold).any():
+            best = f"the best overlaps it by {float(overlap.max()):.2f}" if len(overlap) else "there are none at all"
+            which = "" if self.class_index is None else f" of class {self.class_index}"
+            raise NothingFoundError(
+                f"no detection{which} overlaps the box {self.xyxy} by {self.iou_threshold:g} or more; {best}.{_LOWER}"
+            )
+        return _detected(near_it, int((overlap >= self.iou_threshold).int().argmax()), geometry, self.iou_threshold)
+
+
+@dataclass(frozen=True)
+class Detected:
+    """One detection, of one image: what :class:`Detection`, :class:`Box` and classes come to for a detector.
+
+    The score is that of the detection of its class whose box overlaps this one best: on the image itself the detection,
+    with the confidence that non-maximum suppression passed on unchanged. In another image, where none overlaps it by
+    the threshold, it is the least that the model could give: no confidence.
+
+    Attributes:
+        class_index: Its class.
+        place: Its box as the model gives it.
+        xyxy: Its box on the photo, in pixels.
+        confidence: The model's confidence in it, 0 to 1.
+        iou_threshold: The least intersection over union in other images.
+        classes: How many classes the model knows, where every box has a score of each.
+    """
+
+    class_index: int
+    place: tuple[float, float, float, float]
+    xyxy: tuple[float, float, float, float]
+    confidence: float
+    iou_threshold: float = 0.5
+    classes: int | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.stack([self._one(found.of_class(self.class_index)) for _, found in _found(output, self.classes)])
+
+    def _one(self, found: Detections) -> Tensor:
+        overlap = found.overlap(self.place)
+        nearest = overlap.max() if len(overlap) else None
+        if nearest is None or nearest < self.iou_threshold:
+            return found.least_score()
+        as_near = overlap >= nearest - _AS_NEAR
+        return found.scores[as_near][found.confidences[as_near].argmax()]
+
+
+_LOWER = (
+    " Ask for another, or lower the threshold below which the model drops what it finds (torchvision's score_thresh)."
+)
+
+
+_AS_NEAR = 0.01
+"""Boxes whose overlaps differ by less are at one place: queries often agree on a box, and then the surest counts."""
+
+
+def _found(output: Any, classes: int | None = None) -> Iterable[tuple[int, Detections]]:
+    found = detections(output, classes)
+    if found is None:
+        raise TargetError("the target is about a detection, but the model is no detector; ask for a class.")
+    return enumerate(found)
+
+
+def _detected(found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5) -> Detected:
+    """One of some detections, each with its class."""
+    assert found.classes is not None
+    place = _four(found.boxes[which].tolist())
+    return Detected(
+        int(found.classes[which]),
+        place,
+        _on_the_photo(place, found, geometry),
+        float(found.confidences[which]),
+        iou_threshold,
+        found.known,
+    )
+
+
+def _on_the_photo(place: Sequence[float], found: Detections, geometry: Geometry | None) -> _Corners:
+    if geometry is None:
+        return _four(place)
+    h, w = geometry.size if found.relative else (1, 1)
+    return geometry.on_photo(_four([place[0] * w, place[1] * h, place[2] * w, place[3] * h]))
+
+
+def _as_the_model_gives(box: Sequence[float], found: Detections, geometry: Geometry | None) -> _Corners:
+    if geometry is None:
+        return _four(box)
+    h, w = geometry.size if found.relative else (1, 1)
+    x0, y0, x1, y1 = geometry.on_input(_four(box))
+    return x0 / w, y0 / h, x1 / w, y1 / h
+
+
+_Corners: TypeAlias = tuple[float, float, float, float]
+
+
+def _four(numbers: Sequence[float]) -> _Corners:
+    x0, y0, x1, y1 = numbers
+    return float(x0), float(y0), float(x1), float(y1)
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """The cosine similarity to an embedding ``(D,)``, for models that return ``(N, D)`` embeddings."""
+    """The cosine similarity to an embedding ``(D,)``, for models that return ``(N, D)`` embeddings.
+
+    Attributes:
+        embedding: ``(D,)``.
+        name: What it is the embedding of: a text, say.
+    """
 
     embedding: Tensor
+    name: str = "similarity"
 
     def __call__(self, output: Any) -> Tensor:
         vectors = logits(output)
+        if vectors.shape[-1:] != self.embedding.shape:
+            raise TargetError(
+                f"Similarity's embedding has shape {tuple(self.embedding.shape)}, but the model's embeddings are "
+                f"{tuple(vectors.shape[-1:])}; it takes one made by the same model."
+            )
         return torch.cosine_similarity(vectors, self.embedding.to(vectors), dim=-1)
 
     def __str__(self) -> str:
-        return "similarity"
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +550,7 @@ class Custom:
     function: Callable[[Any], Tensor]
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.stack([self._one(image_of(output, i)) for i in range(len(logits(output)))])
+        return torch.stack([self._one(image_of(output, i)) for i in range(count(output))])
 
     def _one(self, output: Any) -> Tensor:
         value = self.function(output)
@@ -287,7 +565,11 @@ class Custom:
 
 @dataclass(frozen=True)
 class Top:
-    """Not one target but the ``k`` classes that the model itself ranks highest, as that many targets."""
+    """Not one target but what the model itself ranks highest, as up to ``k`` targets.
+
+    These are classes; of a segmenter the classes that cover most of the picture, background last; of a detector the
+    detections that it is surest of.
+    """
 
     k: int = 1
 
@@ -295,7 +577,10 @@ class Top:
 Want: TypeAlias = int | str | Top | Target | Callable[[Any], Tensor] | None
 """What a person may ask of one image: its top class, a class by index or name, the top k, a target, a callable."""
 
-_TARGETS = (ClassScore, Probability, Contrast, Finer, AgainstRest, Negated, Value, Region, Similarity, Custom)
+_TARGETS = (
+    *(ClassScore, Probability, Contrast, Finer, AgainstRest, Negated, Value, Region, Point, Similarity, Custom),
+    *(Box, Detection, Detected),
+)
 
 _CLASS_ATTRIBUTES: dict[type, str] = {
     ClassScore: "index",
@@ -304,34 +589,49 @@ _CLASS_ATTRIBUTES: dict[type, str] = {
     Finer: "index",
     AgainstRest: "index",
     Region: "class_index",
+    Detected: "class_index",
 }
 
 
-def choose(want: Want, output: Tensor, labels: Sequence[str] | None) -> list[Target]:
+def choose(want: Want, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None = None) -> list[Target]:
     """The targets that a person's wish comes to on one image; only :class:`Top` gives more than one.
+
+    What ``None``, an index and a name mean follows from what the model returns:
+
+    * scores ``(K,)``: the class' logit; ``None`` is the highest.
+    * a single score: two classes, 1 for the score itself and 0 for minus it; ``None`` is the one that its sign says.
+      A regression looks the same, so ask for :class:`Value`.
+    * planes ``(K, h, w)``: the class where the model sees it; where it sees it nowhere, the class' logits summed over
+      the picture. ``None`` is the class that covers most of the picture, the background only where nothing else is
+      seen. A class is background if its label says so, and class 0 if there are no labels.
+    * detections: the one of that class that the model is surest of; ``None`` is the surest of all.
 
     Args:
         want: See :data:`Want`.
-        output: That image's logits, ``(K, ...)``.
+        answer: What the model said of that image.
         labels: The names of the K classes.
+        geometry: How the photo, on which a person points at places, became the model's input.
 
     Raises:
         TargetError: The class does not exist, its name is unknown or belongs to several, or no class can be ranked.
+        NothingFoundError: The detector found nothing of the kind in this image.
     """
+    if isinstance(answer, Tensor):
+        answer = class_scores(answer[None])[0]
     if want is None:
         want = Top(1)
     if isinstance(want, Top):
         if want.k < 1:
             raise TargetError(f"target_class {want}: k must be 1 or more.")
-        return [ClassScore(index) for index in _ranked(output)[: want.k]]
+        return _ranked(want.k, answer, labels, geometry)
     if isinstance(want, str):
         want = _index_of(want, labels)
     if isinstance(want, Tensor) and want.ndim == 0:
         want = want.item()  # type: ignore[assignment]  # a float is refused below
     if isinstance(want, Integral) and not isinstance(want, bool):  # numpy's integers are Integral too
-        return [ClassScore(_checked(int(want), len(output)))]
+        return [_of_index(int(want), answer, labels, geometry)]
     if isinstance(want, _TARGETS):
-        return [_settled(want, output)]
+        return [_settled(want, answer, labels, geometry)]
     if callable(want):
         return [Custom(want)]
     raise TargetError(
@@ -339,16 +639,105 @@ def choose(want: Want, output: Tensor, labels: Sequence[str] | None) -> list[Tar
     )
 
 
-def _settled(target: Target, output: Tensor) -> Target:
-    """The target with all decided that it leaves to the image's own output ``(K, ...)``."""
+def from_texts(wants: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) -> list[Any]:
+    """What is asked of a model that compares pictures with texts, with each text as its similarity to the picture.
+
+    Args:
+        wants: For each image a wish, or a list of them.
+        encode: From T texts to their embeddings, ``(T, D)``; it is asked once.
+
+    Raises:
+        TargetError: A class is asked for, or nothing, of a model that has no classes.
+    """
+    rows = [want if isinstance(want, (list, tuple)) else [want] for want in wants]
+    for each in (each for row in rows for each in row):
+        if each is None or isinstance(each, (Integral, Top)):
+            raise TargetError(
+                f"target_class is {each!r}, but this model compares pictures with texts and has no classes; say in "
+                "words what to look for: 'a photo of a dog'."
+            )
+    texts = list(dict.fromkeys(each for row in rows for each in row if isinstance(each, str)))
+    embeddings = encode(texts) if texts else ()
+    known = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}
+    named = [[known[each] if isinstance(each, str) else each for each in row] for row in rows]
+    return [row if isinstance(want, (list, tuple)) else row[0] for want, row in zip(wants, named, strict=True)]
+
+
+def _of_index(index: int, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> Target:
+    """A class on one image: its score, its score where the model sees it, or the surest detection of it."""
+    if isinstance(answer, Detections):
+        found = answer.of_class(index)
+        if not len(found):
+            raise NothingFoundError(f"the model found no {_label(index, labels)} in this image.{_LOWER}")
+        return Detection().settled(found, geometry)
+    _checked(index, len(answer))
+    if not _is_planes(answer):
+        return ClassScore(index)
+    seen = answer.argmax(0) == index
+    return Region(index, seen) if seen.any() else ClassScore(index)
+
+
+def _ranked(k: int, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> list[Target]:
+    if isinstance(answer, Detections):
+        if not len(answer):
+            raise NothingFoundError(f"the model found nothing in this image.{_LOWER}")
+        return [Detection(n).settled(answer, geometry) for n in range(min(k, len(answer)))]
+    if _is_planes(answer):
+        return [_of_index(index, answer, labels, geometry) for index in _by_cover(answer, labels)[:k]]
+    if answer.ndim != 1:
+        raise TargetError(
+            f"target_class=None asks for the top class, but the model's output for an image has shape "
+            f"{tuple(answer.shape)}, not (K,); pass a class index, or a callable from that output to a number."
+        )
+    return [ClassScore(index) for index in answer.argsort(descending=True).tolist()[:k]]
+
+
+def _is_planes(answer: Tensor) -> bool:
+    return answer.ndim >= 3
+
+
+def _by_cover(planes: Tensor, labels: Sequence[str] | None) -> list[int]:
+    """The classes that the model sees, that which covers most of the picture first, background last."""
+    places = planes.argmax(0).flatten().bincount(minlength=len(planes)).tolist()
+    seen = [index for index in range(len(planes)) if places[index]]
+    return sorted(seen, key=lambda index: (_is_background(index, labels), -places[index]))
+
+
+def _is_background(index: int, labels: Sequence[str] | None) -> bool:
+    if labels is None or index >= len(labels):
+        return index == 0
+    return "background" in labels[index].casefold()
+
+
+def _settled(target: Target, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> Target:
+    """The target with all decided that it leaves to what the model said of the image itself."""
     if isinstance(target, Negated):
-        return Negated(_settled(target.target, output))
-    return target.settled(output) if isinstance(target, Finer) else target
+        return Negated(_settled(target.target, answer, labels, geometry))
+    if isinstance(answer, Detections):
+        if isinstance(target, (Box, Detection)):
+            return target.settled(answer, geometry)
+        if isinstance(target, (ClassScore, Probability)):
+            return _of_index(target.index, answer, labels, geometry)
+        return target
+    if isinstance(target, Finer):
+        return target.settled(answer)
+    if isinstance(target, Point):
+        return target.settled(answer, geometry)
+    if isinstance(target, Region):
+        index = _checked(target.class_index, len(answer))
+        return Region(index, target.over(answer[index], geometry))
+    return target
 
 
 def has_a_place(target: Target) -> bool:
     """Whether a target is about a part of the picture, so that it must not be moved or cut."""
-    return isinstance(target, Region) or (isinstance(target, Negated) and has_a_place(target.target))
+    return isinstance(innermost(target), (Region, Point, Box, Detection, Detected))
+
+
+def box_of(target: Target) -> tuple[float, float, float, float] | None:
+    """The box on the photo that a target is about, ``None`` where it is not about a detection."""
+    inner = innermost(target)
+    return inner.xyxy if isinstance(inner, Detected) else None
 
 
 def innermost(target: Target) -> Target:
@@ -384,6 +773,27 @@ def _label(index: int, labels: Sequence[str] | None) -> str:
     return labels[index] if labels is not None and index < len(labels) else f"class {index}"
 
 
+def probability(target: Target, value: float, chances: NDArray[Any] | None) -> float | None:
+    """How probable the model holds what a target is about, ``None`` where it is about no class.
+
+    Args:
+        target: The target, settled by :func:`choose`.
+        value: Its score.
+        chances: What the model gives each class in the target's image, ``(K, *size)``; ``None`` for a detector.
+    """
+    inner, index = innermost(target), class_of(target)
+    if isinstance(inner, Detected):
+        return inner.confidence
+    if isinstance(inner, Probability):
+        return abs(value)
+    if index is None or chances is None:
+        return None
+    if isinstance(inner, Region):
+        weights = torch.as_tensor(inner.mask).cpu().numpy().astype(chances.dtype)
+        return float((chances[index] * weights).sum() / weights.sum())
+    return float(chances[index].mean())
+
+
 def score(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:
     """Each target on the output of its own image: ``(R,)`` for R targets.
 
@@ -393,57 +803,10 @@ def score(targets: Sequence[Target], output: Any, images: Sequence[int] | None =
         images: Which image each target is about; by default one each, in order.
     """
     images = range(len(targets)) if images is None else images
-    in_order = list(images) == list(range(len(logits(output))))
+    in_order = list(images) == list(range(count(output)))
     if in_order and all(target is targets[0] or target == targets[0] for target in targets):
         return targets[0](output)  # in one step for all
     return torch.cat([target(image_of(output, i, keep=True)) for i, target in zip(images, targets, strict=True)])
-
-
-def logits(output: Any) -> Tensor:
-    """The tensor of scores in a model's output: itself, a mapping's ``logits`` or ``out``, or the first one inside.
-
-    Raises:
-        TargetError: There is none.
-    """
-    if isinstance(output, Mapping):
-        output = next((output[key] for key in ("logits", "out") if key in output), output)
-    tensor = main_tensor(output)
-    if tensor is None or tensor.ndim == 0:
-        raise TargetError(
-            f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
-            "returns one."
-        )
-    return tensor if tensor.ndim > 1 else tensor[:, None]
-
-
-def probabilities(output: Any) -> Tensor:
-    """Softmax over the classes, ``(N, K, ...)``; the sigmoid where there is a single logit."""
-    values = logits(output)
-    return values.sigmoid() if values.shape[1] == 1 else values.softmax(1)
-
-
-def image_of(output: Any, index: int, *, keep: bool = False) -> Any:
-    """One image's part of a batch's output, in the same structure; ``keep`` leaves the batch dimension in place.
-
-    A tensor that does not have one entry an image, a temperature or the texts' embeddings say, is handed on whole.
-    """
-    images = len(logits(output))
-
-    def part(tensor: Tensor) -> Tensor:
-        if tensor.ndim == 0 or len(tensor) != images:
-            return tensor
-        return tensor[index : index + 1] if keep else tensor[index]
-
-    return map_tensors(output, part)
-
-
-def _ranked(output: Tensor) -> list[int]:
-    if output.ndim != 1:
-        raise TargetError(
-            f"target_class=None asks for the top class, but the model's output for an image has shape "
-            f"{tuple(output.shape)}, not (K,); pass a class index or a target such as Region."
-        )
-    return output.argsort(descending=True).tolist()
 
 
 def _of_class(values: Tensor, index: int) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from camtool import maps, targets
 from camtool.evidence import Evidence
@@ -19,25 +18,31 @@ __all__ = ["doubts"]
 _TOP = 5
 """A class outside the model's first five: a map of what the model does not believe in says little."""
 
+_UNSURE = 0.1
+"""A detection of less confidence is one that most people would not even look at."""
+
+_CERTAIN = 1e-6
+"""How near to 1 the confidence of a detection has hardly a digit left that could change."""
+
 _SATURATED = 1e-4
 """How near to 1 a probability has no gradient to speak of left: softmax's is at most this times that of the logit."""
 
 
 def doubts(
-    evidence: Sequence[Evidence], raw: NDArray[Any], output: NDArray[Any], target: targets.Target, row: int
+    evidence: Sequence[Evidence], raw: NDArray[Any], chances: NDArray[Any] | None, target: targets.Target, row: int
 ) -> list[str]:
     """Why one row's map should not be trusted; empty where nothing speaks against it.
 
     Args:
         evidence: What the method saw, one a layer.
         raw: Its map, ``(*grid)``.
-        output: The model's logits for the row's image, ``(K,)`` or ``(K, ...)``.
+        chances: What the model gives each class in the row's image, ``(K,)`` or ``(K, *size)``; ``None`` of a detector.
         target: What was explained.
         row: Which of the evidence's rows it is.
     """
     return [
         *_about_the_map(evidence, raw, row),
-        *_about_the_target(target, output),
+        *_about_the_target(target, chances, float(evidence[0].scores[row])),
         *_about_the_layers(evidence),
     ]
 
@@ -52,19 +57,33 @@ def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], row: int) ->
         yield "The map is constant: nothing in the picture speaks for the target more than the rest does."
 
 
-def _about_the_target(target: targets.Target, output: NDArray[Any]) -> Iterator[str]:
-    index = targets.class_of(target)
-    if index is None or output.ndim != 1:
+def _about_the_target(target: targets.Target, chances: NDArray[Any] | None, score: float) -> Iterator[str]:
+    inner, index = targets.innermost(target), targets.class_of(target)
+    if isinstance(inner, targets.Detected):
+        yield from _about_a_detection(inner, score)
+    if index is None or chances is None:
         return
-    ahead = int((output > output[index]).sum())
-    inner = targets.innermost(target)
-    if ahead >= _TOP and inner is target:  # what speaks against a class may well be asked of a class far behind
-        yield f"The model ranks this class only {ahead + 1} of {len(output)}, so not much speaks for it."
-    if isinstance(inner, targets.Probability) and float(inner(torch.from_numpy(output)[None])) > 1 - _SATURATED:
+    if chances.ndim == 1:
+        ahead = int((chances > chances[index]).sum())
+        if ahead >= _TOP and inner is target:  # what speaks against a class may well be asked of a class far behind
+            yield f"The model ranks this class only {ahead + 1} of {len(chances)}, so not much speaks for it."
+    elif isinstance(target, targets.ClassScore) and not (chances.argmax(0) == index).any():
+        yield "The model sees this class nowhere in the picture, so the map is of its score summed over all of it."
+    if isinstance(inner, targets.Probability) and abs(score) > 1 - _SATURATED:
         yield "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead."
+
+
+def _about_a_detection(detected: targets.Detected, score: float) -> Iterator[str]:
+    if detected.confidence < _UNSURE:
+        yield f"The model's confidence in this detection is only {detected.confidence:.1%}, so not much speaks for it."
+    if abs(score) == detected.confidence > 1 - _CERTAIN:  # and no logit, which does not saturate
+        yield "The model is all but certain of this detection, so the gradient of its confidence all but vanishes."
 
 
 def _about_the_layers(evidence: Sequence[Evidence]) -> Iterator[str]:
     for each in evidence:
-        if each.times_run > 1:
-            yield f"Layer {each.layer!r} ran {each.times_run} times in one forward; the map is of the last time."
+        if each.times_run > 1 and not each.is_call_chosen:
+            yield (
+                f"Layer {each.layer!r} ran {each.times_run} times in one forward; the map is of the last time. Choose "
+                f"another with call=: 0 is the first, {each.times_run - 1} the last."
+            )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would only be in each other's way
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -77,12 +77,12 @@ def test_ablationcam_by_hand(
     if not shortcut:
         monkeypatch.setattr(Evidence, "shortcut", None)
     net = net_of_ones(nn.AdaptiveAvgPool2d(1), [weight])
-    assert_close(ablationcam(look(net, SQUARE, HAND_IMAGE, ClassScore(0))), expected.relu()[None])
+    assert_close(ablationcam(look(net, SQUARE, HAND_IMAGE, ClassScore(1))), expected.relu()[None])
 
 
 def test_a_score_of_zero_leaves_the_weights_finite_and_in_proportion() -> None:
     net = net_of_ones(nn.AdaptiveAvgPool2d(1), [[5.0, -9.0]])
-    evidence = look(net, SQUARE, HAND_IMAGE, ClassScore(0))
+    evidence = look(net, SQUARE, HAND_IMAGE, ClassScore(1))
     assert evidence.scores.tolist() == [0.0]
     ours = ablationcam(evidence)
     assert ours.isfinite().all()
@@ -94,7 +94,7 @@ def test_reciprocam_by_hand(shortcut: bool, monkeypatch: pytest.MonkeyPatch) -> 
     if not shortcut:
         monkeypatch.setattr(Evidence, "shortcut", None)
     net = net_of_ones(nn.AdaptiveAvgPool2d(1), [[1.0, -1.0]])
-    evidence = look(net, SQUARE, HAND_IMAGE, ClassScore(0))
+    evidence = look(net, SQUARE, HAND_IMAGE, ClassScore(1))
     assert_close(reciprocam(evidence), (A_0 - A_1)[None] / 4)
     # In a corner of 2 x 2 there lie 1/4 + 1/8 + 1/8 + 1/16 of the kernel.
     assert_close(reciprocam(evidence, gaussian=True), (A_0 - A_1)[None] / 4 * 9 / 16)
@@ -105,7 +105,7 @@ def test_a_gaussian_spreads_over_the_neighbours_alone() -> None:
     one = torch.ones(1, 1, 5, 5)
     net = Net(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.ReLU()), Apply(lambda a: a[:, :, 2, 2]))
     net.trunk[0].weight.data.fill_(16.0)
-    evidence = look(net, Layer("trunk", Layout("channels first", (5, 5))), one, ClassScore(0))
+    evidence = look(net, Layer("trunk", Layout("channels first", (5, 5))), one, ClassScore(1))
     middle = torch.zeros(5, 5)
     middle[1:4, 1:4] = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])
     assert torch.equal(reciprocam(evidence, gaussian=True), middle[None])
@@ -161,7 +161,7 @@ def test_a_function_of_a_richer_output_is_asked_by_the_tail(name: str, options: 
     assert look(net, layer, x, ClassScore(3)).shortcut is not None
     ours = METHODS[name](rich, **options)
     net.tail = Apply(lambda a: tail(a)[:, 3:4] + a.amax((1, 2, 3))[:, None])
-    close_to_peak(ours, METHODS[name](look(net, layer, x, ClassScore(0)), **options), 1e-10)
+    close_to_peak(ours, METHODS[name](look(net, layer, x, ClassScore(1)), **options), 1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,7 +271,7 @@ def test_a_gaussian_is_the_product_of_its_axes(
     linear = nn.Linear(1, 1, bias=False)
     linear.weight.data.fill_(float(torch.Size(grid).numel()))
     net = Net(convolution, nn.Sequential(Apply(lambda a: a.flatten(2).mean(2)), linear))
-    evidence = look(net, Layer("trunk", Layout("channels first", grid)), torch.ones(1, 1, *grid), ClassScore(0))
+    evidence = look(net, Layer("trunk", Layout("channels first", grid)), torch.ones(1, 1, *grid), ClassScore(1))
     expected = torch.ones(1, *grid)
     for axis, size in enumerate(grid, 1):
         for end in (0, size - 1):

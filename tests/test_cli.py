@@ -407,6 +407,17 @@ def test_the_layers_of_a_model_are_listed_and_the_chosen_one_is_that_of_a_run(ca
     assert chosen == [line["layer"] for line in lines()]
 
 
+def test_the_picture_whose_layers_are_listed_need_not_be_square(camtool_):
+    said = camtool_("layers", "resnet18", "--size", "64x96")
+    chosen = next(line for line in said.out.splitlines() if "chosen:" in line)
+    assert chosen.split()[:6] == ["layer4", "512", "x", "2", "x", "3"]
+
+
+@pytest.mark.parametrize("size", ["16", "64x", "64x8", "large"])
+def test_a_size_that_is_none_is_refused(camtool_, size):
+    assert_refused(camtool_("layers", "resnet18", "--size", size), f"--size '{size}'", "224x320")
+
+
 def test_shallow_layers_are_listed_on_demand(camtool_):
     short, long = (
         camtool_("layers", "squeezenet1_1", "--size", 64),

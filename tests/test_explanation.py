@@ -18,6 +18,9 @@ from camtool import targets
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
 
+ON_CONVOLUTIONS = [name for name, each in camtool.METHODS.items() if not each.needs.startswith("attention")]
+"""The methods for any model; the others need a transformer."""
+
 
 class Net(nn.Sequential):
     def __init__(self, channels: int = 3) -> None:
@@ -196,7 +199,7 @@ def test_nesting_follows_what_was_given(model, photo) -> None:
 
 
 def test_several_classes_and_methods_are_the_single_ones(model, photo) -> None:
-    methods = list(camtool.METHODS)
+    methods = ON_CONVOLUTIONS
     wanted = [["cat", "dog"], "ox"]
     photos = [photo, photo[::-1].copy()]
     first, second = explain(model, photos, wanted, method=methods)
@@ -310,12 +313,12 @@ SCATTERED = ["smoothgrad", "guided-backprop", "inputxgradient", "integrated-grad
 BROAD = ["opticam"]
 """A mask that keeps whatever helps is large, and where in it the map peaks is chance."""
 
-FEWER = {"sscam": {"samples": 1}, "iscam": {"samples": 2}, "rise": {"samples": 600}}
+FEWER = {"sscam": {"samples": 1}, "iscam": {"samples": 2}, "rise": {"samples": 600}, "polycam": {"score": "target"}}
 
 
 def on_the_photo() -> list[Any]:
     """The methods that should find what they are asked for; those that ask a thousand times are slow."""
-    found = [each for name, each in camtool.METHODS.items() if name not in BLIND + SCATTERED]
+    found = [camtool.METHODS[name] for name in ON_CONVOLUTIONS if name not in BLIND + SCATTERED]
     slow = {True: pytest.mark.slow, False: ()}
     return [pytest.param(each.name, marks=slow[each.cost == "many passes"]) for each in found]
 

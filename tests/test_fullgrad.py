@@ -146,7 +146,7 @@ def test_by_hand() -> None:
     net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1))
     net[0].weight.data, net[0].bias.data = torch.ones(2, 1, 1), torch.tensor([1.0, -1.0])
     net[3].weight.data, net[3].bias.data = torch.tensor([[1.0, 0.0, 0.0, 2.0]]), torch.tensor([7.0])
-    evidence = ask(net, torch.tensor([[[3.0, 4.0]]]), [ClassScore(0)])
+    evidence = ask(net, torch.tensor([[[3.0, 4.0]]]), [ClassScore(1)])
     from_pixels, (from_conv, from_linear) = decompose(evidence)
     assert evidence.scores.tolist() == [17]  # 3 + 1 + 2 (4 - 1) + 7
     assert from_pixels.tolist() == [[[3, 8]]]
@@ -249,10 +249,10 @@ def test_a_layer_that_is_the_same_everywhere_is_not_scaled_up() -> None:
     """Every bias and gradient is the same up to rounding, so only the pixels say anything."""
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.rand(1, 1, 7, 7)
-    from_pixels, _ = decompose(ask(net, x, [ClassScore(0)]))
+    from_pixels, _ = decompose(ask(net, x, [ClassScore(1)]))
     expected = (x / x.amax())[:, 0]
     low = expected.amin()
-    assert_close(METHODS["fullgrad"](ask(net, x, [ClassScore(0)])), (expected - low) / (1 - low))
+    assert_close(METHODS["fullgrad"](ask(net, x, [ClassScore(1)])), (expected - low) / (1 - low))
     assert_close(from_pixels, x * net[0].weight.detach() / 49)
 
 

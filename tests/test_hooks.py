@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from camtool import Recorder
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks import Recorder, call, main_tensor, map_tensors, observe, resume, trace
+from camtool.hooks import call, main_tensor, map_tensors, observe, resume, trace, watched
 
 Pair = namedtuple("Pair", ["ids", "features"])
 
@@ -108,6 +110,49 @@ def test_a_module_used_twice_keeps_both_calls_and_the_gradient_is_at_the_last(x)
     assert len(found.calls["again"]) == 2
     assert all(map(torch.equal, found.calls["again"], (first, second)))
     torch.testing.assert_close(gradients(found, "again")[0], expected, rtol=1e-12, atol=0)
+
+
+class Pooling(nn.Module):
+    """Hands on its maps and, besides, a summary of them."""
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        return maps, maps.tanh().mean((2, 3))
+
+
+@pytest.mark.parametrize("layers", [["pooled"], ["conv", "pooled"]])
+def test_no_gradient_comes_to_maps_from_the_summary_that_stands_beside_them(layers, x) -> None:
+    model = Net(lambda self, x: self.fc(self.pooled(self.conv(x))[1]), pooled=Pooling())
+    found = observe(model, layers, x)
+    gradient = torch.autograd.grad(found.output.sum(), found.calls["pooled"], materialize_grads=True)[0]
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("layer", ["conv", "again"])
+def test_what_a_hook_of_the_model_itself_collects_is_part_of_the_tail(layer, x) -> None:
+    collected: list[Tensor] = []
+
+    def way(self, x: Tensor) -> Tensor:
+        collected.clear()
+        self.again(self.conv(x))
+        return self.classify(sum(collected))
+
+    model = Net(way)
+    for block in (model.conv, model.again):
+        block.register_forward_hook(lambda module, args, output: collected.append(output))
+    found = observe(model, [layer], x)
+    kept = found.calls[layer][-1]
+    maps = kept.detach().requires_grad_()
+    both = maps + model.again(maps) if layer == "conv" else model.conv(x).detach() + maps
+    (expected,) = torch.autograd.grad(model.classify(both).sum(), maps)
+    assert torch.equal(torch.autograd.grad(found.output.sum(), kept)[0], expected)
+    resumed = resume(model, layer, kept.detach()[:1] * 2, x[:1])
+    assert torch.equal(resumed, model.classify(_doubled(model, layer, x[:1])))
+
+
+def _doubled(model: Net, layer: str, x: Tensor) -> Tensor:
+    """The sum of both convolutions' maps where those of one are twice what they were."""
+    first = model.conv(x) * (2 if layer == "conv" else 1)
+    return first + model.again(first) * (2 if layer == "again" else 1)
 
 
 def test_frozen_parameters_and_a_missing_grad_mode_do_not_matter(x) -> None:
@@ -253,6 +298,17 @@ def test_the_tail_runs_on_each_variant(variants, x) -> None:
     assert runs == [1, variants]  # the trunk on one image, the tail on all
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_the_tail_can_have_a_graph(mode, x) -> None:
+    model = net()
+    kept, expected = reference(model, x[:1], "conv2")
+    leaf = kept.requires_grad_()
+    with mode():
+        output = resume(model, "conv2", leaf, x[:1], grad=True)
+    assert torch.equal(torch.autograd.grad(output[:, 1].sum(), leaf)[0], expected)
+    assert not resume(model, "conv2", leaf, x[:1]).requires_grad
+
+
 def expands_a_class_token(self: Net, x: Tensor) -> Tensor:
     token = self.token.expand(x.shape[0], -1, -1)
     tokens = self.conv(x).flatten(2).transpose(1, 2)
@@ -343,6 +399,49 @@ def test_a_trace_lists_calls_in_order_with_shapes_and_who_handed_on(mode, x) -> 
     assert calls[0].module is model.block.conv
 
 
+def test_a_trace_tells_which_earlier_output_each_call_was_given(x) -> None:
+    class Forked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.left, self.right, self.joined = (nn.Conv2d(3, 3, 1) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            return self.joined(self.left(x) + self.right(input=x))  # by name, as many libraries hand things on
+
+    calls = trace(Forked().to(x), x)
+    assert [(c.name, c.follows, c.given) for c in calls] == [
+        ("norm", False, None),
+        ("left", True, 0),
+        ("right", False, 0),
+        ("joined", False, None),
+        ("", False, None),
+    ]
+
+
 def test_a_part_of_what_came_before_is_not_handed_on(x) -> None:
     calls = trace(named(conv=nn.Conv2d(3, 4, 1), part=Wrapped(lambda x: x[:, :2])), x)
     assert [c.handed_on for c in calls] == [False, False, True]
+
+
+# --------------------------------------------------------------------------------------------------- watching
+
+
+def test_every_modules_calls_are_watched_in_this_thread_and_no_longer_than_the_block(x) -> None:
+    model, met = net(), []
+
+    def before(name: str, given: object) -> None:
+        met.append(("before", name, main_tensor(given).shape))
+
+    def after(name: str, output: object) -> None:
+        met.append(("after", name, main_tensor(output).shape))
+
+    with watched(model, before, after), ThreadPoolExecutor(1) as pool:
+        pool.submit(model, x).result()
+        assert met == []
+        model(input=x)  # by name
+    model(x)
+    assert met[:3] == [("before", "", x.shape), ("before", "conv1", x.shape), ("after", "conv1", (2, 4, 6, 6))]
+    assert met[-2:] == [("after", "fc", (2, 3)), ("after", "", (2, 3))]
+    assert len(met) == 16
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -76,38 +77,6 @@ def follows_the_picture(model: nn.Module, layer: Layer, shape: tuple[int, ...]) 
     h, w = (cells // 2 for cells in layer.layout.grid)  # an odd grid's middle belongs to no quadrant
     quadrants = [moved[:, :h, :w], moved[:, :h, -w:], moved[:, -h:, :w], moved[:, -h:, -w:]]
     return torch.stack([part.mean((1, 2)) for part in quadrants], 1).argmax(1).tolist() == [0, 1, 2, 3]
-
-
-# -------------------------------------------------------------------------------------------------------- layouts
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape"),
-    [
-        (Layout(FIRST, (2, 3)), (4, 5, 2, 3)),
-        (Layout(LAST, (2, 3)), (4, 2, 3, 5)),
-        (Layout(TOKENS, (2, 3)), (4, 6, 5)),
-        (Layout(TOKENS, (2, 3), prefix=2), (4, 8, 5)),
-        (Layout(FIRST, (2, 3, 4)), (4, 5, 2, 3, 4)),
-        (Layout(LAST, (2, 3, 4)), (4, 2, 3, 4, 5)),
-        (Layout(FIRST, (7,)), (4, 5, 7)),
-    ],
-    ids=lambda value: str(value),
-)
-def test_to_grid_and_back_is_the_identity(layout: Layout, shape: tuple[int, ...]) -> None:
-    tensor = torch.randn(shape)
-    maps = layout.to_grid(tensor)
-    assert maps.shape == (4, 5, *layout.grid)
-    for i in range(4):
-        assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
-
-
-def test_tokens_are_read_row_by_row_and_variants_keep_the_prefix() -> None:
-    layout = Layout(TOKENS, (2, 3), prefix=1)
-    own = torch.arange(7.0).reshape(1, 7, 1)
-    assert layout.to_grid(own).tolist() == [[[[1, 2, 3], [4, 5, 6]]]]
-    variants = layout.from_grid(torch.zeros(3, 1, 2, 3), own + 9)
-    assert variants[:, :, 0].tolist() == [[9, 0, 0, 0, 0, 0, 0]] * 3
 
 
 # -------------------------------------------------------------------------------------------------- reading shapes
@@ -385,6 +354,12 @@ def test_a_survey_says_what_speaks_against_a_layer(make, layer: str, verdict: st
     assert verdict in {c.name: c.verdict for c in survey(make(), torch.randn(1, 3, 64, 64))}[layer]
 
 
+def test_features_that_are_what_a_model_without_a_head_returns_are_looked_at() -> None:
+    model = zoo.resnet18()
+    model.fc = nn.Identity()
+    assert resolve(model, torch.randn(1, 3, 64, 64))[0].name == "layer4"
+
+
 def test_of_a_very_deep_model_only_the_end_is_looked_into() -> None:
     model = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(40)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for convolution in model[:40]:
@@ -392,3 +367,145 @@ def test_of_a_very_deep_model_only_the_end_is_looked_into() -> None:
     candidates = survey(model.append(nn.Linear(3, 2)), torch.randn(1, 3, 8, 8))
     assert ["shallow" in candidate.verdict for candidate in candidates] == [True] * 8 + [False] * 32
     assert candidates[-1].chosen
+
+
+# ----------------------------------------------------------------------------------- inside of the last attention
+
+
+class Reading(nn.Module):
+    """Reads a class token off normed tokens: the first position asks all of them."""
+
+    def __init__(self, width: int, *, together: bool) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width) if together else None
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1) if self.qkv else (self.query(x), self.key(x), self.value(x))
+        return self.out(nn.functional.scaled_dot_product_attention(q[:, :1], k, v))
+
+
+class ClassToken(nn.Module):
+    """A patch embedding, a norm, and an attention from which the class token alone is read."""
+
+    def __init__(self, attention: nn.Module, width: int = 8) -> None:
+        super().__init__()
+        self.patches, self.embedded = nn.Conv2d(3, width, 16, stride=16), Apply(tokens(1))
+        self.norm, self.attention, self.head = nn.LayerNorm(width), attention, nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(self.norm(self.embedded(self.patches(x))))[:, 0])
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one projection", "three projections"])
+def test_what_is_shared_out_among_queries_keys_and_values_is_looked_at_not_one_of_them(together: bool) -> None:
+    found = survey(ClassToken(Reading(8, together=together)), torch.randn(1, 3, 64, 64))
+    assert next(candidate.name for candidate in found if candidate.chosen) == "norm"
+    verdicts = {c.name: c.verdict for c in found if c.name.startswith("attention.")}
+    shared = dict.fromkeys(["attention.key", "attention.value"], "a projection of norm")
+    asking = {"attention.query": "no gradient reaches it"}  # but at the class token
+    assert verdicts == ({"attention.qkv": "a projection of norm"} if together else asking | shared)
+
+
+class PoolingMaps(nn.Module):
+    """Makes tokens of maps itself, behind their mean, and reads the class off that."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.reading = Reading(width, together=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.reading(tokens(1)(maps))
+
+
+def test_maps_are_looked_at_and_not_the_tokens_that_an_attention_makes_of_them() -> None:
+    body = nn.Sequential(nn.Conv2d(3, 8, 16, stride=16), nn.ReLU())
+    model = nn.Sequential(body, PoolingMaps(8), nn.Flatten(), nn.Linear(8, 5))
+    assert resolve(model, torch.randn(1, 3, 64, 64)) == [Layer("0", Layout(FIRST, (4, 4)))]
+
+
+def test_a_projection_that_is_pooled_by_its_own_is_a_layer_like_any_other() -> None:
+    model = OnTheWay(tokens(0), lambda x: x.mean(1))
+    model.shaped = nn.Sequential(model.shaped, nn.Linear(8, 8))
+    assert resolve(model, torch.randn(1, 3, 64, 64)) == [Layer("shaped", Layout(TOKENS, (8, 8)))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [112, 128, 144])  # with a class token 50, 65 and 82 tokens; a head has 64 channels
+def test_queries_of_as_many_channels_as_tokens_are_not_taken_for_a_grid(size: int) -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=size).eval()
+    (layer,) = resolve(model, torch.randn(1, 3, size, size))
+    assert layer == Layer("blocks.11.norm1", Layout(TOKENS, (size // 16, size // 16), 1))
+
+
+def test_candidates_tell_their_stride_and_whether_the_gradient_reaches_them() -> None:
+    found = {c.name: c for c in survey(small_vit(), torch.randn(1, 3, 64, 64))}
+    assert {candidate.stride for candidate in found.values()} == {(16.0, 16.0)}
+    assert (found["encoder.layers.encoder_layer_1.ln_1"].reached, found["encoder"].reached) == (True, False)
+
+
+def test_the_outputs_that_came_nearest_to_a_grid_are_named_where_none_is_one() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, (64, 1)), nn.Flatten(), nn.Linear(256, 5))
+    with pytest.raises(
+        LayerError, match=r"a grid over the 64 x 64 input \(the last that came near: 0 \(1, 4, 1, 64\)\)"
+    ):
+        resolve(model, torch.randn(1, 3, 64, 64))
+
+
+# ------------------------------------------------------------------------------------------- what a score must reach
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_mode_in_which_a_person_works_changes_nothing(mode) -> None:
+    model = Attending()
+    with mode():
+        (layer,) = resolve(model, torch.randn(1, 3, 64, 64))
+    assert layer.name == "norm"
+
+
+class Answers(OrderedDict):
+    """A dictionary, as models return that name what they say."""
+
+
+class Tower(nn.Module):
+    """It returns all its tokens, but embeds the picture by its class token alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = Attending(), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Answers:
+        tokens = self.body.norm(self.body.embedded(self.body.patches(x)))
+        mixed = self.norm(tokens + (tokens @ tokens.mT).softmax(-1) @ tokens)
+        return Answers(last_hidden_state=mixed, pooler_output=self.body.head(mixed[:, 0]))
+
+
+def test_of_a_tower_the_embedding_is_asked_and_not_the_tokens() -> None:
+    assert resolve(Tower(), torch.randn(1, 3, 64, 64)) == [Layer("body.norm", Layout(TOKENS, (4, 4), 1))]
+
+
+class Latents(nn.Module):
+    """Latents of its own, expanded to the batch, read the picture's tokens once; behind that there are only latents."""
+
+    def __init__(self, latents: int) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 4, stride=4), nn.LayerNorm(8)
+        self.latents = nn.Parameter(torch.randn(1, latents, 8))
+        self.start = Apply(lambda x: self.latents.expand(len(x), -1, -1))
+        self.read, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        latents = self.start(x)
+        return self.head(self.read(latents + (latents @ tokens.mT).softmax(-1) @ tokens).mean(1))
+
+
+def test_latents_of_the_models_own_are_no_grid_though_they_could_be_read_as_one() -> None:
+    model = Latents(20)  # four, and 4 x 4
+    (layer,) = resolve(model, torch.randn(1, 3, 64, 64))
+    assert layer == Layer("norm", Layout(TOKENS, (16, 16)))
+    assert {c.name: c.verdict for c in survey(model, torch.randn(1, 3, 64, 64))}["read"] == (
+        "it holds tokens that are the model's own, not the picture's"
+    )

@@ -212,7 +212,7 @@ def test_scorecam_by_hand() -> None:
     model[2].weight.data = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     x = torch.tensor([[[1.0, 3.0], [2.0, 0.0]]])  # the masks are [0, 1] and [1, 0]
     scene = Scene(model, x, [Layer("0", Layout("channels first", (2,)))])
-    (evidence,) = scene.evidence([ClassScore(0)])
+    (evidence,) = scene.evidence([ClassScore(1)])
     # What is left of the picture is [0, 3], [0, 0], a score of 3, and [1, 0], [2, 0], a score of -1.
     first = 1 / (1 + torch.tensor(-4.0).exp())
     expected = first * x[0, 0] + (1 - first) * x[0, 1]

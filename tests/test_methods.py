@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Apply
+from nets import Apply, Attend
 from oracles import ORACLES, Case
 from oracles.base import Maps
 from torch import Tensor, nn
@@ -34,7 +34,12 @@ PARTICULAR = {
 }
 """The methods that the net with a deep tail cannot serve, and why; their own files test them on others."""
 
-ON_ANY_HEAD = [name for name in METHODS if name not in PARTICULAR]
+OF_ATTENTION = [name for name, each in METHODS.items() if each.needs.startswith("attention")]
+"""The methods that need a model with attention; here it stands in the trunk. Their own file tests the rest."""
+
+OF_ACTIVATIONS = [name for name in METHODS if name not in OF_ATTENTION]
+
+ON_ANY_HEAD = [name for name in OF_ACTIVATIONS if name not in PARTICULAR]
 
 WITHOUT_SIDES = ["eigengradcam", "segeigencam"]
 """Patterns of gradient times activation, which cannot tell what speaks for a class from what speaks against it."""
@@ -42,6 +47,9 @@ WITHOUT_SIDES = ["eigengradcam", "segeigencam"]
 STEADY = {"opticam": 1}
 """Classes other than the first, for methods that are unsteady there: Adam steps to and fro across a kink, where another
 place becomes the mask's highest or lowest, and each step makes more of the rounding."""
+
+OF_PROBABILITIES = ["groupcam", "polycam"]
+"""Methods whose map is rightly empty where a probability falls although the score rises."""
 
 FEWER = {"rise": {"samples": 40}}
 """Options for methods whose oracles would take minutes with the usual ones; the oracles take them too."""
@@ -94,6 +102,15 @@ KINDS = {  # how the trunk ends, the positions' mean, the layout
 def pooled_net(kind: str = "rectified") -> tuple[Net, Layer]:
     end, mean, layout = KINDS[kind]
     return Net(nn.Sequential(conv(), end()), nn.Sequential(Apply(mean), nn.Linear(C, CLASSES))), Layer("trunk", layout)
+
+
+def suited(name: str) -> tuple[Net, Layer]:
+    """A pooled net that the method works on."""
+    net, layer = pooled_net()
+    if name in OF_ATTENTION:
+        net.trunk = nn.Sequential(conv(), Attend(C), nn.ReLU())
+        net.trunk[1].qkv.weight.data.mul_(3)  # so that the attention is not all but uniform
+    return net, layer
 
 
 def deep_net(kind: str = "rectified") -> tuple[Net, Layer]:
@@ -161,7 +178,7 @@ def as_batch(maps: Maps) -> Tensor:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "make"), [*product(METHODS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])])
+@pytest.mark.parametrize(("name", "make"), [*product(OF_ACTIVATIONS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])])
 def test_a_method_is_its_oracle(name: str, make: Any, kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     net, layer = make(kind)
@@ -210,7 +227,7 @@ def test_a_net_of_ones_and_minus_ones_by_hand(name: str) -> None:
         net = net_of_ones(nn.AdaptiveAvgPool2d(1), [[1.0, -1.0]])
     else:
         net = net_of_ones(nn.Identity(), [torch.tensor(HAND_GRADIENTS).flatten().tolist()])
-    evidence = look(net, Layer("trunk", Layout("channels first", (2, 2))), HAND_IMAGE, ClassScore(0))
+    evidence = look(net, Layer("trunk", Layout("channels first", (2, 2))), HAND_IMAGE, Value(0))
     assert evidence.activations.tolist() == [HAND_ACTIVATIONS]
     assert_close(METHODS[name](evidence), torch.tensor([BY_HAND[name]], dtype=torch.float32))
 
@@ -236,7 +253,7 @@ def test_behind_a_pooled_linear_head_the_methods_coincide(kind: str, target: Tar
         (Value(1), lambda b: b[1]),
         (Contrast(2, (0, 5), weight=0.6), lambda b: b[2] - 0.6 * (b[0] + b[5]) / 2),
     ],
-    ids=str,
+    ids=["a class", "a value", "a contrast"],
 )
 def test_the_mean_of_cam_and_the_bias_make_the_score(kind: str, target: Target, bias: Any) -> None:
     net, layer = pooled_net(kind)
@@ -316,7 +333,7 @@ def raw(net: nn.Module, x: Tensor, name: str, **settings: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_is_its_images_one_by_one(name: str) -> None:
-    net, x = pooled_net()[0], torch.randn(5, *IMAGES)
+    net, x = suited(name)[0], torch.randn(5, *IMAGES)
     together = raw(net, x, name)
     close_to_peak(together, torch.cat([raw(net, image[None], name) for image in x]), 1e-5)
     for size in (1, 2, 4):
@@ -325,7 +342,7 @@ def test_a_batch_is_its_images_one_by_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_type_of_the_model_costs_no_more_than_its_precision(name: str) -> None:
-    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    net, x = suited(name)[0], torch.randn(2, *IMAGES)
     reference = raw(net, x, name)
     with torch.autocast("cpu", torch.bfloat16):
         close_to_peak(raw(net, x, name), reference, 0.05)
@@ -334,7 +351,7 @@ def test_the_type_of_the_model_costs_no_more_than_its_precision(name: str) -> No
 
 
 @pytest.mark.parametrize(("scale", "says"), [(0.0, "constant"), (1e30, ""), (1e38, "")])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
 def test_whatever_the_activations_the_heatmap_is_finite_and_an_empty_one_is_warned_of(
     name: str, scale: float, says: str
 ) -> None:
@@ -349,7 +366,7 @@ def test_whatever_the_activations_the_heatmap_is_finite_and_an_empty_one_is_warn
         assert says in "".join(warned)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "rise"])  # whose masks make it another picture
+@pytest.mark.parametrize("name", [name for name in OF_ACTIVATIONS if name != "rise"])  # whose masks change it
 def test_a_uniform_picture_gives_an_empty_heatmap_and_a_warning(name: str) -> None:
     trunk = nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU())
     net = Net(trunk, nn.Sequential(Apply(pool), nn.Linear(C, CLASSES)))
@@ -360,7 +377,7 @@ def test_a_uniform_picture_gives_an_empty_heatmap_and_a_warning(name: str) -> No
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_leaves_the_evidence_as_it_is(name: str) -> None:
-    net, layer = pooled_net()
+    net, layer = suited(name)
     evidence = look(net, layer, torch.randn(2, *IMAGES), ClassScore(0))
     A, g = evidence.activations.clone(), evidence.gradients.clone()
     METHODS[name](evidence)
@@ -371,7 +388,7 @@ def test_a_method_leaves_the_evidence_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("name", METHODS)
 def test_two_layers_make_one_map_whatever_the_merge(name: str, merge: str) -> None:
-    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    net, x = suited(name)[0], torch.randn(2, *IMAGES)
     layers = ["trunk.0", "trunk.1"] if name != "liftcam" else ["trunk.1", "trunk"]  # before the ReLU the tail bends
     settings = FEWER.get(name, {}) | at(name, layers)
     together = camtool.explain(net, x, STEADY.get(name, 0), method=name, merge=merge, **settings)
@@ -386,7 +403,7 @@ SPACES = {1: (nn.Conv1d, (16,)), 2: (nn.Conv2d, (8, 12)), 3: (nn.Conv3d, (4, 6, 
 
 
 @pytest.mark.parametrize("axes", SPACES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
 def test_signals_pictures_and_volumes_are_served_alike(name: str, axes: int) -> None:
     """From the model to the raw map; each is what it is for that image alone."""
     convolution, size = SPACES[axes]
@@ -398,7 +415,7 @@ def test_signals_pictures_and_volumes_are_served_alike(name: str, axes: int) -> 
     net.tail[1].weight.data.abs_()  # so that every channel speaks for every class, and no map is rightly empty
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     layer = Layer("trunk", Layout("channels first", tuple(side // 2 for side in size)))
-    options = FEWER.get(name, {}) | ({"score": "target"} if name in ("groupcam", "polycam") else {})  # probabilities may fall
+    options = FEWER.get(name, {}) | ({"score": "target"} if name in OF_PROBABILITIES else {})
     target = ClassScore(STEADY.get(name, 0))
     together = METHODS[name](look(net, layer, x, target), **options)
     assert together.ndim == 1 + axes
@@ -418,9 +435,24 @@ def fake(A: Tensor, g: Tensor) -> SimpleNamespace:
 @pytest.mark.parametrize("grid", [(24,), (4, 6), (2, 3, 4)])
 def test_the_rank_of_the_grid_does_not_matter(name: str, grid: tuple[int, ...]) -> None:
     A, g = torch.rand(2, C, 24), torch.randn(2, C, 24)
-    ours = METHODS[name](fake(A.unflatten(2, grid), g.unflatten(2, grid)))
+    options = {"smoothing": 0} if name == "odam" else {}  # which positions are neighbours it does matter for
+    ours = METHODS[name](fake(A.unflatten(2, grid), g.unflatten(2, grid)), **options)
     assert ours.shape == (2, *grid)
-    close_to_peak(ours.flatten(1), METHODS[name](fake(A, g)), 1e-6)
+    close_to_peak(ours.flatten(1), METHODS[name](fake(A, g), **options), 1e-6)
+
+
+def test_odam_smooths_gradients_over_their_neighbours_alone() -> None:
+    """One position has a gradient; on activations of one, the map is the Gaussian about it, along each axis."""
+    for grid, place in (((5,), (2,)), ((5, 5), (2, 1)), ((3, 5, 5), (1, 2, 3))):
+        g = torch.zeros(1, 1, *grid)
+        g[(0, 0, *place)] = 2
+        ours = METHODS["odam"](fake(torch.ones(1, 1, *grid), g), smoothing=0.5)[0]
+        assert_close(ours[place], 2 / (1 + 2 * torch.tensor(-2.0).exp()) ** len(grid), rtol=1e-2, atol=0)
+        beside = (place[0] + 1, *place[1:])
+        assert_close(ours[beside] / ours[place], torch.tensor(-2.0).exp(), rtol=0.15, atol=0)
+        assert torch.equal(METHODS["odam"](fake(torch.ones(1, 1, *grid), g), smoothing=0)[0], g[0, 0])
+    with pytest.raises(MethodError, match="smoothing must be a finite number at least 0, got -1"):
+        METHODS["odam"](fake(torch.ones(1, 1, 5), torch.ones(1, 1, 5)), smoothing=-1)
 
 
 @pytest.mark.parametrize("name", FROM_GRADIENTS)

@@ -76,6 +76,32 @@ def complete():
     return Loaded(nn.Linear(2, 3), str, ["a", "b", "c"], name="its own")
 
 
+def exported():
+    return torch.export.export(nn.Linear(2, 3), (torch.ones(1, 2),)).module()
+
+
+def blank():
+    made = nn.Linear(2, 3)
+    nn.init.zeros_(made.weight)
+    return made
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.visual = nn.Linear(3, 4)
+
+    def encode_image(self, pictures):
+        return self.visual(pictures)
+
+    def encode_text(self, tokens):
+        return tokens
+
+
+def two_towers():
+    return Loaded(TwoTowers(), text=lambda texts: torch.ones(len(texts), 4))
+
+
 def nothing():
     return None
 
@@ -389,6 +415,25 @@ def test_a_factory_that_is_not_there_is_a_sentence(name, match):
     assert_one_sentence(error)
 
 
+def test_a_factory_may_return_an_exported_graph_which_has_no_modes():
+    assert camtool.load(factory(exported)).model(torch.ones(1, 2)).shape == (1, 3)
+
+
+def test_the_head_of_a_factorys_model_is_left_at_zero():
+    assert not architecture(factory(blank)).weight.any()
+
+
+@pytest.mark.parametrize("name", ["demo", f"{__name__}:bare"])
+def test_the_architecture_of_a_factory_is_what_it_makes(name):
+    assert type(architecture(name)) is type(camtool.load(name).model)
+
+
+def test_a_factory_of_two_towers_is_explained_by_the_one_for_pictures():
+    loaded = camtool.load(factory(two_towers))
+    assert loaded.model(torch.ones(2, 3)).shape == (2, 4)
+    assert loaded.text(["a", "b"]).shape == (2, 4)
+
+
 def test_an_unknown_name_suggests_near_ones():
     with pytest.raises(ModelError, match=r"'mobilnet_v2' is unknown\. Did you mean 'mobilenet_v2'") as error:
         camtool.load("mobilnet_v2")
@@ -414,6 +459,7 @@ def test_an_unknown_architecture_suggests_near_ones():
 def test_the_usual_transform_is_that_of_torchvisions_classifiers():
     theirs = zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(PHOTO)
     torch.testing.assert_close(usual_transform()(PHOTO), theirs, rtol=0, atol=0)
+    assert usual_transform(64)(PHOTO).shape == (3, 64, 64)
 
 
 def test_the_usual_labels_are_imagenets_for_torchvisions_models_with_a_thousand_classes_only():

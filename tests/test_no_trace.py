@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import Attend
 from torch import Tensor, nn
 
 import camtool
@@ -88,6 +89,12 @@ def net(**between: nn.Module) -> nn.Sequential:
     model.conv1.weight.grad = torch.ones_like(model.conv1.weight)
     model.conv2.bias.requires_grad_(False)
     return model
+
+
+def suited(method: str, **between: nn.Module) -> nn.Sequential:
+    """The network that the method works on: some need attention."""
+    attention = {"attend": Attend(4)} if camtool.METHODS[method].needs.startswith("attention") else {}
+    return net(**attention, **between)
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -168,7 +175,7 @@ def test_a_change_would_be_noticed(change: Callable[[nn.Module], object], key: s
 @pytest.mark.parametrize("layer", [LAYER, None])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_nothing_is_left_on_a_model_that_draws_and_counts(method, layer, mode) -> None:
-    model, x = net(draws=Draws(), counts=Counts()), pictures()
+    model, x = suited(method, draws=Draws(), counts=Counts()), pictures()
     with mode(), unchanged(model):
         results = camtool.explain(model, x, [[0, 2], [1, 1]], method=method, layer=layer)
     assert [len(each) for each in results] == [2, 2]
@@ -178,7 +185,7 @@ def test_nothing_is_left_on_a_model_that_draws_and_counts(method, layer, mode) -
 @pytest.mark.parametrize("error", [ZeroDivisionError, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize(("layer", "calm"), [(LAYER, 0), (LAYER, 1), (None, 0), (None, 1), (None, 2)])
 def test_nothing_is_left_when_the_model_fails_midway(method, error, calm, layer) -> None:
-    model = net(draws=Draws(), counts=Counts())
+    model = suited(method, draws=Draws(), counts=Counts())
     # A method that looks at no layer has none found for it, so it runs the model less often.
     model.after = Fails(error, min(calm, 1) if camtool.METHODS[method].at_input else calm)
     with unchanged(model), pytest.raises(error, match="midway"):
@@ -191,7 +198,7 @@ def test_nothing_is_left_when_the_target_fails(method, error) -> None:
     def target(output: Tensor) -> Tensor:
         raise error("no such thing")
 
-    model = net(draws=Draws())
+    model = suited(method, draws=Draws())
     with unchanged(model), pytest.raises(error, match="no such thing"):
         camtool.explain(model, pictures(), target, method=method)
 
@@ -207,7 +214,7 @@ def test_nothing_is_left_when_the_method_fails() -> None:
 
 @pytest.mark.parametrize("method", camtool.METHODS)
 def test_mixed_training_flags_and_frozen_parameters_stay(method) -> None:
-    model = net().train()
+    model = suited(method).train()
     model.norm.eval().requires_grad_(False)
     with unchanged(model):
         trained = camtool.explain(model, x := pictures(), 1, method=method)
@@ -277,10 +284,11 @@ def eager_switching() -> Iterator[None]:
 
 @pytest.mark.parametrize("method", camtool.METHODS)
 def test_two_threads_explain_on_one_model_as_each_would_alone(method, eager_switching) -> None:
-    model, batches = net(), [rand(1, 3, 16, 16, seed=seed) for seed in range(2)]
+    model, batches = suited(method), [rand(1, 3, 16, 16, seed=seed) for seed in range(2)]
     explainer = camtool.Explainer(model, method, LAYER)
     alone = [explainer(x, 1)[0].raw for x in batches]
-    together, count = threading.Barrier(2), 4 if camtool.METHODS[method].cost == "many passes" else 60
+    is_slow = camtool.METHODS[method].cost == "many passes" or method == "vitreciprocam"  # 256 tokens, one by one
+    together, count = threading.Barrier(2), 4 if is_slow else 60
 
     def rounds(i: int) -> int:
         together.wait()
@@ -328,7 +336,7 @@ def resident_mib() -> float:
 
 @pytest.mark.parametrize("method", camtool.METHODS)
 def test_what_an_explanation_used_goes_without_the_garbage_collector(method) -> None:
-    explainer, x = camtool.Explainer(net(), method, LAYER), pictures()
+    explainer, x = camtool.Explainer(suited(method), method, LAYER), pictures()
     explainer(x)
     gc.collect()
     before = live_tensors()

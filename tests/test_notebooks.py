@@ -10,6 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 SECONDS_A_CELL = 120
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 # What the machinery says of itself, in this process, is not the notebooks' fault.
 pytestmark = pytest.mark.filterwarnings(r"ignore:::(ipykernel|jupyter_client|jupyter_core|nbclient|nbformat|zmq)(\.|$)")
@@ -23,6 +27,8 @@ def kernel(tmp_path, monkeypatch):
     """
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install nbclient ipykernel")
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install nbclient ipykernel")
+    # Where it is new, matplotlib looks through the typefaces, and says so: here, and not in a notebook.
+    pytest.importorskip("matplotlib.font_manager", reason="needs matplotlib: pip install 'camtool[figures]'")
     from nbformat import v4
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -36,8 +42,12 @@ def kernel(tmp_path, monkeypatch):
     return run
 
 
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def cells_of(path):
-    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return read(path)["cells"]
 
 
 def complaints(outputs):
@@ -54,6 +64,12 @@ def test_is_committed_unrun(path):
     for cell in cells_of(path):
         assert not cell.get("outputs"), f"cell {cell['id']!r} has outputs: clear them before you commit"
         assert cell.get("execution_count") is None, f"cell {cell['id']!r} has a number: clear it before you commit"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_tells_nothing_of_the_machine_on_which_it_was_written(path):
+    assert read(path)["metadata"] == METADATA
+    assert all(cell["metadata"] == {} for cell in cells_of(path))
 
 
 @pytest.mark.slow

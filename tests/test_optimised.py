@@ -58,7 +58,7 @@ def test_polycam_by_hand(variant: str, times: int) -> None:
     net, layer, x = halves()
     # M_0 = [[1, 0], [1/2, 1/4]], so w_0 = 3 4 + 3 2 / 2 - 1 / 4; M_1 = [[0, 1/2], [1, 1]], so w_1 = 3 2 - 1.
     expected = times * (59 / 4 * x[:, 0] + 5 * x[:, 1])
-    assert_close(polycam(look(net, layer, x, ClassScore(0)), variant=variant, score="target"), expected)
+    assert_close(polycam(look(net, layer, x, ClassScore(1)), variant=variant, score="target"), expected)
 
 
 def test_a_step_of_opticam_by_hand() -> None:
@@ -66,7 +66,7 @@ def test_a_step_of_opticam_by_hand() -> None:
     net, layer, x = halves()
     show = torch.tensor([[[[2.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]])  # what is seen at the layer
     net.trunk = Apply(lambda a: a * 0 + show if a.shape[0] == 1 and torch.equal(a, x) else a)
-    evidence = look(net, layer, x, ClassScore(0))
+    evidence = look(net, layer, x, ClassScore(1))
     assert torch.equal(evidence.activations, show)
     share = torch.tensor([0.3, -0.3]).softmax(0)
     assert_close(opticam(evidence, steps=1, rate=0.3), share[0] * show[:, 0] + share[1] * show[:, 1])

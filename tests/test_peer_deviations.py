@@ -33,6 +33,7 @@ from peers import (
     scaled_logit,
     small_net,
     torchcam,
+    torchvision,
 )
 from torch import Tensor, nn
 
@@ -590,3 +591,33 @@ def test_grad_cams_factorisation_shifts_channels_and_scales_each_picture() -> No
     peaks = camtool.concepts(model, pictures_for(model), 3, layer="0").maps.max((2, 3))
     assert peaks.max(0) == pytest.approx(np.ones(3))
     assert peaks.min() < 0.99
+
+
+class AveragesTokens(nn.Module):
+    """torchvision's ViT, but for its pooling."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.vit._process_input(x)
+        tokens = torch.cat([self.vit.class_token.expand(len(x), -1, -1), patches], 1) + self.vit.encoder.pos_embedding
+        return self.vit.heads(self.vit.encoder.ln(self.vit.encoder.layers(tokens).mean(1)))
+
+
+def test_torchcams_legrad_averages_the_tokens() -> None:
+    vit = torchvision.models.VisionTransformer(64, 16, 3, 2, 24, 32, num_classes=5).eval()
+    vit.heads.head.weight.data.normal_()  # which torchvision sets to zero
+    x, blocks = torch.randn(2, 3, 64, 64), list(vit.encoder.layers)
+
+    def theirs(**how: Callable[[Tensor], Tensor]) -> Tensor:
+        with torchcam.LeGrad(vit, blocks, **how) as peer:
+            return peer(CLASS, scores=vit(x), normalized=False)[0]
+
+    def ours(model: nn.Module) -> Tensor:
+        return torch.stack([torch.from_numpy(each.raw) for each in camtool.explain(model, x, CLASS, method="legrad")])
+
+    assert difference(ours(AveragesTokens(vit)), theirs()) < 1e-5
+    assert difference(ours(vit), theirs(score_projection=lambda tokens: vit.heads(vit.encoder.ln(tokens)[:, 0]))) < 1e-5
+    assert difference(ours(vit), theirs()) > 0.1

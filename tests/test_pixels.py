@@ -72,16 +72,18 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_by_hand(name: str) -> None:
-    assert METHODS[name](ask(hand_net(), HAND_PICTURE), cap=1).tolist() == BY_HAND[name]
+    assert METHODS[name](ask(hand_net(), HAND_PICTURE, [ClassScore(1)]), cap=1).tolist() == BY_HAND[name]
 
 
 def test_smoothgrad_without_noise_is_the_gradient_by_hand() -> None:
-    assert METHODS["smoothgrad"](ask(hand_net(), HAND_PICTURE), noise=0, samples=2, cap=1).tolist() == [[6, 4]]
+    assert METHODS["smoothgrad"](
+        ask(hand_net(), HAND_PICTURE, [ClassScore(1)]), noise=0, samples=2, cap=1
+    ).tolist() == [[6, 4]]
 
 
 def test_guided_gradcam_by_hand() -> None:
     net = hand_net()
-    (evidence,) = Scene(net, HAND_PICTURE, [Layer("1", Layout("channels first", (2,)))]).evidence([ClassScore(0)])
+    (evidence,) = Scene(net, HAND_PICTURE, [Layer("1", Layout("channels first", (2,)))]).evidence([ClassScore(1)])
     # Activations (4, 0) and (0, 1), mean gradients 3 and -2: Grad-CAM is (12, 0).
     assert METHODS["guided-gradcam"](evidence).tolist() == [[72, 0]]
 

@@ -56,7 +56,7 @@ def test_twins_do_not_fight_and_without_kinship_they_halve_it() -> None:
     """Two classes with the same weights: as if there were one."""
     x = torch.rand(1, 3, 4, 5).double()
     row = [1.0, -2.0, 3.0]
-    twins, alone = look(pooled([row, row], [0, 0]), x, ClassScore(0)), look(pooled([row], [0]), x, ClassScore(0))
+    twins, alone = look(pooled([row, row], [0, 0]), x, ClassScore(0)), look(pooled([row], [0]), x, ClassScore(1))
     assert_close(rivalcam(twins), rivalcam(alone))
     assert_close(rivalcam(alone), METHODS["hirescam"](alone))
     assert_close(rivalcam(twins, kinship=0.0), rivalcam(alone) / 2)

@@ -1,8 +1,7 @@
-"""What is explained: each target's numbers, what a person may ask for, and the outputs that models return."""
+"""What is explained: each target's numbers, and what a person may ask for."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, UserDict, namedtuple
 from math import exp, log
 from typing import Any
 
@@ -12,13 +11,17 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.outputs import probabilities
 from camtool.targets import (
     AgainstRest,
+    Box,
     ClassScore,
     Contrast,
     Custom,
+    Detection,
     Finer,
     Negated,
+    Point,
     Probability,
     Region,
     Similarity,
@@ -28,9 +31,8 @@ from camtool.targets import (
     choose,
     class_of,
     has_a_place,
-    logits,
     name_of,
-    probabilities,
+    probability,
     score,
 )
 
@@ -43,15 +45,8 @@ PLANES = torch.arange(16.0).reshape(2, 2, 2, 2)
 LABELS = ["tabby, tabby cat", "Crane", "crane"]
 
 
-class Answer(OrderedDict):
-    """A dictionary whose entries are attributes too, as Hugging Face's models return."""
-
-    def __init__(self, **entries: Any) -> None:
-        super().__init__(entries)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
+ONE = torch.tensor([[0.0], [log(4)]])
+"""Two images, a single logit."""
 
 
 # -------------------------------------------------------------------------------------------------- each by hand
@@ -63,7 +58,17 @@ class Answer(OrderedDict):
         (ClassScore(1), LOGITS, [5, 0]),
         (ClassScore(1), PLANES, [4 + 5 + 6 + 7, 12 + 13 + 14 + 15]),  # summed over the pixels
         (Probability(0), torch.tensor([[0.0, log(3)], [log(4), 0.0]]), [1 / 4, 4 / 5]),
-        (Probability(0), torch.tensor([[0.0], [log(4)]]), [1 / 2, 4 / 5]),  # one logit: its sigmoid
+        (Probability(0, of="sigmoid"), torch.tensor([[0.0, 9.0], [log(4), -9.0]]), [1 / 2, 4 / 5]),
+        (Probability(1), ONE, [1 / 2, 4 / 5]),  # the sigmoid
+        (Probability(1, of="sigmoid"), ONE, [1 / 2, 4 / 5]),
+        (Probability(0), ONE, [1 / 2, 1 / 5]),
+        (ClassScore(1), ONE, [0, log(4)]),
+        (ClassScore(0), ONE, [0, -log(4)]),
+        (ClassScore(0), ONE[:, 0], [0, -log(4)]),
+        (Contrast(1, 0), ONE, [0, 2 * log(4)]),
+        (AgainstRest(0), ONE, [0, -2 * log(4)]),
+        (Finer(1), ONE, [0, 2 * log(4)]),
+        (Value(), ONE, [0, log(4)]),
         (Probability(0), torch.tensor([[[0.0, 0.0], [log(3), 0.0]]]), [(1 / 4 + 1 / 2) / 2]),  # mean of two pixels
         (Contrast(0, 1), LOGITS, [1 - 5, 4 - 0]),
         (Contrast(0, 1, weight=0.5), LOGITS, [1 - 2.5, 4 - 0]),
@@ -87,6 +92,14 @@ class Answer(OrderedDict):
         (Region(1, torch.tensor([[1, 0], [0, 1]])), PLANES, [4 + 7, 12 + 15]),
         (Region(1, torch.tensor([[True, False], [False, True]])), PLANES, [4 + 7, 12 + 15]),
         (Region(0, torch.tensor([[0.5, 0.0], [0.0, 0.0]])), PLANES, [0, 4]),
+        (Region(1, np.array([[True, False], [False, True]])), PLANES, [4 + 7, 12 + 15]),
+        (Region(0, torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0]])), PLANES, [(0 + 2) / 2 + 2 / 2, (8 + 10) / 2 + 10 / 2]),
+        (Region(1, torch.ones(1, 1)), PLANES, [4 + 5 + 6 + 7, 12 + 13 + 14 + 15]),
+        (Region(1, torch.ones(2, 2)), torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), [6]),  # one plane: of two classes
+        (Region(0, torch.ones(2, 2)), torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), [-6]),
+        (Point(1, 0, 0), PLANES, [1, 9]),
+        (Point(0.9, 1.5), PLANES, [6, 14]),  # class 1, which is the highest everywhere
+        (Region.at(1, (1.5, 1.5)), PLANES, [7, 15]),
         (Similarity(torch.tensor([3.0, 4.0])), torch.tensor([[6.0, 8.0], [-4.0, 3.0], [1.0, 0.0]]), [1, 0, 0.6]),
         (Custom(lambda one: one[0] * one[1]), LOGITS, [5, 0]),
         (Custom(lambda one: one.max(0, keepdim=True).values), LOGITS, [5, 4]),
@@ -122,9 +135,30 @@ def test_a_class_that_does_not_exist_is_refused(target: Any, index: int) -> None
         score([target(index)] * 2, LOGITS)
 
 
-def test_a_region_must_have_the_outputs_size() -> None:
-    with pytest.raises(TargetError, match=r"mask has shape \(3, 3\), but the model's output has \(2, 2\) pixels"):
-        Region(0, torch.ones(3, 3))(PLANES)
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(3), r"mask has shape \(3,\), but .* \(2, 2\); give a mask with as many axes, of any size"),
+        (torch.ones(1, 2, 2), r"mask has shape \(1, 2, 2\)"),
+        (torch.ones(0, 2), r"mask has shape \(0, 2\)"),
+        (torch.zeros(2, 2), "mask is empty where the model looks"),
+        (torch.tensor([[1.0, -1.0], [0.0, 0.0]]), "mask holds negative weights"),
+        (torch.full((2, 2), torch.nan), "mask holds negative weights"),
+    ],
+)
+def test_a_mask_that_marks_nothing_is_refused(mask: Tensor, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        Region(0, mask)(PLANES)
+
+
+def test_a_region_is_about_a_plane_of_scores() -> None:
+    with pytest.raises(TargetError, match=r"for an image and a class has shape \(\)"):
+        Region(0, torch.ones(2, 2))(LOGITS)
+    with pytest.raises(TargetError, match=r"Point is about a place, but the model's output for an image is \(3,\)"):
+        Point(0, 0)(LOGITS)
+    for x, y in ((2, 0), (0, 2), (-0.1, 0)):
+        with pytest.raises(TargetError, match="is outside of what the model sees"):
+            Point(x, y)(PLANES)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +187,12 @@ def test_a_callable_must_return_a_tensor_with_one_number(function: Any, came: st
         (lambda: Contrast(0, 1, shares=(0.0,)), "give each a positive number"),
         (lambda: Negated(3), r"Negated takes a target such as ClassScore\(3\), .* got int"),
         (lambda: Negated(max), "got builtin_function_or_method"),
-        (lambda: Finer(0)(torch.zeros(2, 1)), r"shape \(1,\), not \(K,\) with two classes or more"),
         (lambda: Finer(0)(PLANES), r"shape \(2, 2, 2\), not \(K,\)"),
-        (lambda: AgainstRest(0)(torch.zeros(2, 1)), "one class, so there is no rest"),
+        (lambda: Probability(0, of="sigmod"), r"Probability's of 'sigmod' is unknown; .*Did you mean 'sigmoid'"),
+        (lambda: Box((0, 0, 0, 1)), r"Box \(0, 0, 0, 1\) is empty"),
+        (lambda: Box((0, 0, 1, 1), 0, 0), "iou_threshold is 0; it must be above 0 and at most 1"),
+        (lambda: Box((0, 0, 1, 1), 0, 1.1), "iou_threshold is 1.1"),
+        (lambda: Box((0, 0, 1, 1))(LOGITS), "about a detection, but the model is no detector"),
     ],
 )
 def test_a_target_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
@@ -219,10 +256,10 @@ def test_against_the_logsumexp_of_the_rest_a_class_has_its_log_odds() -> None:
 
 
 def test_only_what_is_about_a_region_has_a_place() -> None:
-    region = Region(0, torch.ones(2, 2))
-    assert [has_a_place(target) for target in (region, Negated(region), Negated(ClassScore(0)), Finer(0))] == [
-        *(True, True, False, False)
-    ]
+    region, box = Region(0, torch.ones(2, 2)), Box((0, 0, 1, 1))
+    placed = [region, Negated(region), Point(0, 0), box, Negated(box), Detection()]
+    assert all(map(has_a_place, placed))
+    assert not any(map(has_a_place, [Negated(ClassScore(0)), Finer(0), Custom(max)]))
 
 
 # ------------------------------------------------------------------------------------------------ many at once
@@ -328,10 +365,59 @@ def test_a_name_needs_labels() -> None:
 
 
 @pytest.mark.parametrize("want", [None, Top(3)])
-def test_a_map_of_classes_has_no_top_class(want: Top | None) -> None:
-    with pytest.raises(TargetError, match=r"shape \(2, 2, 2\), not \(K,\); pass a class index or a target"):
-        choose(want, PLANES[0], None)
-    assert choose(1, PLANES[0], None) == [ClassScore(1)]
+def test_what_is_neither_scores_nor_planes_has_no_top_class(want: Top | None) -> None:
+    with pytest.raises(TargetError, match=r"shape \(2, 4\), not \(K,\); pass a class index, or a callable"):
+        choose(want, PLANES[0].flatten(1), None)
+    assert choose(1, PLANES[0].flatten(1), None) == [ClassScore(1)]
+
+
+# ------------------------------------------------------------------------------------------------- a single logit
+
+
+@pytest.mark.parametrize(("logit", "index"), [(2.0, 1), (-2.0, 0), (1e-6, 1)])
+def test_the_sign_of_a_single_logit_says_which_of_two_classes(logit: float, index: int) -> None:
+    answer = torch.tensor([logit])
+    (target,) = choose(None, answer, ["sound", "crack"])
+    assert target == ClassScore(index)
+    assert float(target(answer[None])) == pytest.approx(abs(logit))
+    assert choose(["sound", "crack"][index], answer, ["sound", "crack"]) == [target]
+    chances = probabilities(answer[None])[0].numpy()
+    assert probability(target, abs(logit), chances) == pytest.approx(1 / (1 + exp(-abs(logit))))
+    with pytest.raises(TargetError, match="2 does not exist: the model has 2 classes, 0 to 1"):
+        choose(2, answer, None)
+
+
+def test_a_regression_has_no_classes() -> None:
+    answer = torch.tensor([-3.5])
+    (target,) = choose(Value(), answer, None)
+    assert float(target(answer[None])) == -3.5
+    assert probability(target, -3.5, probabilities(answer[None])[0].numpy()) is None
+
+
+# ------------------------------------------------------------------------------------------------- how probable
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "expected"),
+    [
+        (ClassScore(1), 5.0, 0.2),
+        (Negated(ClassScore(1)), -5.0, 0.2),
+        (Contrast(1, 0), 5.0, 0.2),
+        (Probability(1, of="sigmoid"), 0.75, 0.75),  # not the share that softmax gives it
+        (Negated(Probability(1, of="sigmoid")), -0.75, 0.75),
+        (Value(1), 5.0, None),
+        (Custom(max), 5.0, None),
+    ],
+    ids=str,
+)
+def test_what_a_target_is_about_has_a_probability(target: Target, value: float, expected: float | None) -> None:
+    assert probability(target, value, np.array([0.8, 0.2])) == expected
+
+
+def test_a_regions_probability_is_that_inside_it() -> None:
+    chances = np.array([[[0.1, 0.2], [0.3, 0.4]], [[0.9, 0.8], [0.7, 0.6]]])
+    assert probability(Region(1, torch.tensor([[1.0, 0.0], [0.0, 2.0]])), 0.0, chances) == pytest.approx(0.7)
+    assert probability(ClassScore(1), 0.0, chances) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -361,62 +447,6 @@ def test_a_target_knows_its_class_and_its_name(target: Target, index: int | None
 
 def test_a_similaritys_name_does_not_spell_out_the_embedding() -> None:
     assert name_of(Similarity(torch.randn(512)), LABELS) == "similarity"
-
-
-# ------------------------------------------------------------------------------------------------- models' outputs
-
-Pair = namedtuple("Pair", "logits state")
-AUX = torch.randn(2, 9)
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        LOGITS,
-        (LOGITS, AUX),
-        [LOGITS, AUX],
-        Pair(LOGITS, AUX),
-        {"out": LOGITS, "aux": AUX},
-        {"aux": AUX, "out": LOGITS},
-        {"hidden": AUX, "logits": LOGITS},
-        OrderedDict(aux=AUX, logits=LOGITS),
-        Answer(hidden=AUX, logits=LOGITS),
-        UserDict({"hidden": AUX, "logits": LOGITS}),
-        {"logits": (LOGITS, AUX)},
-        (None, torch.tensor([1, 2]), LOGITS),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_the_scores_are_found_in_whatever_a_model_returns(output: Any) -> None:
-    assert torch.equal(logits(output), LOGITS)
-    assert score([ClassScore(1), ClassScore(0)], output).tolist() == [5, 4]
-    assert score([ClassScore(1), Value(0)], output).tolist() == [5, 4]
-
-
-def test_a_callable_sees_one_image_in_the_models_own_structure() -> None:
-    seen: list[Any] = []
-
-    def first(one: Answer) -> Tensor:
-        seen.append((type(one), one.hidden.shape, one["logits"].shape))
-        return one.logits[0]
-
-    assert Custom(first)(Answer(hidden=AUX, logits=LOGITS)).tolist() == [1, 4]
-    assert seen == [(Answer, (9,), (3,))] * 2
-
-
-@pytest.mark.parametrize("shape", [(2,), (2, 1)], ids=str)
-def test_a_model_with_one_logit_has_one_class(shape: tuple[int, ...]) -> None:
-    output = torch.tensor([0.0, 2.0]).reshape(shape)
-    assert choose(None, logits(output)[0], ["crack"]) == [ClassScore(0)]
-    assert score([ClassScore(0), ClassScore(0)], output).tolist() == [0, 2]
-    torch.testing.assert_close(probabilities(output), torch.tensor([[0.5], [1 / (1 + exp(-2))]]))
-    torch.testing.assert_close(score([Probability(0), Value()], output), torch.tensor([0.5, 2.0]))
-
-
-@pytest.mark.parametrize("output", ["yes", None, {}, (1, 2), torch.tensor([1, 2]), torch.tensor(1.0)], ids=repr)
-def test_an_output_without_scores_is_refused(output: Any) -> None:
-    with pytest.raises(TargetError, match=f"the model returned {type(output).__name__} without a tensor of scores"):
-        logits(output)
 
 
 def test_a_contrast_needs_rivals_and_numbers() -> None:

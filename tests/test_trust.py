@@ -52,13 +52,14 @@ def one_that_says(warnings: tuple[str, ...], *said: str) -> bool:
     return len(warnings) == len(said) and all(part in warning for part, warning in zip(said, warnings, strict=True))
 
 
-GUIDED = ["guided-backprop", "guided-gradcam"]  # there is no ReLU in the net
+UNSUITED = ["guided-backprop", "guided-gradcam", *(name for name in METHODS if "attention" in METHODS[name].needs)]
+"""There is no ReLU in the net, and no attention."""
 
 RIGHTLY_EMPTY = ["fem", "smoothgrad"]
 """No pixel of uniform noise lies two deviations above the mean; and the net is linear, with one gradient everywhere."""
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in GUIDED + RIGHTLY_EMPTY])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in UNSUITED + RIGHTLY_EMPTY])
 def test_where_nothing_is_wrong_nothing_is_said(method: str) -> None:
     assert warned(Net(), picture(), method=method) == ()
 
@@ -110,7 +111,7 @@ def test_a_map_that_is_rightly_empty_is_told(method: str) -> None:
     assert one_that_says(warned(Net(), picture(), method=method), CONSTANT)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in GUIDED])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in UNSUITED])
 def test_a_picture_of_one_colour_gives_a_constant_map(method: str) -> None:
     result = camtool.explain(Net(), torch.full((3, 16, 16), 0.5), method=method)
     assert one_that_says(result.warnings, CONSTANT)
@@ -180,7 +181,7 @@ def test_one_logit_saturates_as_well() -> None:
     model = Net()
     model.head = nn.Linear(3, 1)
     nn.init.constant_(model.head.bias, 12.0)
-    assert one_that_says(warned(model, picture(), Probability(0)), SATURATED)
+    assert one_that_says(warned(model, picture(), Probability(1)), SATURATED)
 
 
 # -------------------------------------------------------------------------------------- the layer and the preparation

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence import Evidence
+from camtool.methods.options import check_number
 from camtool.methods.registry import method, weighting
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "hirescam",
     "layercam",
     "liftcam",
+    "odam",
     "over_positions",
     "shapleycam",
     "xgradcam",
@@ -131,6 +133,32 @@ def zoomcam(evidence: Evidence) -> Tensor:
         The weights ``(R, C, *grid)``.
     """
     return evidence.gradients
+
+
+@weighting("odam", paper="arXiv 2304.06354", needs="gradients")
+def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
+    """Gradients, each smoothed over its neighbours, weigh each position by itself: a map of one detected thing.
+
+    ``w_k`` is ``g_k`` behind a Gaussian (Zhao and Chan 2023), so the map is HiResCAM's with smoothed gradients. A
+    detector reads a thing off few positions, whose gradients are ragged: their mean, as in Grad-CAM, would light up
+    everything else of the kind, and taken singly they leave gaps. The paper's width of the Gaussian goes with its
+    detectors' maps; here it is an option. At the border the bell is cut off and what is left of it made to sum to 1.
+
+    Args:
+        evidence: What the model shows.
+        smoothing: The Gaussian's standard deviation, in positions; 0 is HiResCAM.
+
+    Returns:
+        The weights ``(R, C, *grid)``.
+    """
+    check_number("smoothing", smoothing, least=0)
+    weights = evidence.gradients
+    if smoothing > 0:
+        for axis, length in enumerate(weights.shape[2:], start=2):
+            offsets = torch.arange(length).to(weights)
+            bells = (-((offsets[:, None] - offsets) ** 2) / (2 * smoothing**2)).exp()
+            weights = (weights.movedim(axis, -1) @ (bells / bells.sum(1, keepdim=True)).T).movedim(-1, axis)
+    return weights
 
 
 @weighting("shapleycam", paper="arXiv 2501.06261", needs="gradients, second derivatives", cost="some passes")

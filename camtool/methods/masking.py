@@ -22,7 +22,8 @@ from camtool.maps import in_units_of_its_peak, is_constant, min_max, per_row, re
 from camtool.methods.gradient import over_positions
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
-from camtool.targets import ClassScore, Probability, Target, class_of, logits
+from camtool.outputs import logits
+from camtool.targets import ClassScore, Probability, Target
 
 __all__ = ["blur", "groupcam", "iscam", "probability_of", "probability_or_score", "rise", "scorecam", "sscam"]
 
@@ -428,8 +429,9 @@ def probability_of(target: Target) -> Target | None:
 
     A contrast of two classes, say, or the negative of a score, is about a class too, but asks another question of it.
     """
-    index = class_of(target) if type(target) in (ClassScore, Probability) else None
-    return None if index is None else _Wide(Probability(index))
+    if isinstance(target, ClassScore):
+        target = Probability(target.index)
+    return _Wide(target) if isinstance(target, Probability) else None
 
 
 def _probability(target: Target) -> Target:

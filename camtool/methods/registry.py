@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeAlias, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from camtool.errors import MethodError, near
 from camtool.evidence import Evidence
+from camtool.sealed import is_quantised, sealed_as
 
 __all__ = [
     "COSTS",
@@ -26,6 +27,7 @@ __all__ = [
     "MethodFunction",
     "Wrapper",
     "WrapperFunction",
+    "check_model",
     "check_options",
     "find",
     "method",
@@ -53,7 +55,8 @@ class Method:
         paper: Its source: an arXiv number or a DOI; empty for a person's own function.
         needs: What it needs of the model beyond a forward, in a few words.
         cost: What it costs beyond that forward.
-        at_input: It looks at no layer that a person could choose, and its map is on the picture's own grid.
+        at_input: It looks at no layer that a person could choose; its map is on the picture's own grid, or on that of a
+            transformer's tokens.
         weights: For methods that weigh activations, the function to the weights alone, see :func:`weighting`.
     """
 
@@ -158,6 +161,37 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
             names = ", ".join(repr(method.name) for method in methods)
             listed = ", ".join(sorted(known)) or "none"
             raise MethodError(f"method {names} has no option {option!r}; known options: {listed}.{near(option, known)}")
+
+
+def check_model(methods: Sequence[Method], model: nn.Module) -> None:
+    """See that a model is asked only for what it can answer, where it hides its inside or has no gradients.
+
+    Raises:
+        MethodError: A method needs more; the message names those that do not.
+    """
+    piece = sealed_as(model)
+    for method in methods:
+        if piece and not _asks_outside(method):
+            able = ", ".join(name for name, each in METHODS.items() if _asks_outside(each))
+            raise MethodError(
+                f"the model is {piece}, which runs in one piece, so method {method.name!r} cannot look into it; use "
+                f"one of {able}, or the model that it was made of."
+            )
+        if _needs_slopes(method) and is_quantised(model):
+            able = ", ".join(name for name, each in METHODS.items() if not _needs_slopes(each))
+            raise MethodError(
+                f"the model is quantised, so no gradient passes through it, which method {method.name!r} needs; use "
+                f"one of {able}, or the model before it was quantised."
+            )
+
+
+def _asks_outside(method: Method) -> bool:
+    """Whether a method asks only what goes into a model and comes out of it."""
+    return method.at_input and method.needs in ("forwards", "gradients at the input")
+
+
+def _needs_slopes(method: Method) -> bool:
+    return "gradients" in method.needs or "ReLUs" in method.needs
 
 
 # ------------------------------------------------------------------------------------------------------- wrappers

@@ -7,7 +7,19 @@ without an oracle fails a test.
 
 from __future__ import annotations
 
-from oracles import ablation, activation, gradient, masking, optimised, paths, pixels, rival
+from oracles import ablation, activation, attention, gradient, masking, optimised, paths, pixels, rival
 from oracles.base import ORACLES, Case
 
-__all__ = ["ORACLES", "Case", "ablation", "activation", "gradient", "masking", "optimised", "paths", "pixels", "rival"]
+__all__ = [
+    "ORACLES",
+    "Case",
+    "ablation",
+    "activation",
+    "attention",
+    "gradient",
+    "masking",
+    "optimised",
+    "paths",
+    "pixels",
+    "rival",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import factorial
+from math import exp, factorial
 
 from oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
 
@@ -165,3 +165,19 @@ def second_derivative(case: Case, direction: Maps, h: float = 0.02, reach: int =
         weight = 2 * sign * factorial(reach) ** 2 / (n**2 * factorial(reach - n) * factorial(reach + n))
         total += weight * (score(n * h) - 2 * here + score(-n * h))
     return total / h**2
+
+
+@oracle("odam")
+def odam(case: Case, smoothing: float = 1.0) -> Map:
+    """Zhao and Chan 2023: ``relu(Σ_k Φ(g_k) ⊙ A_k)``, ``Φ`` being the mean under a Gaussian about each position."""
+    A, g = case.A, case.g
+    result = zeros_like(A[0])
+    for k in range(len(A)):
+        for i, j in positions(A[k]):
+            total, bell = 0.0, 0.0
+            for a, b in positions(A[k]):
+                near = exp(-((i - a) ** 2 + (j - b) ** 2) / (2 * smoothing**2))
+                total += near * g[k][a][b]
+                bell += near
+            result[i][j] += total / bell * A[k][i][j]
+    return relu(result)

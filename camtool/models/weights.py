@@ -1,0 +1,103 @@
+"""Weights: what a file holds, and whether it fits. No code in a file is ever run."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import ModelError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["classes_in", "fill", "read_state"]
+
+
+def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """The tensors in a ``.safetensors``, ``.pt`` or ``.pth`` file, by name; no code in the file is ever run.
+
+    A checkpoint that keeps them under ``state_dict`` or ``model``, or under ``module.`` as ``DataParallel`` does, is
+    unpacked.
+
+    Raises:
+        ModelError: There is no such file, it is damaged, it holds no tensors, or reading it would run code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"weights {str(path)!r}: there is no such file.")
+    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
+        raise ModelError(f"weights {str(path)!r} hold no tensors by name ({type(found).__name__}); save a state_dict.")
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    wrapped = all(key.startswith("module.") for key in tensors)
+    return {key.removeprefix("module.") if wrapped else key: value for key, value in tensors.items()}
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ModelError(f"weights {str(path)!r} are no whole safetensors file: {error}.") from error
+
+
+# What torch's safe unpickler lets through on damaged files.
+_UNPICKLER_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"weights {str(path)!r} are damaged, or a pickle that holds more than tensors; reading it could run any "
+            "code, so it is refused. Save model.state_dict(), best as .safetensors."
+        ) from error
+    except _UNPICKLER_FAULTS as error:
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise ModelError(f"weights {str(path)!r} are damaged: {reason}") from error
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:
+    """Give a model the tensors of a file.
+
+    Raises:
+        ModelError: They do not fit.
+    """
+    state = OrderedDict(state)
+    # A file of tensors alone does not say which version of the model wrote it. Some models ask: the present one did.
+    state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:3]]
+        raise ModelError(f"weights {str(path)!r} do not fit the model: {' '.join(lines)}") from error
+
+
+def classes_in(state: Mapping[str, Tensor], model: nn.Module) -> int | None:
+    """How many classes the weights have: the length of what fills the model's last weight matrix."""
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    return len(state[matrices[-1]]) if matrices and matrices[-1] in state else None

@@ -1,0 +1,511 @@
+"""The recorder itself.
+
+A :class:`Recorder` is a ``with`` block, in which the model runs as it would without: layers are given the very tensors
+and hand on the very tensors, and the training mode is the model's own. What is kept is a copy, so what is written to a
+tensor later on, by a ReLU in place say, does not change the record; on a CPU the copy is made only when that happens.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import CamtoolError, LayerError, near
+from camtool.hooks import (
+    Inputs,
+    call,
+    forward_hook,
+    forward_pre_hook,
+    gradient_hook,
+    main_tensor,
+    map_tensors,
+    module_named,
+    modules_by_name,
+    name_of,
+    with_main_tensor,
+)
+from camtool.recorder.backward import SentBack
+from camtool.recorder.edits import Edit
+from camtool.recorder.records import Call, Entry, Keep, Keeping, Record, tensors_in
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Recorder", "SeveralCallsWarning", "Which", "select"]
+
+_Selector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
+
+Which: TypeAlias = _Selector | Sequence[_Selector]
+"""Layers: by dotted name, wildcard, type, function of name and module, the module itself, or a list of these."""
+
+Edits: TypeAlias = Mapping[_Selector, Edit]
+"""What is done at which layers."""
+
+
+class SeveralCallsWarning(UserWarning):
+    """A recorded layer ran more than once in a forward, so the first entry of its record is not all there is of it."""
+
+
+class Recorder:
+    """Record what layers receive, return, and get as gradients, for as long as the ``with`` block lasts.
+
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> with Recorder(net, ["0"], inputs=True, gradients=True) as recorder:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        >>> recorder["0"].inputs[0].tolist(), recorder["0"].shape
+        ([[1.0, 1.0]], (1, 2))
+
+    As many forwards as run inside are recorded. Of a whole loader's, ``keep`` says what remains:
+
+        >>> loader = [torch.ones(4, 2), 3 * torch.ones(4, 2)]
+        >>> with Recorder(net, nn.Linear, inputs=True, keep="mean") as recorder, torch.inference_mode():
+        ...     for batch in loader:
+        ...         _ = net(batch)
+        >>> recorder["0"].inputs[0].tolist()
+        [2.0, 2.0]
+
+    Edits change things on the way. Each is a function of one tensor, the first floating one of what a layer gets or
+    gives, which returns another tensor, or writes to that one and returns nothing. A record shows what the edits made:
+
+        >>> from camtool.recorder import scale, zero
+        >>> with Recorder(net, edit={"0": zero()}, edit_gradients={"1": scale(2)}, gradients=True) as recorder:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        >>> recorder["0"].outputs[0].tolist(), recorder["1"].grad_outputs[0].tolist()
+        ([[0.0, 0.0]], [[2.0, 2.0]])
+
+    Only the thread that entered the block is recorded, and only what happens in the block: forwards, and backward
+    passes. A part that torch runs again in the backward pass, a checkpointed one, is recorded again.
+
+    Args:
+        model: Any module.
+        layers: Which of its modules, see :func:`select`: a dotted name, a wildcard (``"layer*.conv1"``), a type
+            (``nn.Conv2d``), a function of name and module, or a list of these. All modules where it is left out.
+        inputs: Record what the layers receive.
+        outputs: Record what the layers return.
+        gradients: Record the gradients at the layers' inputs and outputs when a backward pass runs in the block.
+        keep: What is kept of several forwards: ``"all"``; the ``"last"``; all in one tensor, joined along the first
+            dimension, ``"concat"``; or what a reducer makes of them one by one, so that memory does not grow:
+            ``"mean"``, ``"max"`` and ``"histogram"``, :class:`Mean`, :class:`Max` and :class:`Histogram` with options
+            of their own, any object with their two methods, or a function of what there is so far and one more tensor.
+        edit: By layer, what is done to its output. Layers are named as above, and need not be recorded.
+        edit_inputs: By layer, what is done to its input.
+        edit_gradients: By layer, what is done to the gradient at its output.
+        stop_after_last: Let :meth:`run` end each forward as soon as every recorded layer has run.
+        device: Where records are kept, ``"cpu"`` say; by default where they arise.
+        dtype: The type in which floating tensors are kept, ``torch.float16`` say; by default their own.
+        graph: Keep tensors on their graph, so that gradients can be taken at them. The model then goes on with copies:
+            where it relies on a layer's writing to its input, its output may be another.
+
+    Raises:
+        LayerError: A layer is unknown, or none matches.
+        CamtoolError: ``keep`` is unknown, does not go with ``graph``, or an edit is no function.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Which | None = None,
+        *,
+        inputs: bool = False,
+        outputs: bool = True,
+        gradients: bool = False,
+        keep: Keep = "all",
+        edit: Edits | None = None,
+        edit_inputs: Edits | None = None,
+        edit_gradients: Edits | None = None,
+        stop_after_last: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        graph: bool = False,
+    ) -> None:
+        self._model = model
+        self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
+        kinds = inputs * ["inputs"] + outputs * ["outputs"] + gradients * ["grad_inputs", "grad_outputs"]
+        self._keeping = Keeping(keep, device, dtype, graph=graph)
+        self._records = {name: Record(name, self._keeping, kinds) for name in select(model, layers)}
+        self._edits = _by_name(model, edit, "edit")
+        self._edits_of_inputs = _by_name(model, edit_inputs, "edit_inputs")
+        self._edits_of_gradients = _by_name(model, edit_gradients, "edit_gradients")
+        self._stop_after_last = stop_after_last
+        self._awaited: set[str] | None = None
+        self._entered, self._has_warned = 0, False
+        self._forward, self._running = 0, False
+        self._switch = _Switch()
+        self._stack = ExitStack()
+        self._taps: list[_Tap] = []
+        self._not_arising: frozenset[int | None] = frozenset()
+        self._given: frozenset[int | None] = frozenset()
+
+    # ------------------------------------------------------------------------------------------- for those who use it
+
+    def run(self, inputs: Inputs) -> Any:
+        """Run the model once, in the block or without one, and end early if the recorder shall stop after the last.
+
+        The forward is then left by an exception that the model does not get to see, from within the layer that was
+        missing last. Of layers that run several times in a forward, only what came until then is recorded.
+
+            >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+            >>> recorder = Recorder(net, "1", stop_after_last=True)
+            >>> recorder.run(torch.ones(1, 2)) is None, recorder["1"].shape
+            (True, (1, 2))
+
+        Args:
+            inputs: What the model is called with: a tensor, a sequence of positional arguments, or a mapping.
+
+        Returns:
+            The model's output, ``None`` where the forward ended early.
+        """
+        self.__enter__()
+        self._awaited = set(self._records) if self._stop_after_last else None
+        try:
+            output = call(self._model, inputs)
+        except _EndedEarly as end:
+            if end.recorder is not self:
+                raise
+            output = None
+        finally:
+            self._awaited, self._running = None, False
+            self._leave()
+        self._warn_of_several_calls()
+        return output
+
+    def __enter__(self) -> Self:
+        if not self._entered:
+            self._register()
+        self._entered += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+        if error is None:
+            self._warn_of_several_calls()
+
+    def __getitem__(self, layer: str) -> Record:
+        if layer not in self._records:
+            raise LayerError(f"layer {layer!r} is not recorded.{near(layer, self._records)}")
+        return self._records[layer]
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._records
+
+    def __iter__(self) -> Iterator[tuple[str, Record]]:
+        return iter(self._records.items())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        rows = [("layer", "module", "calls", "shape")]
+        for name, record in self:
+            shape = "-" if record.shape is None else str(record.shape)
+            rows.append((name or "(model)", type(self._at(name)).__name__, str(record.calls), shape))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n  ".join([f"Recorder of {type(self._model).__name__}, {len(self)} layers", *lines])
+
+    # ----------------------------------------------------------------------------------------------- hooks come and go
+
+    def _register(self) -> None:
+        self._taps.clear()
+        with ExitStack() as stack:  # all hooks or, should one fail to register, none
+            enter = stack.enter_context
+            enter(forward_pre_hook(self._model, self._begin_forward))
+            for name, edit in self._edits_of_inputs:
+                enter(forward_pre_hook(self._at(name), partial(_edit_inputs, name, edit)))
+            # Edits go ahead of all other hooks on the output; the last one to say so comes first.
+            for name, edit in reversed(self._edits_of_gradients):
+                enter(forward_hook(self._at(name), partial(self._edit_gradient, name, edit), first=True))
+            for name, edit in reversed(self._edits):
+                enter(forward_hook(self._at(name), partial(_edit_output, name, edit), first=True))
+            for name, record in self:
+                tap = _Tap(record)
+                self._taps.append(tap)
+                if self._inputs or self._gradients:
+                    enter(forward_pre_hook(self._at(name), partial(self._before, tap)))
+                enter(forward_hook(self._at(name), partial(self._after, tap)))
+            enter(forward_hook(self._model, self._end_forward, always=True))
+            self._stack = stack.pop_all()
+        self._not_arising = frozenset([None, *map(_storage, [*self._model.parameters(), *self._model.buffers()])])
+        self._switch.on = True
+
+    def _leave(self) -> None:
+        self._entered -= 1
+        if not self._entered:
+            self._switch.on = self._running = False
+            self._taps.clear()
+            self._stack.close()
+
+    def _at(self, name: str) -> nn.Module:
+        return module_named(self._model, name)
+
+    def _warn_of_several_calls(self) -> None:
+        several = [name for name, record in self if record.most_calls > 1]
+        if several and not self._entered and not self._has_warned:
+            self._has_warned = True
+            others = f", and {len(several) - 1} more ran several times" if several[1:] else ""
+            warnings.warn(
+                f"layer {several[0]!r} ran {self[several[0]].most_calls} times in one forward{others}; "
+                f"the record has an entry for each call, in order.",
+                SeveralCallsWarning,
+                stacklevel=3,
+            )
+
+    # ----------------------------------------------------------------------------------------------- during a forward
+
+    def _begin_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forward += 1
+        self._running = True
+        for tap in self._taps:
+            tap.running.clear()  # calls that never ended, as the forward did not
+        self._given = frozenset(map(_storage, tensors_in((args, kwargs))))
+
+    def _end_forward(self, *_: object) -> None:
+        self._running = False
+
+    def _begin(self, tap: _Tap) -> Call:
+        if not self._running:  # somebody calls a part of the model by itself
+            self._forward += 1
+        return tap.record.begin(self._forward)
+
+    def _before(
+        self, tap: _Tap, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        call = self._begin(tap)
+        given = _unpacked(args, kwargs)
+        tensors = tensors_in(given)
+        if self._inputs:
+            self._keep(tap.record, call, "inputs", given, tensors)
+        sent = None
+        if self._gradients:
+            entry = tap.record.entry(call, "grad_inputs", given, len(tensors))
+            sent = SentBack(tensors, self._keeper(entry), self._on_gradient)
+        tap.running.append((call, sent))
+        return map_tensors((args, kwargs), Tensor.clone) if self._keeping.graph and self._inputs else None
+
+    def _after(self, tap: _Tap, module: nn.Module, output: Any) -> Any:
+        call, sent = tap.running.pop() if tap.running else (self._begin(tap), None)
+        tensors = tensors_in(output)
+        main = main_tensor(output)
+        tap.record.shape = tap.record.shape if main is None else tuple(main.shape)
+        if self._outputs:
+            self._keep(tap.record, call, "outputs", output, tensors)
+        if self._gradients:
+            self._await_gradients(tap.record.entry(call, "grad_outputs", output, len(tensors)), tensors)
+        if sent is not None:
+            sent.returned(tensors, self._on_gradient)
+        self._end_early(tap.record.name, module)
+        return map_tensors(output, Tensor.clone) if self._keeping.graph and self._outputs else None
+
+    def _end_early(self, name: str, module: nn.Module) -> None:
+        if self._awaited is not None:
+            self._awaited.discard(name)
+            if not self._awaited and module is not self._model:
+                raise _EndedEarly(self)
+
+    def _keep(self, record: Record, call: Call, kind: str, structure: Any, tensors: list[Tensor]) -> None:
+        entry = record.entry(call, kind, structure, len(tensors))
+        for leaf, tensor in zip(entry.leaves, tensors, strict=True):
+            leaf.update(self._keeping.taken(tensor, self._as_it_is_now))
+
+    def _as_it_is_now(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is: what is written to it later is not seen."""
+        if self._keeping.graph:
+            return tensor  # the model goes on with a copy of it
+        storage = _storage(tensor)
+        arose_here = self._running and storage not in self._given and storage not in self._not_arising
+        return _copied_on_write(tensor) if arose_here else tensor.clone()
+
+    # ------------------------------------------------------------------------------------------------------- gradients
+
+    def _await_gradients(self, entry: Entry, tensors: list[Tensor]) -> None:
+        keep = self._keeper(entry)
+        for place, tensor in enumerate(tensors):
+            if tensor.requires_grad:
+                self._on_gradient(tensor, partial(keep, place))
+
+    def _keeper(self, entry: Entry) -> Callable[[int, Tensor], None]:
+        # What is on a graph holds neither the record nor the recorder, which may themselves hold the graph.
+        switch, keeping, reference = self._switch, self._keeping, weakref.ref(entry)
+
+        def keep(place: int, gradient: Tensor) -> None:
+            entry = reference()
+            if switch.on and entry is not None:
+                entry.leaves[place].update(keeping.taken(gradient, torch.clone))
+
+        return keep
+
+    def _edit_gradient(self, name: str, edit: Edit, _: nn.Module, output: Any) -> None:
+        switch = self._switch
+
+        def change(gradient: Tensor) -> Tensor | None:
+            return _edited(gradient, edit, f"edit_gradients of layer {name!r}") if switch.on else None
+
+        tensor = _main_tensor_of(name, output)
+        if tensor.requires_grad:
+            self._on_gradient(tensor, change)
+
+    def _on_gradient(self, tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> None:
+        remove = gradient_hook(tensor, see)
+        if tensor.is_leaf:
+            self._stack.callback(remove)
+
+
+# -------------------------------------------------------------------------------------------------------- particulars
+
+
+@dataclass
+class _Switch:
+    """Whether hooks that lie on graphs, from where nobody removes them, still act."""
+
+    on: bool = False
+
+
+@dataclass(eq=False)
+class _Tap:
+    """A layer's record, and those of its calls that have begun and not ended."""
+
+    record: Record
+    running: list[tuple[Call, SentBack | None]] = field(default_factory=list)
+
+
+class _EndedEarly(BaseException):
+    """Ends a forward; no ``except Exception`` of a model's catches it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+
+def _unpacked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer is given: a single thing, a tuple of several, or a mapping by position and keyword."""
+    if kwargs:
+        return {**dict(enumerate(args)), **kwargs}
+    return args[0] if len(args) == 1 else args
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """What tensors have in common that share their memory; ``None`` for those that do not show it, as vmap's."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
+
+
+def _copied_on_write(tensor: Tensor) -> Tensor:
+    """A copy that takes neither time nor memory until one of the two is written to.
+
+    Not on a GPU, where what is copied on write does not tell on which streams it is in use.
+    """
+    is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
+    copied: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone) if is_plain else torch.clone
+    return copied(tensor)
+
+
+def _main_tensor_of(name: str, structure: Any) -> Tensor:
+    tensor = main_tensor(structure)
+    if tensor is None:
+        raise LayerError(f"layer {name!r} has no floating tensor there that could be edited; choose another layer.")
+    return tensor
+
+
+def _edit_inputs(
+    name: str, edit: Edit, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    edited = _edited(_main_tensor_of(name, (args, kwargs)), edit, f"edit_inputs of layer {name!r}")
+    changed: tuple[Any, dict[str, Any]] = with_main_tensor((args, kwargs), edited)
+    return changed
+
+
+def _edit_output(name: str, edit: Edit, _: nn.Module, output: Any) -> Any:
+    return with_main_tensor(output, _edited(_main_tensor_of(name, output), edit, f"edit of layer {name!r}"))
+
+
+def _edited(tensor: Tensor, edit: Edit, what: str) -> Tensor:
+    given = tensor.clone()  # it may be written to
+    edited = edit(given)
+    if edited is None:
+        return given
+    if not isinstance(edited, Tensor):
+        raise CamtoolError(f"{what}: it returned {type(edited).__name__}; return a tensor, or nothing.")
+    return edited
+
+
+def _by_name(model: nn.Module, edits: Edits | None, argument: str) -> list[tuple[str, Edit]]:
+    for edit in (edits or {}).values():
+        if not callable(edit):
+            raise CamtoolError(f"{argument}: {edit!r} is no function of a tensor; use replace(value) to put a value.")
+    return [(name, edit) for which, edit in (edits or {}).items() for name in select(model, which)]
+
+
+# ---------------------------------------------------------------------------------------------------- choosing layers
+
+
+def select(model: nn.Module, which: Which | None) -> list[str]:
+    """The dotted names of the layers that are meant, each once.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
+        >>> select(net, nn.Conv2d), select(net, "[01]"), select(net, lambda name, module: name > "1")
+        (['0', '2'], ['0', '1'], ['2'])
+
+    Args:
+        model: Any module.
+        which: A dotted name; a wildcard such as ``"layer*.conv1"``, in which ``*`` stands for any characters, dots
+            included; a type; a module of the model; a function of name and module that tells whether it is meant; or a
+            list of these. ``None`` means all modules, the model itself included, whose name is ``""``.
+
+    Raises:
+        LayerError: A name is unknown, or nothing matches; the message suggests near names.
+    """
+    if which is None:
+        return list(modules_by_name(model))
+    if isinstance(which, Sequence) and not isinstance(which, (str, nn.Module)):
+        return list(dict.fromkeys(name for each in which for name in _matching(model, each)))
+    return _matching(model, which)
+
+
+def _matching(model: nn.Module, which: Any) -> list[str]:
+    if isinstance(which, nn.Module):
+        return [name_of(model, which)]
+    if isinstance(which, str) and not set(which) & set("*?["):
+        module_named(model, which)
+        return [which]
+    found, nothing = _searched(model, which)
+    if not found:
+        raise LayerError(nothing)
+    return found
+
+
+def _searched(model: nn.Module, which: Any) -> tuple[list[str], str]:
+    """The names that match, and what to say should there be none."""
+    if isinstance(which, str):
+        names = _first_names(model, lambda name, _: fnmatchcase(name, which))
+        return names, f"the model has no layer {which!r}.{near(which, modules_by_name(model))}"
+    if isinstance(which, type):
+        kinds = {type(module).__name__ for module in model.modules()}
+        names = _first_names(model, lambda _, module: isinstance(module, which))
+        return names, f"the model has no layer of type {which.__name__}.{near(which.__name__, kinds)}"
+    if callable(which):
+        return _first_names(model, which), "layers: the function is true of no layer of the model."
+    raise LayerError(f"layers: {which!r} is no name, wildcard, type, module, or function of name and module.")
+
+
+def _first_names(model: nn.Module, is_meant: Callable[[str, nn.Module], bool]) -> list[str]:
+    """Of each module that is meant by any of its names, the first such name."""
+    found: dict[nn.Module, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module not in found and is_meant(name, module):
+            found[module] = name
+    return list(found.values())

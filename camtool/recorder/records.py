@@ -1,0 +1,272 @@
+"""What is kept of what a layer was seen to do: each call, the latest forward, all in one tensor, or a reduction."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from camtool.errors import CamtoolError, LayerError, near
+from camtool.hooks import map_tensors
+from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
+
+__all__ = ["Call", "Entry", "Keep", "Keeping", "Record", "tensors_in"]
+
+Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
+"""What is kept of many forwards, see :class:`camtool.Recorder`."""
+
+_REDUCERS: dict[str, Callable[[], Reducer]] = {"mean": Mean, "max": Max, "histogram": Histogram}
+
+
+class _Latest:
+    """The reducer of those who want no reducing."""
+
+    def __init__(self) -> None:
+        self._tensor: Tensor | None = None
+
+    def update(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def result(self) -> Tensor | None:
+        return self._tensor
+
+
+class Keeping:
+    """What is kept of many forwards, and how: on which device, of which type, with a graph or without.
+
+    Args:
+        keep: ``"all"``, ``"last"``, ``"concat"``, a reducer by name, a reducer, or a function that folds.
+        device: Where it is kept; ``None`` is where it arises.
+        dtype: The type that floating tensors are kept in; ``None`` is their own.
+        graph: Keep tensors on their graph.
+
+    Raises:
+        CamtoolError: ``keep`` is none of these, or a reducer is to keep a graph.
+    """
+
+    def __init__(
+        self, keep: Keep, device: torch.device | str | None, dtype: torch.dtype | None, *, graph: bool
+    ) -> None:
+        self.how = keep if keep in ("all", "last", "concat") else "reduce"
+        self.graph = graph
+        self._device, self._dtype, self._is_plain = device, dtype, device is None and dtype is None
+        self._reducer = None if self.how != "reduce" else _reducer(keep)
+        if graph and self._reducer:
+            raise CamtoolError("graph=True keeps every forward's graph, so it cannot go with a reducer; leave one out.")
+
+    def leaf(self) -> Reducer:
+        """What takes a tensor at one place of a structure, again and again where calls are reduced."""
+        return _Latest() if self._reducer is None else copy.deepcopy(self._reducer)
+
+    def taken(self, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tensor as a leaf shall have it: ``copied``, unless it is another already as it had to be converted."""
+        tensor = tensor if self.graph else tensor.detach()
+        # What is reduced is converted when it is shown: until then it is exact, and small.
+        taken = tensor if self._reducer or self._is_plain else self._converted(tensor)
+        return taken if taken is not tensor else copied(tensor)
+
+    def shown(self, leaf: Reducer) -> Any:
+        """What a leaf holds; ``None`` where nothing has come to it."""
+        result = leaf.result()
+        if self._reducer is None or result is None:
+            return result
+        if isinstance(result, Tensor):
+            return self._converted(result)
+        return map_tensors(result, lambda tensor: tensor.to(device=self._device))
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self._device, dtype=self._dtype if tensor.is_floating_point() else None)
+
+
+def _reducer(keep: Any) -> Reducer:
+    if isinstance(keep, str):
+        if keep not in _REDUCERS:
+            known = ["all", "last", "concat", *_REDUCERS]
+            raise CamtoolError(f"keep: there is no {keep!r}; choose one of {', '.join(known)}.{near(keep, known)}")
+        return _REDUCERS[keep]()
+    if isinstance(keep, type):
+        return _reducer(keep())
+    if isinstance(keep, Reducer):
+        return keep
+    if callable(keep):
+        return Fold(keep)
+    raise CamtoolError(f"keep must be a name, a reducer or a function, not {keep!r}.")
+
+
+_HERE = torch.empty(0)
+"""Stands, in a structure whose tensors are kept elsewhere, where they stood."""
+
+
+class Entry:
+    """What a layer got or gave in one call: a structure and, for each tensor in it, a leaf."""
+
+    def __init__(self, structure: Any, leaf: Callable[[], Reducer]) -> None:
+        self.leaves: list[Reducer] = []
+
+        def put_aside(_: Tensor) -> Tensor:
+            self.leaves.append(leaf())
+            return _HERE
+
+        self._structure = map_tensors(structure, put_aside)
+
+    def filled(self, values: Sequence[Any]) -> Any:
+        """The structure with these values in its tensors' places."""
+        left = iter(values)
+        return map_tensors(self._structure, lambda _: next(left))
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a layer, the ``nth`` of it in its forward; where calls are reduced, all that were the ``nth``."""
+
+    nth: int
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+class Record:
+    """What one layer was seen to do.
+
+    Each list has an entry for each call of the layer, in order. With ``keep="last"`` these are the calls in the latest
+    forward; with ``"concat"`` or a reducer there is one entry for all that were the first call in their forward, one
+    for all that were the second, and so on: a single entry for a layer that runs once.
+
+    In an entry, tensors stand in the structure in which the layer got or gave them: what was one tensor is one, and an
+    LSTM's ``(output, (h, c))`` stays that. What is no tensor is kept as it is.
+
+    Attributes:
+        name: The layer's dotted name.
+        calls: How often the layer was called.
+        most_calls: How often in one forward, at the most.
+        shape: The shape of its latest output, that of the first floating tensor in it; ``None`` before the first.
+    """
+
+    def __init__(self, name: str, keeping: Keeping, kinds: Sequence[str]) -> None:
+        self.name = name
+        self.calls = self.most_calls = 0
+        self.shape: tuple[int, ...] | None = None
+        self._keeping, self._kinds = keeping, kinds
+        self._seen: list[Call] = []
+        self._forward, self._nth = -1, 0
+        self._joined: dict[tuple[str, int, int], tuple[tuple[Any, ...], Tensor]] = {}
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What the layer was given, as it was when the call began, unpacked from the tuple that hooks receive.
+
+        That is a tensor where it was given one thing, a tuple of several, and where some came by keyword a mapping by
+        position and keyword: ``{0: x, "mask": mask}``.
+        """
+        return self._entries("inputs")
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What the layer returned, as it was then; ``None`` where it failed before it did."""
+        return self._entries("outputs")
+
+    @property
+    def grad_inputs(self) -> list[Any]:
+        """The gradients that the layer sent back, in the structure of :attr:`inputs`.
+
+        They are this layer's part of its inputs' gradients, which is what a module's full backward hook gets as
+        ``grad_input``. ``None`` stands where none was sent: nobody asked for it, or no backward pass has come by.
+        """
+        return self._entries("grad_inputs")
+
+    @property
+    def grad_outputs(self) -> list[Any]:
+        """The gradients that reached the layer, in the structure of :attr:`outputs`; ``None`` where none did.
+
+        They are what ``tensor.register_hook`` gets at the tensors that the layer returned, and what a module's full
+        backward hook gets as ``grad_output``. These two differ only where a layer returns a tensor that others hold
+        already, as ``nn.Identity`` does: then the tensor's whole gradient stands here. Where a layer returns a view,
+        ``nn.Flatten`` say, into which another writes in place, autograd leaves both out: their gradients are ``None``.
+        """
+        return self._entries("grad_outputs")
+
+    def __repr__(self) -> str:
+        kinds = "".join(f", {kind}={len(self._entries(kind))}" for kind in self._kinds)
+        return f"Record({self.name!r}, calls={self.calls}, shape={self.shape}{kinds})"
+
+    def begin(self, forward: int) -> Call:
+        """The call that begins now, in the forward of that number."""
+        again = forward == self._forward
+        self._nth = self._nth + 1 if again else 0
+        self._forward = forward
+        self.calls += 1
+        self.most_calls = max(self.most_calls, self._nth + 1)
+        if self._keeping.how == "last" and not again:
+            self._seen = []
+        if self._keeping.how == "reduce" and self._nth < len(self._seen):
+            return self._seen[self._nth]
+        self._seen.append(Call(self._nth))
+        return self._seen[-1]
+
+    def entry(self, call: Call, kind: str, structure: Any, tensors: int) -> Entry:
+        """Where that which is seen of a kind in a call is kept.
+
+        Raises:
+            LayerError: Calls are reduced, and this one has another number of tensors than those before.
+        """
+        entry = call.entries.get(kind)
+        if entry is None:
+            entry = call.entries[kind] = Entry(structure, self._keeping.leaf)
+        if len(entry.leaves) != tensors:
+            raise LayerError(
+                f"layer {self.name!r}: its {kind} were {len(entry.leaves)} tensors in one forward and {tensors} in "
+                f"another, which cannot be reduced; use keep='all' or keep='last'."
+            )
+        return entry
+
+    def _entries(self, kind: str) -> list[Any]:
+        if kind not in self._kinds:
+            return []
+        if self._keeping.how == "concat":
+            return [self._concatenated(kind, nth) for nth in range(self.most_calls)]
+        entries = [call.entries.get(kind) for call in self._seen]
+        return [each and each.filled([self._keeping.shown(leaf) for leaf in each.leaves]) for each in entries]
+
+    def _concatenated(self, kind: str, nth: int) -> Any:
+        entries = [call.entries[kind] for call in self._seen if call.nth == nth and kind in call.entries]
+        if not entries:
+            return None
+        rows = [[leaf.result() for leaf in entry.leaves] for entry in entries]
+        if len({*map(len, rows)}) > 1:
+            raise self._unequal(kind)
+        return entries[0].filled([self._join((kind, nth, i), parts) for i, parts in enumerate(zip(*rows, strict=True))])
+
+    def _join(self, key: tuple[str, int, int], parts: tuple[Any, ...]) -> Tensor | None:
+        """The tensors as one; made anew only where there are others than when it was last asked for."""
+        if any(part is None for part in parts):
+            return None
+        before, joined = self._joined.get(key, ((), _HERE))
+        if len(before) == len(parts) and all(one is other for one, other in zip(before, parts, strict=True)):
+            return joined
+        if len({(part.ndim, part.shape[1:]) for part in parts}) > 1:
+            raise self._unequal(key[0])
+        joined = torch.cat(parts) if parts[0].ndim else torch.stack(parts)
+        self._joined[key] = parts, joined
+        return joined
+
+    def _unequal(self, kind: str) -> LayerError:
+        return LayerError(
+            f"layer {self.name!r}: its {kind} do not have the same shape in each forward, so they cannot be "
+            f"concatenated; use keep='all'."
+        )
+
+
+def tensors_in(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, in the order in which :func:`camtool.hooks.map_tensors` meets them."""
+    if isinstance(structure, Tensor):
+        return [structure]
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(structure, note)
+    return found

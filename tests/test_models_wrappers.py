@@ -1,0 +1,199 @@
+"""Wrappers are looked through: the same map, the inner model's names, and nothing changed."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import camtool
+from camtool import LayerError, Loaded
+from camtool.models import as_loaded, layer_inside, unwrapped_model
+
+BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net().eval()
+
+
+def distributed(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+class Adapted(nn.Module):
+    """What a model of PEFT looks like from outside: the model, with its adapters inside, lies two levels down."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.peft_config = {"default": None}
+        self.base_model = nn.Module()
+        self.base_model.model = model
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model.model
+
+    def forward(self, *args, **kwargs):
+        return self.get_base_model()(*args, **kwargs)
+
+
+class Lora(nn.Module):
+    """A linear layer beside which a low-rank one is added, as adapters do."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.down, self.up = nn.Linear(base_layer.in_features, 2), nn.Linear(2, base_layer.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+WRAPPERS = {
+    "DataParallel": (nn.DataParallel, "module"),
+    "DistributedDataParallel": (distributed, "module"),
+    "torch.compile": (compiled, "_orig_mod"),
+    "AveragedModel": (torch.optim.swa_utils.AveragedModel, "module"),
+    "PEFT": (Adapted, "base_model.model"),
+    "several": (lambda model: nn.DataParallel(compiled(Adapted(model))), "module._orig_mod.base_model.model"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _group(tmp_path_factory):
+    """A process group of one, which DistributedDataParallel needs."""
+    file = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_is_looked_through(name):
+    wrap, prefix = WRAPPERS[name]
+    expected = camtool.explain(net(), BATCH, [1, 2])
+    wrapper = wrap(net())
+    inner = wrapper.get_submodule(prefix)
+    assert unwrapped_model(wrapper) is inner
+    for layer in (None, "body", f"{prefix}.body", inner.body):
+        results = camtool.explain(wrapper, BATCH, [1, 2], layer=layer)
+        assert [result.layer for result in results] == [expected[0].layer] * 2 == ["body"] * 2
+        for result, other in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result.raw, other.raw)
+            assert result.score == other.score
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_and_its_model_are_left_as_they_were(name):
+    wrapper = WRAPPERS[name][0](net())
+    wrapper.train()
+    unwrapped_model(wrapper).stem[1].eval()
+    training = [module.training for module in wrapper.modules()]
+    before = {key: value.clone() for key, value in wrapper.state_dict().items()}
+    camtool.explain(Loaded(wrapper), BATCH, 1)
+    with pytest.raises(LayerError, match="has no layer 'bodi'"):
+        camtool.explain(wrapper, BATCH, 1, layer="bodi")
+    assert [module.training for module in wrapper.modules()] == training
+    assert all(torch.equal(value, before[key]) for key, value in wrapper.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in unwrapped_model(wrapper).modules())
+
+
+def test_adapters_stay_in_force():
+    model = net()
+    model.head = Lora(model.head)
+    with torch.no_grad():
+        expected = model(BATCH)[0, 1]
+    assert camtool.explain(Adapted(model), BATCH[:1], 1)[0].score == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_what_is_no_wrapper_is_itself():
+    model = nn.Sequential(nn.Conv2d(3, 2, 1))
+    model.module = net()  # a name alone makes none
+    assert unwrapped_model(model) is model
+    assert layer_inside(model, "module.body") == "module.body"
+    assert as_loaded(model).model is model
+    loaded = Loaded(model, labels=["a"])
+    assert as_loaded(loaded) is loaded
+
+
+def test_what_belongs_to_a_model_stays_with_it():
+    loaded = as_loaded(Loaded(nn.DataParallel(net()), str, list("abcd"), "its name"))
+    assert isinstance(loaded.model, Net)
+    assert (loaded.transform, loaded.labels, loaded.name) == (str, list("abcd"), "its name")
+
+
+def test_concepts_and_candidates_look_through_wrappers_too():
+    wrapper = nn.DataParallel(net())
+    assert camtool.concepts(wrapper, BATCH, 2, layer="module.stem").layer == "stem"
+
+
+# ----------------------------------------------------------------------------------------------- compiled inside
+
+
+def in_place(model: Net) -> Net:
+    model.compile(backend="eager")
+    return model
+
+
+def a_part(model: Net) -> Net:
+    model.body = compiled(model.body)
+    return model
+
+
+def a_part_in_place(model: Net) -> Net:
+    model.body.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("compile_it", [in_place, a_part, a_part_in_place])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam"])
+def test_a_model_that_has_run_compiled_before_is_seen_all_the_same(compile_it, method):
+    """Compiled code knows no hooks that came after it, so the explanation runs what was written."""
+    torch._dynamo.reset()
+    expected = camtool.explain(net(), BATCH, 1, method=method)[0]
+    model = compile_it(net())
+    with torch.no_grad():
+        for _ in range(2):
+            model(BATCH)
+    result = camtool.explain(model, BATCH, 1, method=method)[0]
+    assert result.layer.startswith("body")
+    np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-5, atol=1e-7)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_threads_that_explain_compiled_models_leave_compilation_on():
+    torch._dynamo.reset()
+    models, meet = [in_place(net()) for _ in range(4)], threading.Barrier(4)
+    with torch.no_grad():
+        for model in models:
+            model(BATCH)
+    expected = camtool.explain(net(), BATCH, 1)[0].raw
+
+    def run(model: nn.Module) -> np.ndarray:
+        meet.wait()
+        return [camtool.explain(model, BATCH, 1)[0].raw for _ in range(5)][-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        for raw in pool.map(run, models):
+            np.testing.assert_array_equal(raw, expected)
+    assert torch._dynamo.eval_frame._stance.stance == "default"

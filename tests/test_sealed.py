@@ -1,0 +1,149 @@
+"""Scripted, traced, exported and quantised models: what works does, and what cannot ends in a sentence."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import camtool
+from camtool import MethodError
+from camtool.sealed import is_quantised, sealed_as
+
+BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+OUTSIDE = ["rise", "inputxgradient", "integrated-gradients", "smoothgrad"]
+"""The methods that ask only what goes into a model and what comes out of it."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net().eval()
+
+
+def quietly(make: Callable[[], nn.Module]) -> nn.Module:
+    """Torch announces that these ways to change a model will go one day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+def scripted() -> nn.Module:
+    return quietly(lambda: torch.jit.script(net()))
+
+
+def traced() -> nn.Module:
+    return quietly(lambda: torch.jit.trace(net(), BATCH))
+
+
+def frozen() -> nn.Module:
+    return quietly(lambda: torch.jit.freeze(torch.jit.script(net())))
+
+
+def exported() -> nn.Module:
+    count = torch.export.Dim("count", min=1, max=4096)
+    return torch.export.export(net(), (BATCH,), dynamic_shapes=({0: count},)).module()
+
+
+def quantised() -> nn.Module:
+    kinds = {nn.Linear}
+    return quietly(lambda: torch.ao.quantization.quantize_dynamic(net(), kinds, dtype=torch.qint8))
+
+
+SEALED = {"TorchScript": [scripted, traced, frozen], "an exported graph": [exported]}
+CASES = [(make, kind) for kind, makers in SEALED.items() for make in makers]
+
+
+@pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize("method", OUTSIDE)
+def test_methods_that_ask_from_outside_give_the_map_of_the_model_it_was_made_of(make, kind, method):
+    options = {"samples": 40} if method == "rise" else {}
+    expected = camtool.explain(net(), BATCH, [1, 2], method=method, **options)
+    results = camtool.explain(make(), BATCH, [1, 2], method=method, **options)
+    for result, other in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result.raw, other.raw, rtol=1e-3, atol=1e-6)
+        assert result.score == pytest.approx(other.score, rel=1e-5)
+        assert result.raw.std() > 0
+
+
+@pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+def test_every_other_method_is_refused_by_name(make, kind):
+    model = make()
+    for method in camtool.METHODS.keys() - {*OUTSIDE}:
+        refusal = rf"the model is {kind}, .* method '{re.escape(method)}' cannot look into it"
+        with pytest.raises(MethodError, match=refusal) as error:
+            camtool.Explainer(model, method)
+        assert all(name in str(error.value) for name in OUTSIDE)
+
+
+def test_an_exported_graph_for_one_picture_is_asked_for_one_at_a_time():
+    model = torch.export.export(net(), (BATCH[:1],)).module()
+    (result,) = camtool.explain(model, BATCH[:1], 1, method="rise", samples=20, chunk=1)
+    (expected,) = camtool.explain(net(), BATCH[:1], 1, method="rise", samples=20, chunk=1)
+    np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [scripted, traced])
+def test_a_scripted_model_is_left_as_it_was(make):
+    model = make().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    camtool.explain(model, BATCH, 1, method="rise", samples=10)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_scripted_part_of_a_model_does_not_hide_the_rest():
+    model = net()
+    model.stem = quietly(lambda: torch.jit.script(model.stem))
+    result, expected = camtool.explain(model, BATCH, 1)[0], camtool.explain(net(), BATCH, 1)[0]
+    assert result.layer == expected.layer == "body"
+    np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-4, atol=1e-8)
+
+
+def test_a_graph_of_modules_is_not_sealed():
+    assert sealed_as(net()) is None
+    assert sealed_as(fx.symbolic_trace(net())) is None
+    assert camtool.explain(fx.symbolic_trace(net()), BATCH, 1)[0].layer == "body.1"
+
+
+# ---------------------------------------------------------------------------------------------------- quantised
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("method", ["scorecam", "ablationcam", "eigencam", "reciprocam", "rise"])
+def test_methods_without_gradients_work_on_a_quantised_model(method):
+    options = {"samples": 40} if method == "rise" else {}
+    model = quantised()
+    result = camtool.explain(model, BATCH, 1, method=method, **options)[0]
+    expected = camtool.explain(net(), BATCH, 1, method=method, **options)[0]
+    assert result.layer == expected.layer
+    alike = np.corrcoef(result.raw.ravel(), expected.raw.ravel())[0, 1]
+    assert alike > 0.95  # its head has a few bits
+
+
+@pytest.mark.parametrize(
+    "method", ["gradcam", "layercam", "smoothgrad", "guided-backprop", "fullgrad", "noise:gradcam"]
+)
+def test_methods_with_gradients_are_refused_on_a_quantised_model(method):
+    with pytest.raises(MethodError, match=f"is quantised, so no gradient passes .* '{method}' needs; .*scorecam"):
+        camtool.explain(quantised(), BATCH, 1, method=method)
+
+
+def test_only_torchs_quantised_modules_make_a_model_quantised():
+    assert not is_quantised(net())
+    assert is_quantised(nn.Sequential(nn.ReLU(), quantised()))

@@ -1,0 +1,91 @@
+"""Vision models of Hugging Face are explained as they are: no wrapper, no layer, no reshaping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'camtool[test]'")
+
+import camtool
+from camtool.errors import LayerError, TargetError
+from camtool.layers import resolve
+from camtool.models import Loaded
+from tests.zoo.catalogue import picture
+from tests.zoo.check import check, depth, follows_the_picture
+from tests.zoo.hugging_face import CLASSIFIERS, DETECTORS, OF_LATENTS, PAIRS, SEGMENTERS, TOWERS, UNFIT, Small
+
+pytestmark = pytest.mark.slow
+
+
+def of(group: dict[str, Small]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("small", group.values(), ids=group)
+
+
+def hold(small: Small) -> None:
+    verdict = check(small.build(), small.size)
+    assert not verdict.faults
+
+
+@of(CLASSIFIERS)
+def test_a_classifier_is_explained_as_it_is(small: Small) -> None:
+    hold(small)
+
+
+@of(TOWERS)
+def test_a_vision_tower_is_explained_as_it_is(small: Small) -> None:
+    hold(small)
+
+
+@of(SEGMENTERS)
+def test_a_segmenter_is_explained_as_it_is(small: Small) -> None:
+    hold(small)
+
+
+@of(DETECTORS)
+def test_a_detector_is_explained_as_it_is(small: Small) -> None:
+    hold(small)
+
+
+@of(PAIRS)
+def test_a_model_of_pictures_and_words_is_explained_as_it_is(small: Small) -> None:
+    def embeddings(texts: Sequence[str]) -> Tensor:
+        return torch.randn(len(texts), 64, generator=torch.Generator().manual_seed(0))
+
+    model, img = small.build(), picture(2, small.size, small.size)
+    (results,) = camtool.explain(Loaded(model, text=embeddings), img, [["a dog", "a cat", "a cow", "a drop of water"]])
+    assert any(np.ptp(result.raw) > 0 for result in results)
+    assert all(np.isfinite(result.raw).all() for result in results)
+    tower, name = model.vision_model, results[0].layer.removeprefix("vision_model.")
+    (layer,) = resolve(tower, img, [name])
+    assert depth(tower, name, img) > 2 / 3
+    assert follows_the_picture(tower, [layer], img)
+
+
+@of(OF_LATENTS)
+def test_latents_are_not_taken_for_positions(small: Small) -> None:
+    model, img = small.build(), picture(2, small.size, small.size)
+    (layer,) = resolve(model, img)
+    assert math.prod(layer.layout.grid) > 2 * model.config.num_latents
+    assert follows_the_picture(model, [layer], img)
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_says_nothing_of_the_whole_picture_is_refused(name: str) -> None:
+    small, _ = UNFIT[name]
+    with pytest.raises((LayerError, TargetError), match=r"no gradient reaches it|a callable from that output"):
+        camtool.explain(small.build(), picture(2, small.size, small.size))
+
+
+def test_a_callable_says_what_to_explain_of_a_tower_without_pooling() -> None:
+    small, _ = UNFIT["ijepa"]
+    (result,) = camtool.explain(
+        small.build(), picture(2, small.size, small.size), lambda output: output.last_hidden_state.mean(0)[3]
+    )
+    assert result.raw.shape == (8, 8)
+    assert np.ptp(result.raw) > 0
