@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from camtool.comparing import Comparison, compare
     from camtool.errors import (
         CamtoolError,
+        ForwardError,
         GeometryError,
         ImageError,
         LayerError,
@@ -38,6 +39,7 @@ _HOMES = {
     "Evidence": "evidence",
     "Explainer": "explanation",
     "Explanation": "explanation",
+    "ForwardError": "errors",
     "GeometryError": "errors",
     "ImageError": "errors",
     "Inputs": "inputs",
@@ -70,6 +72,7 @@ __all__ = [
     "Evidence",
     "Explainer",
     "Explanation",
+    "ForwardError",
     "GeometryError",
     "ImageError",
     "Inputs",

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from camtool import hooks
-from camtool.errors import ImageError
+from camtool.errors import ImageError, LayerError
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import Candidate, survey
 from camtool.models import Loaded, Transform, as_loaded
@@ -54,7 +54,7 @@ def candidate_layers(
     transform: Transform | None = None,
     device: torch.device | str | None = None,
     picture: Key | None = None,
-    call: int = -1,
+    call: int | None = None,
     kind: Kind | None = None,
 ) -> Candidates:
     """List the layers of a model that can carry a map, and say which one is looked at by default and why.
@@ -66,8 +66,9 @@ def candidate_layers(
         img: An image in any form that :func:`camtool.explain` takes; of several, the first.
         transform: From PIL image to the model's input, where ``model`` does not bring it.
         device: Where the inputs go; by default where the model is.
-        picture: Which of several inputs is the picture; by default the first that may be one.
-        call: Which call of a layer is looked at, where it runs more than once: 0 is the first, -1 the last.
+        picture: Which of several inputs is the picture; by default the first that a layer shows.
+        call: Which call of a layer is looked at, where it runs more than once: 0 is the first, -1 the last. By default
+            the last that shows the picture.
         kind: What the input is, where that cannot be told: see :func:`camtool.explain`.
 
     Raises:
@@ -75,7 +76,8 @@ def candidate_layers(
     """
     loaded = as_loaded(model)
     prepare = Preparer(loaded.model, transform or loaded.transform, device, kind=kind)
-    return Candidates(survey(loaded.model, _inputs(prepare, img, picture), nth=call))
+    inputs, nth = _inputs(prepare, img, picture, call)
+    return Candidates(survey(loaded.model, inputs, nth=-1 if nth is None else nth))
 
 
 def cells(candidate: Candidate) -> tuple[str, ...]:
@@ -91,18 +93,24 @@ def _stride(stride: Iterable[float]) -> str:
     return " x ".join(dict.fromkeys(f"{pixels:.3g}" for pixels in stride))
 
 
-def _inputs(prepare: Preparer, img: Any, picture: Key | None) -> hooks.Inputs:
-    """What the model is called with for an image, or for the first of several."""
+def _inputs(prepare: Preparer, img: Any, picture: Key | None, call: int | None) -> tuple[hooks.Inputs, int | None]:
+    """What the model is called with for an image, or for the first of several, and which call shows it."""
     if isinstance(img, (Inputs, Mapping)):
-        inputs = Inputs.of(img, picture)
-        return prepare.several(inputs, inputs.pictures[0])[0].inputs
-    if not prepare.is_batch(img):
-        return Batch.of([prepare(img)]).inputs
-    if len(img) == 0:
-        raise ImageError("img holds no image; give one.")
-    if isinstance(img[0], (Inputs, Mapping)):
-        return _inputs(prepare, img[0], picture)
-    return Batch.of([prepare(img[0], is_prepared=isinstance(img, Tensor))]).inputs
+        return _of_several(prepare, Inputs.of(img, picture), call)
+    if prepare.is_batch(img):
+        if len(img) == 0:
+            raise ImageError("img holds no image; give one.")
+        if isinstance(img[0], (Inputs, Mapping)):
+            return _inputs(prepare, img[0], picture, call)
+    return Batch.of([next(prepare.each(img))]).inputs, call
+
+
+def _of_several(prepare: Preparer, inputs: Inputs, call: int | None) -> tuple[hooks.Inputs, int | None]:
+    try:
+        at, nth = prepare.looked_at(inputs, None, call)
+    except LayerError:  # the table tells why none qualifies
+        at, nth = inputs.pictures[0], call
+    return prepare.several(inputs, at)[0].inputs, nth
 
 
 def _html_row(texts: Iterable[str], tag: str, *, bold: bool = False) -> str:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from camtool.errors import CamtoolError, near
+from camtool.errors import CamtoolError, ForwardError, near
 
 if TYPE_CHECKING:
     from camtool.explanation import Explainer
@@ -476,18 +476,18 @@ def list_layers(
     import torch
 
     from camtool.candidates import HEADINGS, candidate_layers, cells
+    from camtool.inputs import example_shape
     from camtool.models import architecture, load, usual_size
 
     asked = None if size is None else _picture_size(size)
     module = load(model, weights).model if weights else architecture(model)
     height, width = asked or usual_size(module)
-    noise = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+    shape = example_shape(module, height, width)
+    noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     try:
         candidates = candidate_layers(module, noise)
-    except CamtoolError:
-        raise
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0]
+    except ForwardError as error:
+        reason = str(error.__cause__).split("\n", 1)[0]
         raise CamtoolError(f"{model} cannot run on one picture of {height} x {width} (--size): {reason}") from error
     at = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
     shown = candidates if everything else candidates[max(0, min(at, len(candidates) - 16)) :]

@@ -10,6 +10,7 @@
     │   └── NothingFoundError   a detector found nothing of the kind in this image
     ├── MethodError     an unknown method or option, or one this model cannot serve
     ├── ModelError      a model, its weights or its labels cannot be had
+    ├── ForwardError    the model itself fails on the inputs it is given
     └── OverlayError    pixels and a heatmap that do not fit, or cannot be drawn
         └── ColormapError   a colormap has no such name
 """
@@ -22,6 +23,7 @@ from difflib import get_close_matches
 __all__ = [
     "CamtoolError",
     "ColormapError",
+    "ForwardError",
     "GeometryError",
     "ImageError",
     "LayerError",
@@ -64,6 +66,10 @@ class MethodError(CamtoolError, ValueError):
 
 class ModelError(CamtoolError, ValueError):
     """A model, its weights or its labels cannot be had."""
+
+
+class ForwardError(CamtoolError, RuntimeError):
+    """The model itself fails on the inputs it is given; its own error is the ``__cause__``."""
 
 
 class OverlayError(CamtoolError, ValueError):

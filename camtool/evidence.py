@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -85,7 +85,8 @@ class Scene:
     ) -> None:
         self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
         self.is_call_chosen, self.nth = nth is not None, -1 if nth is None else nth
-        self.observation: Observation = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
+        observed = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
+        self.observation: Observation = replace(observed, output=outputs.of_images(observed.output, _images(inputs)))
         self.answers = outputs.answers(self.observation.output, outputs.class_count(model))
         self.latest: _Question | None = None
         self._tails_at_once: dict[str, int] = {}
@@ -106,12 +107,26 @@ class Scene:
         """How many scores of classes the model gives, ``None`` where that does not show."""
         return self.answers.shape[1] if isinstance(self.answers, Tensor) else outputs.class_count(self.model)
 
+    @cached_property
+    def link(self) -> outputs.Link | None:
+        """How the scores become probabilities; ``None`` where they are an embedding's."""
+        if not isinstance(self.answers, Tensor):
+            return "softmax"
+        needs_graph = not self.layers and outputs.could_be_probabilities(self.answers)
+        return outputs.link_of(self.model, self._on_a_graph() if needs_graph else self.observation.output)
+
+    def _on_a_graph(self) -> Any:
+        """The output for the first image, on a graph from its picture."""
+        with torch.inference_mode(False), torch.enable_grad(), self.as_called(), left_as_found(self.model):
+            picture = _picture(self.inputs)[:1].detach().clone().requires_grad_()
+            return outputs.of_images(call(self.model, self.inputs_of(0, picture)), 1)
+
     @property
     def chances(self) -> Tensor | None:
-        """The probability of each class, ``(N, K, ...)`` in float32 at least; ``None`` of detections."""
-        if not isinstance(self.answers, Tensor):
+        """The probability of each class, ``(N, K, ...)`` in float32 at least; ``None`` of what has no classes so."""
+        if not isinstance(self.answers, Tensor) or self.link is None:
             return None
-        return outputs.probabilities(widened(self.answers), outputs.link_of(self.model))
+        return outputs.probabilities(widened(self.answers), self.link)
 
     def evidence(
         self, wanted: Sequence[targets.Target], images: Sequence[int] | None = None, *, inside: bool = True
@@ -339,7 +354,8 @@ class Evidence:
         """
         captured = self._scene.attention
         with torch.inference_mode(False), torch.enable_grad():
-            scores = targets.score(self.targets, captured.output, self.images)
+            output = outputs.of_images(captured.output, len(self.inputs))
+            scores = targets.score(self.targets, output, self.images)
 
         # It is told what it needs and not who asks, as each would keep the other alive.
         rescore = partial(_rescored, self._scene, self._question)
@@ -373,10 +389,7 @@ class Evidence:
     @property
     def inputs(self) -> Tensor:
         """The pictures as the model gets them, ``(N, C, *size)``."""
-        tensor = main_tensor(self._scene.inputs)
-        if tensor is None:
-            raise CamtoolError("the model is called without a floating tensor, so there is no picture to change.")
-        return tensor.detach()
+        return _picture(self._scene.inputs).detach()
 
     @property
     def logits(self) -> Tensor:
@@ -386,6 +399,11 @@ class Evidence:
             TargetError: It returned detections.
         """
         return self._scene.logits
+
+    @property
+    def link(self) -> outputs.Link | None:
+        """How the model's scores become probabilities; ``None`` where they are an embedding's."""
+        return self._scene.link
 
     @property
     def black(self) -> Tensor | None:
@@ -520,12 +538,13 @@ class Evidence:
         main = main_tensor(self._scene.inputs)
         inputs = map_batch(self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images])
         with torch.inference_mode(False), torch.enable_grad(), self._scene.as_called(), left_as_found(self.model):
-            return targets.score(self.targets, call(self.model, inputs))
+            return targets.score(self.targets, outputs.of_images(call(self.model, inputs), len(pictures)))
 
     def score(self, pictures: Tensor, row: int = 0) -> Tensor:
         """Run the model on variants ``(M, C, *size)`` of the row's picture and score its target: ``(M,)``."""
         with self._scene.as_called(), left_as_found(self.model), torch.no_grad():
             output = call(self.model, self._scene.inputs_of(self.images[row], pictures))
+            output = outputs.of_images(output, len(pictures))
         return _scored(output, [self.targets[row]])[:, 0]
 
     def passes(
@@ -556,7 +575,11 @@ class Evidence:
         with self._scene.as_called():
             twin = self._scene.twin
             parts = in_chunks(count, twin.most_at_once if chunk is None else chunk)
-            return torch.cat([_scored(twin(self._scene.inputs_of(image, make(part))), wanted) for part in parts])
+            variants = map(make, parts)
+            return torch.cat([_scored(self._seen_by(twin, image, each), wanted) for each in variants])
+
+    def _seen_by(self, twin: Twin, image: int, pictures: Tensor) -> Any:
+        return outputs.of_images(twin(self._scene.inputs_of(image, pictures)), len(pictures))
 
     def tail(self, activations: Tensor, row: int = 0) -> Tensor:
         """Score variants ``(M, C, *grid)`` of the row's activations: ``(M,)``.
@@ -583,7 +606,8 @@ class Evidence:
         variants = self._layer.layout.from_grid(activations.to(own.dtype), own)
         with self._scene.as_called():
             nth = self._scene.nth % self.times_run
-            return resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=nth)
+            output = resume(self.model, self.layer, variants, self._scene.inputs_of(image), nth=nth)
+            return outputs.of_images(output, len(variants))
 
     # ---------------------------------------------------------------------------------------------------- its own
 
@@ -608,7 +632,20 @@ def _rescored(scene: Scene, question: _Question, block: Block, tokens: Tensor, r
     inputs = scene.inputs_of(question.images[rows[0]])
     with torch.inference_mode(False), torch.enable_grad(), scene.as_called():
         output = resume(scene.model, block.name, tokens, inputs, nth=block.nth, grad=True)
+        output = outputs.of_images(output, len(tokens))
         return _scored(output, [question.targets[row] for row in rows])
+
+
+def _picture(inputs: Inputs) -> Tensor:
+    """The picture in a model's inputs, ``(N, C, *size)``."""
+    tensor = main_tensor(inputs)
+    if tensor is None:
+        raise CamtoolError("the model is called without a floating tensor, so there is no picture to change.")
+    return tensor
+
+
+def _images(inputs: Inputs) -> int:
+    return len(_picture(inputs))
 
 
 def _scored(output: Any, wanted: Sequence[Target]) -> Tensor:

@@ -22,7 +22,7 @@ from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
 from camtool.hooks import name_of, preparation_of
-from camtool.inputs import Inputs, Key, Kind, belonging
+from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
@@ -214,9 +214,10 @@ def explain(
         batch_size: How many pictures run at once, at most; methods at the pixels run one for each class asked of it.
         picture: Of several inputs the one that is looked at, by position or by name; see :class:`camtool.Inputs`.
         call: Which call of the layer is looked at, where it runs more than once in a forward: 0 is the first, -1 the
-            last, which it is by default.
+            last. By default it is the last, or of several inputs the last that depends on the picture.
         kind: ``"picture"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
-            ``(N, C, T, H, W)``, where neither the model's convolutions nor the shape tells which.
+            ``(N, C, T, H, W)``, where neither the model's convolutions nor the shape tells which. Frames that come
+            before the channels are refused.
         **options: The method's own.
 
     Returns:
@@ -276,6 +277,7 @@ class Explainer:
     ) -> None:
         loaded, whole = as_loaded(model), model.model if isinstance(model, Loaded) else model
         self._model, self._text, self._whole = loaded.model, loaded.text, whole  # one tower keeps no model alive
+        _check_arguments(transform, labels, batch_size, call)
         self._labels = labels if labels is not None else loaded.labels
         if self._text is not None and self._labels is not None:
             raise TargetError("labels: this model compares pictures with texts; give these as target_class instead.")
@@ -290,8 +292,6 @@ class Explainer:
         self._options = options
         check_options(self._methods, options)
         check_model(self._methods, self._model)
-        if call is not None and not isinstance(call, int):
-            raise CamtoolError(f"call={call!r} is no whole number; 0 is a layer's first call, -1 its last.")
         for name, asked in (("method", self._methods), ("layer", self._layers), ("batch_size", batch_size > 0)):
             if asked is not None and not asked:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -307,43 +307,40 @@ class Explainer:
             return [self._of_one(source, want) for source, want in zip(sources, wants, strict=True)]
         if self._picture is not None:
             raise CamtoolError(f"picture={self._picture!r} chooses among several inputs, and img is one.")
-        is_prepared = several and isinstance(img, Tensor)
-        pictures = (self._prepare(source, is_prepared=is_prepared) for source in sources)
-        results = self._in_batches(map(Batch.of, batches(pictures, self._batch_size)), wants)
+        pictures = batches(self._prepare.each(img), self._batch_size)
+        results = self._in_batches(map(Batch.of, pictures), wants, self._call)
         return results if several else results[0]
 
     def _of_inputs(self, inputs: Inputs, target_class: Wants) -> Any:
         """Explanations where the model is given more than a picture."""
-        batch, several = self._prepare.several(inputs, self._place_of_picture(inputs))
+        batch, several, nth = self._looked_at(inputs)
         wants = _per_image(target_class, len(batch.pictures)) if several else [_listed(target_class)]
-        results = self._in_batches(batch.parts(self._batch_size), wants)
+        results = self._in_batches(batch.parts(self._batch_size), wants, nth)
         return results if several else results[0]
 
     def _of_one(self, source: Any, want: Any) -> Any:
         """The explanation of an entry of a list, which is one image, with or without the axis of a batch."""
         if not isinstance(source, (Inputs, Mapping)):
             return self(source, want)
-        inputs = Inputs.of(source, self._picture)
-        batch, _ = self._prepare.several(inputs, self._place_of_picture(inputs))
+        batch, _, nth = self._looked_at(Inputs.of(source, self._picture))
         if len(batch.pictures) != 1:
             raise ImageError(f"img: an entry of the list holds {len(batch.pictures)} pictures; give each its own.")
-        return self._in_batches([batch], [want])[0]
+        return self._in_batches([batch], [want], nth)[0]
 
-    def _place_of_picture(self, inputs: Inputs) -> Key:
-        """Which of several inputs is looked at: what the layer shows, where nobody said it."""
-        places = inputs.pictures
-        if len(places) == 1 or all(method.at_input for method in self._methods):
-            return places[0]
-        first = {place: next(self._prepare.several(inputs, place)[0].parts(1)).inputs for place in places}
-        return belonging(self._model, first, self._layers, -1 if self._call is None else self._call)
+    def _looked_at(self, inputs: Inputs) -> tuple[Batch, bool, int | None]:
+        """Several inputs with the picture first, whether it is a batch, and which call of the layers shows it."""
+        at, nth = inputs.pictures[0], self._call
+        if not all(method.at_input for method in self._methods):
+            at, nth = self._prepare.looked_at(inputs, self._layers, nth)
+        return *self._prepare.several(inputs, at), nth
 
-    def _in_batches(self, batches: Iterable[Batch], wants: Sequence[Any]) -> list[Any]:
-        """What was found about each picture."""
+    def _in_batches(self, batches: Iterable[Batch], wants: Sequence[Any], nth: int | None) -> list[Any]:
+        """What was found about each picture, at the nth call of each layer."""
         remaining = iter(wants)
         results: list[Any] = []
         for batch in batches:
             asked = list(islice(remaining, len(batch.pictures)))
-            results += map(self._unwrapped, self._explain(batch, asked), asked)
+            results += map(self._unwrapped, self._explain(batch, asked, nth), asked)
         return results
 
     def _unwrapped(self, by_target: list[list[Explanation]], want: Any) -> Any:
@@ -351,16 +348,17 @@ class Explainer:
         found = [by_method if self._several_methods else by_method[0] for by_method in by_target]
         return found if isinstance(want, (list, tuple, targets.Top)) else found[0]
 
-    def _explain(self, batch: Batch, wants: Sequence[Any]) -> list[list[list[Explanation]]]:
+    def _explain(self, batch: Batch, wants: Sequence[Any], nth: int | None) -> list[list[list[Explanation]]]:
         """Explanations by image, target and method, from one forward of all the pictures."""
-        pictures, inputs, nth = batch.pictures, batch.inputs, -1 if self._call is None else self._call
+        pictures, inputs = batch.pictures, batch.inputs
         wants = wants if self._text is None else targets.from_texts(wants, self._text)
         looks_inside = not all(method.at_input for method in self._methods)
-        layers = resolve(self._model, inputs, self._layers, nth=nth) if looks_inside else []
-        scene = Scene(self._model, inputs, layers, black=pictures[0].black, nth=self._call)
+        layers = resolve(self._model, inputs, self._layers, nth=-1 if nth is None else nth) if looks_inside else []
+        scene = Scene(self._model, inputs, layers, black=pictures[0].black, nth=nth)
         labels = labels_for(self._model, self._labels, scene.classes)
+        choose = partial(targets.choose, link=scene.link)
         chosen = [
-            [target for each in _as_list(want) for target in targets.choose(each, answer, labels, view.geometry)]
+            [target for each in _as_list(want) for target in choose(each, answer, labels, view.geometry)]
             for want, answer, view in zip(wants, scene.answers, [picture.view for picture in pictures], strict=True)
         ]
         rows = [(image, target) for image, own in enumerate(chosen) for target in own]
@@ -418,6 +416,27 @@ class Explainer:
                 f"merge made {tuple(merged.shape)} of maps like {tuple(found[0].shape)}; it must keep them."
             )
         return merged
+
+
+def _check_arguments(transform: Any, labels: Any, batch_size: Any, call: Any) -> None:
+    """See that arguments are of their kind, as what they are not would be noticed late, and far from here.
+
+    Raises:
+        TargetError: ``labels`` are no names.
+        CamtoolError: Another one is not what it should be.
+    """
+    if transform is not None and not callable(transform):
+        raise CamtoolError(f"transform={transform!r} cannot be called; give what makes a tensor of a PIL image.")
+    if labels is not None and (isinstance(labels, (str, Mapping)) or not hasattr(labels, "__getitem__")):
+        raise TargetError(f"labels={labels!r} is no list of names; give one name for each class, in their order.")
+    if not _is_whole(batch_size):
+        raise CamtoolError(f"batch_size={batch_size!r} is no whole number; give how many pictures may run at once.")
+    if call is not None and not _is_whole(call):
+        raise CamtoolError(f"call={call!r} is no whole number; 0 is a layer's first call, -1 its last.")
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[Any]:

@@ -210,9 +210,7 @@ def concepts(
     loaded = as_loaded(model)
     layer = layer and layer_inside(model.model if isinstance(model, Loaded) else model, layer)
     prepare = Preparer(loaded.model, transform or loaded.transform, device)
-    several = prepare.is_batch(img)
-    sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
-    pictures = tuple(prepare(each, is_prepared=several and isinstance(img, Tensor)) for each in sources)
+    pictures = tuple(prepare.each(img))
     if not pictures or batch_size < 1:
         raise CamtoolError(f"{'batch_size' if pictures else 'img'} asks for nothing; give one or more.")
     at, grids = _looks(loaded.model, pictures, layer, batch_size)
@@ -337,7 +335,7 @@ def _probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vectors: Tens
     filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
     variants = layer.layout.from_grid(filled.to(like.dtype), like)
     output = resume(model, layer.name, variants, inputs, nth=len(calls) - 1)
-    chances = outputs.probabilities(outputs.logits(output).float())
+    chances = outputs.probabilities(outputs.logits(output).float(), outputs.link_of(model, output) or "softmax")
     return chances.flatten(2).mean(2) if chances.ndim > 2 else chances
 
 

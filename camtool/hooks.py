@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from camtool.errors import CamtoolError, LayerError, near
+from camtool.errors import CamtoolError, ForwardError, LayerError, near
 from camtool.rng import generators_kept
 
 __all__ = [
@@ -101,6 +101,7 @@ def observe(model: nn.Module, layers: Sequence[str], inputs: Inputs, *, grad: bo
 
     Raises:
         LayerError: A name is unknown, a layer did not run, or returned no floating tensor.
+        ForwardError: The model fails on these inputs.
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
     observation, whole = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
@@ -136,7 +137,7 @@ def _observe(
         stack.enter_context(torch.set_grad_enabled(grad_in_trunk))
         for layer in calls:
             stack.enter_context(forward_hook(module_named(model, layer), partial(keep, layer), first=True))
-        output = call(model, inputs)
+        output = _answer(model, inputs)
     for layer, tensors in calls.items():
         nth_call(layer, tensors, -1)
     return Observation(output, calls), not cut and _on_a_graph(output)
@@ -247,6 +248,9 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     """Run ``model`` once, without a graph, and list its modules' calls in the order in which they ended.
 
     Only shapes are kept, so this costs an inference in time and in memory. The model is left as it was found.
+
+    Raises:
+        ForwardError: The model fails on these inputs.
     """
     calls: list[Call] = []
     # What the latest calls returned: the tensors are held so that their memory is not given to others.
@@ -280,7 +284,7 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         for name, module in _watchable(model):
             stack.enter_context(forward_pre_hook(module, partial(meet, name)))
             stack.enter_context(forward_hook(module, partial(note, name)))
-        output = call(model, inputs)
+        output = _answer(model, inputs)
     if not calls:
         note("", model, output)
     return calls
@@ -321,6 +325,9 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
     That is every module's own ``training`` flag (not only the root's: a frozen batch norm stays frozen), the buffers,
     and the global random states of torch, numpy and Python. Flags are set as attributes, because ``train()`` may be
     overridden to do more; a model that is in evaluation mode already is not written to at all, so threads may share it.
+
+    What a model sets up for good at its first forward, whoever runs it, stays: Hugging Face's put hooks of their own on
+    their blocks, and note that these are there. Other threads' forwards may be relying on them by then.
     """
     modules = _all_modules(model)
     training = [(module, getattr(module, "training", False)) for module in modules]  # a frozen script has no flag
@@ -503,6 +510,29 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
     return model(*(given[position] for position in positions), **named)
 
 
+def _answer(model: nn.Module, inputs: Inputs) -> Any:
+    """What :func:`call` gives, for inputs of which nobody knows yet whether the model takes them.
+
+    Raises:
+        ForwardError: It does not; want of memory is no fault of theirs, and stays torch's own error.
+    """
+    try:
+        return call(model, inputs)
+    except (CamtoolError, torch.OutOfMemoryError):
+        raise
+    except _REFUSALS as error:
+        picture, reason = main_tensor(inputs), str(error).partition("\n")[0]
+        shape = "" if picture is None else f" of shape {tuple(picture.shape)}"
+        hint = ". A model of several inputs is given camtool.Inputs(...)" if isinstance(error, TypeError) else ""
+        raise ForwardError(
+            f"the model cannot run on an input{shape}: {type(error).__name__}: {reason}{hint}"
+        ) from error
+
+
+_REFUSALS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""What models raise at inputs that do not suit them."""
+
+
 class Shared:
     """What a model is given for all images alike, in a mapping of inputs: it is never cut or multiplied with them."""
 
@@ -551,10 +581,13 @@ def module_named(model: nn.Module, layer: str) -> nn.Module:
     Raises:
         LayerError: There is none; the message suggests near names.
     """
-    try:
-        return model.get_submodule(layer)
-    except AttributeError:
-        raise LayerError(f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))}") from None
+    module: Any = model
+    for name in layer.split(".") if layer else ():  # as get_submodule goes, which TorchScript has not
+        module = getattr(module, name, None)
+        if not isinstance(module, nn.Module):
+            raise LayerError(f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))}")
+    found: nn.Module = module
+    return found
 
 
 def name_of(model: nn.Module, layer: str | nn.Module) -> str:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 from PIL import Image
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from camtool import hooks
-from camtool.errors import CamtoolError, ImageError, near
-from camtool.layers import depends_on_picture
+from camtool import hooks, images
+from camtool.errors import CamtoolError, ImageError, LayerError, near
+from camtool.layers import depends_on_picture, resolve
 
-__all__ = ["AXES", "Inputs", "Key", "Kind", "belonging", "kind_of"]
+__all__ = [
+    "AXES",
+    "SHAPES",
+    "Inputs",
+    "Key",
+    "Kind",
+    "channels_over",
+    "example_shape",
+    "is_photo",
+    "kind_of",
+    "looked_at",
+]
 
 Key: TypeAlias = int | str
 """The position or the name of an argument."""
@@ -24,6 +39,9 @@ Kind: TypeAlias = Literal["signal", "picture", "volume", "clip"]
 
 AXES: dict[Kind, int] = {"signal": 1, "picture": 2, "volume": 3, "clip": 3}
 """How many axes each kind has beside that of the channels."""
+
+SHAPES: dict[int, str] = {1: "(C, L)", 2: "(C, H, W)", 3: "(C, D, H, W)"}
+"""The shape of a single one, for messages, by how many axes it has beside that of the channels."""
 
 
 class Inputs:
@@ -35,13 +53,14 @@ class Inputs:
     A dictionary stands for keyword arguments alone. Where the picture is a batch, ``(N, C, H, W)``, every tensor whose
     first axis is N long goes with the images, and what is not so, a number, a text, a table of constants, is handed on
     as it is. Where the picture is a single one, ``(C, H, W)``, every tensor but a scalar gets a first axis as well.
-    What would be mistaken, two texts beside two images say, is named in ``shared``. A PIL image is prepared like any
-    photo, and so is what the picture is given as: a path, say.
+    What would be mistaken, two texts beside two images say, is named in ``shared``. A PIL image, an array of uint8 and
+    the path of a picture are prepared like any photo, and so is whatever ``picture`` names.
 
     Attributes:
         entries: The arguments by position and by name.
         picture: The position or the name of the picture. ``None`` for the only one there is; of several, for the first
-            that the layer, at the call that is looked at, depends on.
+            that the layer, at the call that is looked at, depends on. Where it is given and ``call`` is not, a layer
+            that ran several times is looked at where it depends on this picture.
         shared: The positions and names of what is for all images alike, and handed on as it is.
 
     Raises:
@@ -93,14 +112,14 @@ class Inputs:
         if self.picture is not None:
             return [self.picture]
         own = {key: value for key, value in self.entries.items() if key not in self.shared}
-        photos = [key for key, value in own.items() if isinstance(value, Image.Image)]
+        photos = [key for key, value in own.items() if is_photo(value)]
         tensors = {key: hooks.main_tensor(value) for key, value in own.items()}
         shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
         most = max(map(len, shapes.values()), default=0)
         if not photos and most < 2:
             raise ImageError(
                 f"img: none of {_listed(self.entries)} is a picture, which is a floating tensor "
-                "(N, C, H, W) or a PIL image; name another with picture=."
+                "(N, C, H, W) or a photo: a PIL image, a uint8 array or a path; name another with picture=."
             )
         largest = [key for key, shape in shapes.items() if len(shape) == most]
         coloured = [key for key in largest if shapes[key][1 if most > 3 else 0] == 3]
@@ -111,8 +130,18 @@ def _listed(keys: Iterable[object]) -> str:
     return ", ".join(map(repr, keys))
 
 
-def belonging(model: nn.Module, candidates: Mapping[Key, hooks.Inputs], layers: Sequence[str] | None, nth: int) -> Key:
-    """Which of several pictures a layer shows: the first that it depends on, at the call that is looked at.
+def is_photo(value: object) -> bool:
+    """Whether one of several inputs is a photo that is not prepared yet; a text is one where it ends as a file does."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (2, 3)
+    is_file = isinstance(value, (str, PathLike)) and PurePath(value).suffix.lower() in images.SUFFIXES
+    return is_file or isinstance(value, Image.Image)
+
+
+def looked_at(
+    model: nn.Module, candidates: Mapping[Key, hooks.Inputs], layers: Sequence[str] | None, nth: int | None
+) -> tuple[Key, int]:
+    """Which of several pictures a layer shows, and at which of its calls: the first that it depends on.
 
     The answer is remembered as long as the model lives.
 
@@ -120,15 +149,39 @@ def belonging(model: nn.Module, candidates: Mapping[Key, hooks.Inputs], layers: 
         model: Any module.
         candidates: For each picture's place what the model is called with, that picture first.
         layers: Dotted names, or ``None`` for the best layer for each.
-        nth: Which call of the layers is looked at.
+        nth: Which call of the layers is looked at; ``None`` for the last that depends on a picture at all.
+
+    Raises:
+        LayerError: The layers depend on none of the pictures, at that call or at any; or they do not fit.
     """
-    known = _BELONGING.setdefault(model, {})
+    known = _LOOKED_AT.setdefault(model, {})
     shapes = tuple((key, _shape(inputs)) for key, inputs in candidates.items())
     asked = shapes, None if layers is None else tuple(layers), nth
     if asked not in known:
-        shown = (key for key, inputs in candidates.items() if depends_on_picture(model, inputs, layers, nth=nth))
-        known[asked] = next(shown, next(iter(candidates)))
+        first, inputs = next(iter(candidates.items()))
+        calls = _calls(model, inputs, layers) if nth is None else (nth,)
+        shown = (
+            (key, call)
+            for call in calls
+            for key, each in candidates.items()
+            if depends_on_picture(model, each, layers, nth=call)
+        )
+        found = next(shown, None)
+        if found is None:  # where the layers do not fit at all, this says why
+            names = [layer.name for layer in resolve(model, inputs, layers, nth=-1 if nth is None else nth)]
+            when = "" if nth is None else f" at call={nth}"
+            raise LayerError(
+                f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
+                "layer=, another of its calls with call=, or another input with picture=."
+            )
+        known[asked] = found
     return known[asked]
+
+
+def _calls(model: nn.Module, inputs: hooks.Inputs, layers: Sequence[str] | None) -> range:
+    """The calls of some layers, or of any, from the last (-1) back to the first."""
+    names = Counter(call.name for call in hooks.trace(model, inputs) if layers is None or call.name in layers)
+    return range(-1, -max(names.values(), default=1) - 1, -1)
 
 
 def _shape(inputs: hooks.Inputs) -> tuple[int, ...] | None:
@@ -136,7 +189,7 @@ def _shape(inputs: hooks.Inputs) -> tuple[int, ...] | None:
     return None if tensor is None else tuple(tensor.shape[1:])
 
 
-_BELONGING: weakref.WeakKeyDictionary[nn.Module, dict[object, Key]] = weakref.WeakKeyDictionary()
+_LOOKED_AT: weakref.WeakKeyDictionary[nn.Module, dict[object, tuple[Key, int]]] = weakref.WeakKeyDictionary()
 
 
 # ------------------------------------------------------------------------------------------------------- kinds
@@ -145,40 +198,84 @@ _BELONGING: weakref.WeakKeyDictionary[nn.Module, dict[object, Key]] = weakref.We
 def kind_of(model: nn.Module, shape: Sequence[int], asked: Kind | None = None) -> Kind:
     """What a tensor is, a batch of them or a single one: told by the model's convolutions, else by the shape.
 
+    A convolution tells it where it takes as many channels as there are. Of several that do, or where none does, it is a
+    picture if there is one over two axes, as some networks of pictures weigh their channels by one over a single axis.
     With three axes beside that of the channels it is a clip where there are three channels, else a volume.
 
     Args:
-        model: It is asked over how many axes its convolutions move; that of the first one which fits decides.
+        model: It is asked over how many axes its convolutions move, and how many channels they take.
         shape: The tensor's, with or without the batch axis.
         asked: What it is said to be.
 
     Raises:
-        ImageError: ``asked`` is unknown, or the shape is not that of such a thing.
+        ImageError: ``asked`` is unknown, or the shape is not that of such a thing; or a clip's frames come before its
+            channels.
     """
-    if asked is not None:
-        return _checked(asked, shape)
-    fitting = [axes for axes in _axes_of_convolutions(model) if len(shape) in (axes + 1, axes + 2)]
-    axes = fitting[0] if fitting else max(len(shape) - 2, 2)
+    kind = _told(model, shape) if asked is None else _checked(asked, shape)
+    if AXES[kind] == 3:
+        _check_order(model, shape)
+    return kind
+
+
+def _told(model: nn.Module, shape: Sequence[int]) -> Kind:
+    convolutions = _convolutions(model)
+    fitting = {axes: channels for axes, channels in convolutions.items() if len(shape) in (axes + 1, axes + 2)}
+    takers = [axes for axes, channels in fitting.items() if shape[-axes - 1] in channels]
+    options = takers or ([2] if 2 in convolutions and len(shape) < 5 else list(fitting))
+    axes = 2 if 2 in options else next(iter(options), max(len(shape) - 2, 2))
     if axes == 3:
         return "clip" if len(shape) > 3 and shape[-4] == 3 else "volume"
     return "signal" if axes == 1 else "picture"
+
+
+def _check_order(model: nn.Module, shape: Sequence[int]) -> None:
+    """See that the channels come before the frames, as maps are drawn over what comes behind them.
+
+    Raises:
+        ImageError: They come behind, as Hugging Face's video models want it.
+    """
+    config = getattr(model, "config", None)
+    channels = channels_over(model, 3) + channels_over(model, 2)
+    is_behind = shape[-3] in channels and shape[-4] not in channels
+    if is_behind or (hasattr(config, "num_frames") and shape[-3] == getattr(config, "num_channels", None)):
+        raise ImageError(
+            f"img: {tuple(shape)} has its frames before its channels, (N, T, C, H, W); camtool reads clips as "
+            "(N, C, T, H, W). Wrap a model that wants frames first in a module whose forward calls it with "
+            "clip.transpose(1, 2), and give that the transposed clip."
+        )
 
 
 def _checked(kind: Kind, shape: Sequence[int]) -> Kind:
     if kind not in AXES:
         raise ImageError(f"kind={kind!r} is unknown; it is one of {_listed(get_args(Kind))}.")
     if len(shape) - AXES[kind] not in (1, 2):
-        wanted = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}[AXES[kind]]
+        wanted = SHAPES[AXES[kind]].replace("(", "(N, ")
         raise ImageError(f"img: kind={kind!r} is {wanted}, with or without the N, but the shape is {tuple(shape)}.")
     return kind
 
 
-def _axes_of_convolutions(model: nn.Module) -> tuple[int, ...]:
-    """Over how many axes the model's convolutions move, in the order in which they first come."""
+def channels_over(model: nn.Module, axes: int) -> tuple[int, ...]:
+    """How many channels the model's convolutions over so many axes take, the first one's first; empty without any."""
+    return tuple(_convolutions(model).get(axes, ()))
+
+
+def example_shape(model: nn.Module, height: int, width: int) -> tuple[int, ...]:
+    """The shape of one input that a model takes, ``(C, h, w)``; a clip of 16 frames where it has no pictures."""
+    pictures, clips = channels_over(model, 2), channels_over(model, 3)
+    if clips and not pictures:
+        return clips[0], 16, height, width
+    return 1 if pictures[:1] == (1,) else 3, height, width
+
+
+def _convolutions(model: nn.Module) -> dict[int, dict[int, None]]:
+    """Over how many axes the model's convolutions move, and how many channels they take: in the order they come."""
     if model not in _CONVOLUTIONS:
-        sizes = (len(module.kernel_size) for module in model.modules() if isinstance(module, _ConvNd))
-        _CONVOLUTIONS[model] = tuple(dict.fromkeys(sizes))
+        found: dict[int, dict[int, None]] = {}
+        for module in model.modules():
+            if isinstance(module, _ConvNd):
+                found.setdefault(len(module.kernel_size), {})[module.in_channels] = None
+        _CONVOLUTIONS[model] = found
     return _CONVOLUTIONS[model]
 
 
-_CONVOLUTIONS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
+_CONVOLUTIONS: weakref.WeakKeyDictionary[nn.Module, dict[int, dict[int, None]]] = weakref.WeakKeyDictionary()

@@ -3,7 +3,8 @@
 One forward on the real input lists what every module returned. Outputs that can be read as a grid over the picture are
 candidates. A second forward asks the model what shapes alone cannot tell: whether the score's gradient reaches the
 grid's positions and, where a shape reads as a grid in two ways, which reading moves in the corner where the picture was
-changed. The deepest candidate that passes is chosen, and the answer is kept per model and input shape.
+changed. It is changed in two ways, because a rectified layer may be silent about one. The deepest candidate that passes
+is chosen, and the answer is kept per model and input shape.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from camtool.hooks import (
 )
 from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
 from camtool.outputs import detections, levels, logits, query_count, tensors, top_score
-from camtool.sealed import is_quantised
+from camtool.sealed import is_quantised, sealed_as
 
 __all__ = ["Candidate", "Layer", "Layout", "depends_on_picture", "resolve", "survey"]
 
@@ -45,6 +46,9 @@ _MOST_ASKED = 32
 
 _ORIGINS = 4
 """How many of the first modules that returned so many tokens are asked whether these come from the picture."""
+
+_VARIANTS = 3
+"""How many pictures the second forward runs: the first image, and two with a corner of it changed."""
 
 _SILENT = "no gradient reaches it"
 
@@ -125,13 +129,13 @@ def resolve(
 
 
 def depends_on_picture(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, *, nth: int = -1) -> bool:
-    """Whether a layer's nth call depends on the picture, where there are several; the arguments are as above."""
+    """Whether a layer's nth call, or that of each of several layers, depends on the picture; arguments as above."""
     try:
         layers = [layer.name for layer in resolve(model, inputs, names, nth=nth)]
     except LayerError:
         return False
-    calls = observe(model, layers, _with_changed_corner(inputs), grad=False).calls
-    return any(not torch.equal(*calls[layer][nth].detach().chunk(2)) for layer in layers)
+    calls = observe(model, layers, _with_changed_corners(inputs), grad=False).calls
+    return not any(_all_equal(calls[layer][nth].detach()) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class _Resolved:
 
     @classmethod
     def of(cls, model: nn.Module, layers: list[Layer]) -> _Resolved:
-        return cls(layers, [weakref.ref(model.get_submodule(layer.name)) for layer in layers])
+        return cls(layers, [weakref.ref(module_named(model, layer.name)) for layer in layers])
 
     def holds(self, model: nn.Module) -> bool:
         """Whether the layers are still the modules they were: a head or a block may have been replaced since."""
@@ -200,7 +204,7 @@ def _asked_for(model: nn.Module, inputs: Inputs, names: Sequence[str], like: Lay
 
 
 def _ask_which(model: nn.Module, inputs: Inputs, name: str, readings: list[Layout], nth: int) -> Layout:
-    tensor = observe(model, [name], _with_changed_corner(inputs), grad=False).calls[name][nth]
+    tensor = observe(model, [name], _with_changed_corners(inputs), grad=False).calls[name][nth]
     return reading_that_moves(tensor.detach(), readings)
 
 
@@ -210,10 +214,19 @@ def _ask_which(model: nn.Module, inputs: Inputs, name: str, readings: list[Layou
 def survey(model: nn.Module, inputs: Inputs, *, nth: int = -1) -> list[Candidate]:
     """All modules whose output is a grid, shallow to deep, each with a verdict, the best one marked as chosen.
 
-    It takes two forwards: one for the shapes, one, on the picture and on the picture with a changed corner, for the
+    It takes two forwards: one for the shapes, one, on the picture and on the picture with a corner changed, for the
     gradient and for shapes that can be read in two ways. Where none of the deepest serves, the ones before them take
     another each.
+
+    Raises:
+        LayerError: The model runs in one piece, so none of its layers is seen.
     """
+    piece = sealed_as(model)
+    if piece:
+        raise LayerError(
+            f"the model is {piece}, which runs in one piece, so none of its layers is seen; ask the model that it was "
+            "made of."
+        )
     return _surveyed(model, inputs, nth) if preparation_of(model) is None else _survey_of_a_detector(model, inputs, nth)
 
 
@@ -230,7 +243,8 @@ def _surveyed(model: nn.Module, inputs: Inputs, nth: int, *, is_backbone: bool =
     best = max((i for i, candidate in enumerate(asked) if not candidate.verdict), default=None)
     for i, candidate in enumerate(asked):
         if i == best:
-            asked[i] = replace(candidate, chosen=True, verdict="the deepest that the score's gradient reaches")
+            merit = "depends on the picture" if candidate.reached is None else "the score's gradient reaches"
+            asked[i] = replace(candidate, chosen=True, verdict=f"the deepest that {merit}")
         elif not candidate.verdict:
             asked[i] = replace(candidate, verdict="good, but not the deepest")
     shallow = [replace(each.candidate(size), verdict="shallow, not looked into") for each in carriers[: -len(asked)]]
@@ -330,7 +344,7 @@ def _verdicts(
         return []
     names = [carrier.name for carrier in carriers]
     origins = [name for carrier in carriers for name in carrier.origins]
-    observation = observe(model, list(dict.fromkeys(names + origins)), _with_changed_corner(inputs))
+    observation = observe(model, list(dict.fromkeys(names + origins)), _with_changed_corners(inputs))
     tensors = [observation.calls[name][nth] for name in names]
     with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller works in
         scores = [None] if is_quantised(model) else _scores(observation.output, is_backbone=is_backbone)
@@ -349,9 +363,9 @@ def _verdicts(
 
 
 def _without_the_picture(origins: list[Tensor]) -> bool:
-    """Whether tokens start as queries do, the same for both pictures; what is there once, for all, are positions."""
-    first = next((each for each in origins if len(each) == 2), None)
-    return first is not None and torch.equal(*first.detach())
+    """Whether tokens start as queries do, the same for all pictures; what is there once, for all, are positions."""
+    first = next((each for each in origins if len(each) == _VARIANTS), None)
+    return first is not None and _all_equal(first.detach())
 
 
 def _gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
@@ -422,8 +436,8 @@ def _has_a_matrix(module: nn.Module) -> bool:
 
 
 def _fault(maps: Tensor, gradient: Tensor | None, classes: int) -> str:
-    """What speaks against a layer with these maps of both pictures and this gradient; nothing: the empty string."""
-    if len(maps) != 2 or torch.equal(maps[0], maps[1]):
+    """What speaks against a layer with these maps of all pictures and this gradient; nothing: the empty string."""
+    if len(maps) != _VARIANTS or _all_equal(maps):
         return "it does not depend on the picture"
     if gradient is None:
         return ""
@@ -465,23 +479,30 @@ def _first_image(inputs: Inputs) -> Inputs:
     return map_batch(inputs, lambda tensor: tensor[:1])
 
 
-def _with_changed_corner(inputs: Inputs) -> Inputs:
-    """The first image twice; in the second copy the quadrant at the top left is turned over and made negative."""
+def _with_changed_corners(inputs: Inputs) -> Inputs:
+    """The first image, and it with the quadrant at the top left changed: turned over and negative; dark to bright.
+
+    The dark and the bright go beyond the picture's own, so there is something for a layer that sees only one of them.
+    """
     picture = _picture(inputs)
 
-    def double(tensor: Tensor) -> Tensor:
-        if tensor is not picture:
-            return torch.cat([tensor[:1], tensor[:1]])
-        changed = tensor[:1].clone()
-        corner = changed
-        for axis, pixels in enumerate(picture.shape[2:], start=2):
-            corner = corner.narrow(axis, 0, max(1, pixels // 2))
-        corner.copy_(-corner.flip(-1))
-        if torch.equal(changed, tensor[:1]):  # a black picture, say
-            corner.add_(1)
-        return torch.cat([tensor[:1], changed])
+    def variants(tensor: Tensor) -> Tensor:
+        several = torch.cat([tensor[:1].detach()] * _VARIANTS)
+        if tensor is picture:
+            halves = [slice(max(1, pixels // 2)) for pixels in picture.shape[2:]]
+            quadrant = (slice(None), slice(None), *halves)
+            corner = several[quadrant]
+            corner[1].copy_(-corner[0].flip(-1))
+            reach = 2 + 2 * float(several[0].abs().amax())
+            corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1]).to(corner))
+        return several
 
-    return map_batch(inputs, double)
+    return map_batch(inputs, variants)
+
+
+def _all_equal(variants: Tensor) -> bool:
+    """Whether a layer returned the same for every picture of a batch."""
+    return bool((variants == variants[:1]).all())
 
 
 def _shapes(inputs: Inputs) -> tuple[object, ...]:

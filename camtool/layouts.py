@@ -173,15 +173,15 @@ def reading_that_moves(tensor: Tensor, readings: Sequence[Layout]) -> Layout:
     """Of several readings the one that moved most where the picture was changed.
 
     Args:
-        tensor: ``(2, ...)``, what a layer returned for a picture and for one with another corner at the top left.
+        tensor: ``(V, ...)``, what a layer returned for a picture and for others with another corner at the top left.
         readings: The ways to read it; one or more.
     """
-    if len(readings) == 1 or len(tensor) != 2:
+    if len(readings) == 1 or len(tensor) < 2:
         return readings[0]
 
     def share(layout: Layout) -> float:
         maps = layout.to_grid(tensor)
-        moved = (maps[1] - maps[0]).abs().mean(0)
+        moved = (maps[1:] - maps[:1]).abs().mean((0, 1))
         corner = moved[tuple(slice(math.ceil(cells / 2)) for cells in layout.grid)]
         return float(corner.mean() / moved.mean().clamp_min(torch.finfo(moved.dtype).tiny))
 

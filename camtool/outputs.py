@@ -27,23 +27,38 @@ __all__ = [
     "answers",
     "class_count",
     "class_scores",
+    "could_be_probabilities",
     "count",
     "detections",
+    "embedding",
     "image_of",
     "levels",
     "link_of",
     "logits",
+    "of_images",
     "probabilities",
     "query_count",
     "tensors",
     "top_score",
 ]
 
-Link: TypeAlias = Literal["softmax", "sigmoid"]
-"""How scores become probabilities: classes exclude one another, or each label stands for itself."""
+Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+"""How scores become probabilities: classes exclude one another, each label stands for itself, or they are some."""
 
 _SCORES = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "pooler_output")
 """The names under which models return their scores, or the picture's embedding, among other things."""
+
+_EMBEDDINGS = ("image_embeds", "pooler_output", "last_hidden_state")
+"""Those that are no scores."""
+
+_ROUNDING = 1e-5
+"""How far from 1 probabilities in single precision may sum up to; a thousand of them stay well below."""
+
+_SIGMOID = "SigmoidBackward0"
+_VIEWS = frozenset(
+    ["Squeeze", "Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Select", "Slice", "T", "Clone", "ToCopy"]
+)
+"""Nodes of a graph that hand a tensor's values on as they are; those of an operation's other forms end in 1, 2, ..."""
 
 
 # --------------------------------------------------------------------------------------------------- detections
@@ -227,7 +242,8 @@ def _corners(boxes: Tensor) -> Tensor:
 def logits(output: Any) -> Tensor:
     """The tensor of scores in a model's output: itself, what is named ``logits`` or ``out``, or the first one inside.
 
-    Names are those of mappings, data classes and named tuples. A single number, as a loss is, is no score.
+    Names are those of mappings, data classes and named tuples. A single number, as a loss is, is no score. Planes of
+    one place are scores, as those of a classifier that is convolutional throughout.
 
     Returns:
         ``(N, K)`` or ``(N, K, *size)``.
@@ -243,14 +259,32 @@ def logits(output: Any) -> Tensor:
     named = _named(output)
     if {"class_queries_logits", "masks_queries_logits"} <= named.keys():
         return _planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
-    inside = next((named[key] for key in _SCORES if named.get(key) is not None), output)
+    inside = named.get(_name_of_scores(named), output)
     tensor = next((each for each in tensors(inside) if each.is_floating_point() and each.ndim), None)
     if tensor is None:
         raise TargetError(
             f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
             "returns one."
         )
-    return tensor if tensor.ndim > 1 else tensor[:, None]
+    if tensor.ndim == 1:
+        return tensor[:, None]
+    is_one_place = tensor.ndim > 2 and tensor.shape[2:].numel() == 1
+    return tensor.flatten(1) if is_one_place else tensor
+
+
+def _name_of_scores(named: Mapping[str, Any]) -> str:
+    """Under which name the scores are; empty where none of the names is known."""
+    return next((key for key in _SCORES if named.get(key) is not None), "")
+
+
+def embedding(output: Any) -> Tensor:
+    """The pictures' embeddings, ``(N, D)``: also where a model compares them with texts' and returns both.
+
+    Raises:
+        TargetError: There is no tensor that could be one.
+    """
+    found = _named(output).get("image_embeds")
+    return found if isinstance(found, Tensor) else logits(output)
 
 
 def _planes_of_queries(classes: Tensor, masks: Tensor) -> Tensor:
@@ -263,14 +297,22 @@ def _planes_of_queries(classes: Tensor, masks: Tensor) -> Tensor:
     return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
 
 
-def class_scores(output: Any) -> Tensor:
-    """The score of each class, ``(N, K, *size)``. A single logit ``z`` is that of two: ``-z`` for 0 and ``z`` for 1."""
+def class_scores(output: Any, of: Link = "softmax") -> Tensor:
+    """The score of each class, ``(N, K, *size)``.
+
+    A single logit ``z`` is that of two classes, ``-z`` for 0 and ``z`` for 1; a single probability ``p`` is ``1 - p``
+    and ``p``.
+    """
     values = logits(output)
-    return torch.cat([-values, values], 1) if values.shape[1] == 1 else values
+    if values.shape[1] > 1:
+        return values
+    return torch.cat([1 - values if of == "identity" else -values, values], 1)
 
 
 def probabilities(output: Any, of: Link = "softmax") -> Tensor:
     """The probability of each class, ``(N, K, *size)``: softmax, or each label's sigmoid; of a single logit, of two."""
+    if of == "identity":
+        return class_scores(output, of)
     values = logits(output)
     if values.shape[1] == 1:
         return class_scores(output).sigmoid()
@@ -286,10 +328,61 @@ def class_count(model: nn.Module) -> int | None:
     return len(names) if isinstance(names, (dict, list, tuple)) else None
 
 
-def link_of(model: nn.Module) -> Link:
-    """How a model's scores become probabilities: each by itself where its ``config`` says that it is multi-label."""
+def link_of(model: nn.Module, output: Any = None) -> Link | None:
+    """How a model's scores become probabilities; ``None`` where they are no scores but an embedding.
+
+    Each does by itself where the model's ``config`` says that it is multi-label. They are probabilities already where
+    they sum up to 1 in each image and place, or where the graph shows that they come out of a sigmoid. (One value
+    between 0 and 1 may be a logit as well.) It is an embedding by its name, or where the model says that it has 0
+    classes and gives as many numbers as it has features.
+
+    Args:
+        model: The model.
+        output: Its whole output, best on the graph; without it the model alone is asked.
+    """
+    if output is not None and _is_embedding(model, output):
+        return None
+    if output is not None and _are_probabilities(logits(output)):
+        return "identity"
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     return "sigmoid" if problem == "multi_label_classification" else "softmax"
+
+
+def _is_embedding(model: nn.Module, output: Any) -> bool:
+    named = _named(output)
+    if named:
+        found = _name_of_scores(named)
+        return found in _EMBEDDINGS or (not found and "last_hidden_state" in named)
+    if getattr(model, "num_classes", None) != 0:
+        return False
+    width = logits(output).shape[1]  # a head of a person's own may stand where the model has none of its own
+    widths = [getattr(model, name, None) for name in ("num_features", "head_hidden_size")]
+    return not any(widths) or width in widths
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    if not could_be_probabilities(values):
+        return False
+    sums = values.detach().float().sum(1)
+    rounding = max(_ROUNDING, 2 * torch.finfo(values.dtype).eps)
+    adds_up = values.shape[1] > 1 and bool((sums - 1).abs().amax() <= rounding)
+    return adds_up or _is_of_sigmoid(values)
+
+
+def could_be_probabilities(values: Tensor) -> bool:
+    """Whether all of them lie between 0 and 1."""
+    if not values.numel():
+        return False
+    least, most = values.detach().aminmax()
+    return bool(least >= 0) and bool(most <= 1 + _ROUNDING)
+
+
+def _is_of_sigmoid(values: Tensor) -> bool:
+    """Whether the last operation on the graph that changes any value is a sigmoid."""
+    node = values.grad_fn
+    while node is not None and node.name().partition("Backward")[0] in _VIEWS:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == _SIGMOID
 
 
 def top_score(output: Any) -> Tensor | None:
@@ -328,6 +421,24 @@ def answers(output: Any, classes: int | None = None) -> Sequence[Answer]:
     still = map_tensors(output, Tensor.detach)
     found = detections(still, classes)
     return logits(still) if found is None else found  # type: ignore[return-value]  # a tensor is a sequence of its rows
+
+
+def of_images(output: Any, images: int) -> Any:
+    """The output about so many images, with an axis for them, which a model that squeezes leaves out for one.
+
+    Raises:
+        TargetError: It is about another number of images, or holds no scores.
+    """
+    if images == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
+        output = output[None]
+    values = logits(output) if detections(output) is None else None
+    is_whole = count(output) == images and (values is None or values.numel() > 0)
+    if not is_whole:
+        came = f"detections in {count(output)}" if values is None else f"scores {tuple(values.shape)}"
+        raise TargetError(
+            f"the model returned {came} for {images} images; wrap it so that it returns scores (N, K), a row an image."
+        )
+    return output
 
 
 def count(output: Any) -> int:

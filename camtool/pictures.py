@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from camtool import hooks, images, overlay
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
-from camtool.inputs import AXES, Inputs, Key, Kind, kind_of
+from camtool.inputs import AXES, SHAPES, Inputs, Key, Kind, channels_over, is_photo, kind_of, looked_at
 from camtool.models import Transform, own_transform, usual_size, usual_transform
 from camtool.views import Clip, Photo, Signal, View, Volume
 
@@ -31,6 +30,7 @@ _ASSUMED = (
     "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
     "pictures prepared otherwise, pass transform=."
 )
+_GREY = "The model takes one channel, so the photo was made grey."
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class Preparer:
         kind: What the inputs are, where neither the model's convolutions nor their shapes tell it.
 
     Raises:
-        CamtoolError: ``device`` is not where the model is.
+        CamtoolError: ``device`` is unknown, or not where the model is.
     """
 
     def __init__(
@@ -131,7 +131,34 @@ class Preparer:
             ImageError: The source is no picture, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a scale.
         """
-        kind = self.kind(source)
+        return self._of(source, self.kind(source), is_prepared=is_prepared)
+
+    def each(self, img: Any) -> Iterator[Picture]:
+        """One after the other, the pictures of a list or of a batch; or the only one that was given.
+
+        Raises:
+            ImageError: As above; or an entry of a list is a batch.
+        """
+        if isinstance(img, (list, tuple)):
+            yield from map(self._entry_of_list, img)
+            return
+        kind = self.kind(img)  # one of a batch alone might be taken for something else
+        if not self.is_batch(img):
+            yield self._of(img, kind, is_prepared=False)
+            return
+        for source in img:
+            yield self._of(source, kind, is_prepared=isinstance(img, Tensor))
+
+    def _entry_of_list(self, source: Any) -> Picture:
+        if self.is_batch(source):
+            came = f"a batch {tuple(source.shape)}" if hasattr(source, "shape") else "a list"
+            raise ImageError(
+                f"img: an entry of the list is {came}; each is one picture. What a model takes together is given as "
+                "camtool.Inputs(first, second)."
+            )
+        return self(source)
+
+    def _of(self, source: Source, kind: Kind, *, is_prepared: bool) -> Picture:
         if kind != "picture":
             return self._prepared(self._tensor(source), kind)
         if isinstance(source, Tensor):
@@ -161,7 +188,7 @@ class Preparer:
             at: The place of the picture.
 
         Raises:
-            ImageError: What is there is no picture.
+            ImageError: What is there is no picture, or the others are more or fewer.
         """
         made = {key: self._entry(value, is_picture=key == at) for key, value in inputs.entries.items()}
         entries = {key: value.tensor if isinstance(value, Picture) else value for key, value in made.items()}
@@ -170,18 +197,51 @@ class Preparer:
             raise ImageError(f"img: {at!r} holds no floating tensor, so it is no picture; name another with picture=.")
         kind = self.kind(main)
         is_batch = main.ndim == AXES[kind] + 2
+        others = {key: value for key, value in entries.items() if key != at and key not in inputs.shared}
+        _check_together(at, main, others, AXES[kind])
         if not is_batch:
             entries = hooks.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
-        entries |= {key: hooks.Shared(made[key]) for key in inputs.shared}
+        alike = {key: made[key] for key in inputs.shared}
+        entries |= {
+            key: hooks.Shared(one.tensor[None] if isinstance(one, Picture) else one) for key, one in alike.items()
+        }
         photo, batch = made[at], main if is_batch else main[None]
         pictures = [photo] if isinstance(photo, Picture) else [self._prepared(one, kind) for one in batch]
         return Batch(pictures, {at: entries[at], **entries}), is_batch  # the picture comes first
 
+    def looked_at(self, inputs: Inputs, layers: Sequence[str] | None, nth: int | None) -> tuple[Key, int | None]:
+        """Which of several inputs is the picture that the layers show, and at which of their calls.
+
+        Args:
+            inputs: What was given.
+            layers: Dotted names, or ``None`` for the best one.
+            nth: The call that was asked for. ``None`` stays so where it is the last.
+
+        Raises:
+            LayerError: The layers do not show the picture that was named, at that call.
+        """
+        places = inputs.pictures
+        others = [value for key, value in inputs.entries.items() if key != places[0]]
+        if len(places) == 1 and not any(is_photo(each) or hooks.main_tensor(each) is not None for each in others):
+            return places[0], nth  # a layer can show nothing else
+        first = {place: next(self.several(inputs, place)[0].parts(1)).inputs for place in places}
+        at, call = looked_at(self._model, first, layers, nth)
+        return at, None if nth is None and call == -1 else call
+
     def _entry(self, value: Any, *, is_picture: bool) -> Any:
         """One of several inputs, where the model is; a photo as a picture."""
-        if isinstance(value, Image.Image) or (is_picture and not isinstance(value, (Tensor, list, tuple, Mapping))):
-            return self._from_photo(images.read(value))
-        return hooks.map_tensors(value, lambda tensor: tensor.to(self._device))
+        if is_photo(value) or (is_picture and not isinstance(value, (Tensor, list, tuple, Mapping))):
+            return self(value)
+        is_array = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating)
+        return hooks.map_tensors(self._tensor(value) if is_array else value, self._fitted)
+
+    def _fitted(self, tensor: Tensor) -> Tensor:
+        """A tensor where the model is and, if it is floating, of a type that the model computes in."""
+        given = tensor.to(self._device)
+        if not given.is_floating_point() or given.dtype == _dtype_of(self._model):
+            return given
+        own = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}
+        return given if not own or given.dtype in own else given.to(_dtype_of(self._model))
 
     def _tensor(self, source: Any) -> Tensor:
         """An array, of any numbers, as a tensor of the model's own."""
@@ -191,9 +251,9 @@ class Preparer:
 
     def _prepared(self, tensor: Tensor, kind: Kind) -> Picture:
         if tensor.ndim != AXES[kind] + 1 or not tensor.is_floating_point():
-            wanted = {1: "(C, L)", 2: "(C, H, W)", 3: "(C, D, H, W)"}[AXES[kind]]
+            wanted = SHAPES[AXES[kind]]
             raise ImageError(f"img: a prepared {kind} is floating {wanted}, got {tensor.dtype} {tuple(tensor.shape)}.")
-        given, transform = tensor.to(self._device), self._transform
+        given, transform = self._fitted(tensor), self._transform
         if transform is None and hooks.preparation_of(self._model) is not None:
             transform = own_transform(self._model)  # a detector normalises, so what it is given is a photo's own values
         return Picture(given, _view(tensor, kind, transform), black=_black(given, transform))
@@ -208,7 +268,35 @@ class Preparer:
     def _of_photos(self) -> tuple[Transform, tuple[str, ...]]:
         """What prepares photos, and what a person should know of it: the model may tell, where nobody did."""
         told = self._transform or own_transform(self._model)
-        return (told, ()) if told else (usual_transform(usual_size(self._model)[0]), (_ASSUMED,))
+        return (told, ()) if told else self._assumed()
+
+    def _assumed(self) -> tuple[Transform, tuple[str, ...]]:
+        channels, side = channels_over(self._model, 2), usual_size(self._model)[0]
+        other = next((kind for kind, axes in AXES.items() if axes != 2 and channels_over(self._model, axes)), None)
+        if not channels and other is not None:
+            raise ImageError(
+                f"img: a photo, but the model takes a {other} {SHAPES[AXES[other]]}, as its convolutions tell; give a "
+                "tensor, or pass transform=."
+            )
+        is_grey = channels[:1] == (1,)
+        return usual_transform(side, is_grey=is_grey), (_ASSUMED, _GREY) if is_grey else (_ASSUMED,)
+
+
+def _check_together(at: Key, picture: Tensor, others: Mapping[Key, Any], axes: int) -> None:
+    """See that what is like the picture, with as many channels over as many axes, comes as it does, one or as many.
+
+    Raises:
+        ImageError: It does not.
+    """
+    for key, other in others.items():
+        is_like = isinstance(other, Tensor) and other.is_floating_point() and other.ndim in (axes + 1, axes + 2)
+        if not is_like or other.shape[-axes - 1] != picture.shape[-axes - 1]:
+            continue
+        if len(other) != len(picture) if picture.ndim == axes + 2 else other.ndim != picture.ndim:
+            raise ImageError(
+                f"img: {key!r} {tuple(other.shape)} does not go with the picture {at!r} {tuple(picture.shape)}; give "
+                f"one for each picture, or name what is for all alike: camtool.Inputs(..., shared=[{key!r}])."
+            )
 
 
 def batches(pictures: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
@@ -226,11 +314,20 @@ def _kind(picture: Picture) -> tuple[object, ...]:
 def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
     first = next(model.parameters(), None)
     own = torch.device("cpu") if first is None else first.device
-    if asked is not None and first is not None and torch.device(asked).type != own.type:
+    wanted = own if asked is None else _device(asked)
+    if first is not None and wanted.type != own.type:
         raise CamtoolError(
             f"device={str(asked)!r}, but the model is on {own}; move it first: model.to({str(asked)!r})."
         )
-    return own if first is not None or asked is None else torch.device(asked)
+    return wanted if first is None else own
+
+
+def _device(asked: torch.device | str) -> torch.device:
+    try:
+        return torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CamtoolError(f"device={asked!r} is none that torch knows: {reason}") from error
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:

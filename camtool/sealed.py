@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import fx, nn
 
-__all__ = ["is_quantised", "sealed_as"]
+__all__ = ["is_for_one_picture", "is_quantised", "sealed_as"]
 
 _GUARDS = "_guards_fn"
 """What torch.export puts into an exported graph to check the shapes of its inputs."""
@@ -21,6 +21,15 @@ def sealed_as(model: nn.Module) -> str | None:
         called = {node.target for node in model.graph.nodes if node.op == "call_module"}
         return None if called - {_GUARDS} else "an exported graph"
     return None
+
+
+def is_for_one_picture(model: nn.Module) -> bool:
+    """Whether a model was exported with a single picture for an example, so that it takes no more at once."""
+    if not isinstance(model, fx.GraphModule):
+        return False
+    given = (node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder")
+    first = next((each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
+    return first is not None and first.ndim > 0 and isinstance(first.shape[0], int) and first.shape[0] == 1
 
 
 def is_quantised(model: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.errors import MethodError
 from camtool.hooks import Call, Inputs, call, left_as_found, main_tensor, map_tensors, trace
+from camtool.sealed import is_for_one_picture
 
 __all__ = ["Twin", "in_chunks", "largest_behind", "quiet", "room_for"]
 
@@ -116,7 +117,8 @@ class Twin:
         calls = trace(model, example)
         picture = main_tensor(example)
         largest = max(*map(_size, calls), 0 if picture is None else picture.numel())
-        self.most_at_once: int = room_for(largest, torch.empty(0) if picture is None else picture)
+        room = room_for(largest, torch.empty(0) if picture is None else picture)
+        self.most_at_once: int = 1 if is_for_one_picture(model) else room
         self._model, self._layout = _quickest(model, example, calls)
 
     def __call__(self, inputs: Inputs) -> Any:

@@ -11,8 +11,9 @@ changed images then asks about the same thing throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ from camtool.outputs import (
     class_scores,
     count,
     detections,
+    embedding,
     image_of,
     logits,
     probabilities,
@@ -78,12 +80,22 @@ class ClassScore:
     """The logit of a class: the usual thing to explain. For planes ``(N, K, *size)`` it is summed over all places.
 
     Where the model has a single logit, class 1 is that logit and class 0 is minus it.
+
+    Attributes:
+        index: The class.
+        of: How the model's scores become probabilities, which some methods ask for; ``"identity"`` where they are some.
+            In :func:`camtool.explain` it is found out.
     """
 
     index: int
+    of: Link = "softmax"
+
+    def __post_init__(self) -> None:
+        _check_whole("ClassScore's index", self.index)
+        _check_name("ClassScore's of", self.of, _LINKS)
 
     def __call__(self, output: Any) -> Tensor:
-        return _per_image(_of_class(class_scores(output), self.index)).sum(1)
+        return _per_image(_of_class(class_scores(output, self.of), self.index)).sum(1)
 
 
 @dataclass(frozen=True)
@@ -95,14 +107,16 @@ class Probability:
     Attributes:
         index: The class.
         of: ``"softmax"`` over all classes, or the class' own ``"sigmoid"``, for models whose labels do not exclude one
-            another. Of a single logit it is the sigmoid in either case.
+            another. Of a single logit it is the sigmoid in either case. ``"identity"`` where the model returns
+            probabilities itself, which :func:`camtool.explain` finds out.
     """
 
     index: int
     of: Link = "softmax"
 
     def __post_init__(self) -> None:
-        _check_name("Probability's of", self.of, ("softmax", "sigmoid"))
+        _check_whole("Probability's index", self.index)
+        _check_name("Probability's of", self.of, _LINKS)
 
     def __call__(self, output: Any) -> Tensor:
         return _per_image(_of_class(probabilities(output, self.of), self.index)).mean(1)
@@ -128,6 +142,8 @@ class Contrast:
     shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        for what, index in [("of", self.of), *(("against", rival) for rival in self.rivals)]:
+            _check_whole(f"Contrast's {what}", index)
         given, rivals = self.shares, len(self.rivals)
         if not rivals:
             raise TargetError("Contrast's against is empty; name the class, or the classes, to hold against.")
@@ -142,7 +158,7 @@ class Contrast:
     @property
     def rivals(self) -> tuple[int, ...]:
         """The other classes."""
-        return (self.against,) if isinstance(self.against, int) else self.against
+        return tuple(self.against) if isinstance(self.against, (tuple, list)) else (self.against,)
 
 
 @dataclass(frozen=True)
@@ -171,6 +187,8 @@ class Finer:
     weighting: Literal["probability", "mean"] = "probability"
 
     def __post_init__(self) -> None:
+        _check_whole("Finer's index", self.index)
+        _check_whole("Finer's rivals", self.rivals)
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
         _check_name("Finer's weighting", self.weighting, ("probability", "mean"))
@@ -217,6 +235,7 @@ class AgainstRest:
     how: Literal["mean", "max", "logsumexp"] = "mean"
 
     def __post_init__(self) -> None:
+        _check_whole("AgainstRest's index", self.index)
         _check_name("AgainstRest's how", self.how, _AGGREGATES)
 
     def __call__(self, output: Any) -> Tensor:
@@ -260,12 +279,23 @@ class Value:
     """One number of a regression's output, ``(N,)`` or ``(N, K)``, as it is.
 
     It has to be asked for: a single number ``(N, 1)`` is else taken for the logit of two classes.
+
+    Attributes:
+        index: Which of the K.
+        name: What it is, in a word or two.
     """
 
     index: int = 0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_whole("Value's index", self.index)
 
     def __call__(self, output: Any) -> Tensor:
         return _of_class(_per_image(logits(output)), self.index)
+
+    def __str__(self) -> str:
+        return f"value {self.index}" if self.name is None else self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,13 +306,22 @@ class Region:
     over the photo, whatever its own size, and goes the way that the photo went; one of just the size of the planes
     (and not of the photo) lies over those. Called with an output, the mask lies over the planes.
 
+    Methods that give each channel one weight for all positions, as Grad-CAM does, heat all that looks like the thing in
+    the mask; those that weigh position by position, as HiResCAM and LayerCAM do, keep to it.
+
     Attributes:
         class_index: The class, along the second axis of the planes ``(N, K, H, W)``.
         mask: ``(h, w)``, the weight of each place, as a tensor or an array; zeros and ones, or booleans.
+        of: As :class:`ClassScore`'s.
     """
 
     class_index: int
     mask: Tensor | NDArray[Any]
+    of: Link = "softmax"
+
+    def __post_init__(self) -> None:
+        _check_whole("Region's class_index", self.class_index)
+        _check_name("Region's of", self.of, _LINKS)
 
     @staticmethod
     def at(class_index: int, point: tuple[float, float]) -> Point:
@@ -290,7 +329,7 @@ class Region:
         return Point(*point, class_index)
 
     def __call__(self, output: Any) -> Tensor:
-        plane = _of_class(class_scores(output), self.class_index)
+        plane = _of_class(class_scores(output, self.of), self.class_index)
         return _per_image(plane * self.over(plane[0], None)).sum(1)
 
     def over(self, plane: Tensor, geometry: Geometry | None) -> Tensor:
@@ -323,7 +362,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Point:
-    """A class at one point, for segmentation.
+    """A class at one point, for segmentation; which method keeps to the place is told at :class:`Region`.
 
     Attributes:
         x: From the left; in :func:`camtool.explain` in pixels of the photo, else in those of the planes.
@@ -334,6 +373,11 @@ class Point:
     x: float
     y: float
     class_index: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers("Point's x and y", (self.x, self.y), 2)
+        if self.class_index is not None:
+            _check_whole("Point's class_index", self.class_index)
 
     def __call__(self, output: Any) -> Tensor:
         return torch.cat([self.settled(one, None)(one[None]) for one in class_scores(output)])
@@ -370,6 +414,9 @@ class Detection:
 
     n: int = 0
 
+    def __post_init__(self) -> None:
+        _check_whole("Detection's n", self.n)
+
     def __call__(self, output: Any) -> Tensor:
         return torch.cat([self.settled(found, None)(image_of(output, i, keep=True)) for i, found in _found(output)])
 
@@ -402,6 +449,9 @@ class Box:
     iou_threshold: float = 0.5
 
     def __post_init__(self) -> None:
+        _check_numbers("Box's xyxy", self.xyxy, 4)
+        if self.class_index is not None:
+            _check_whole("Box's class_index", self.class_index)
         x0, y0, x1, y1 = self.xyxy
         if not (x0 < x1 and y0 < y1):
             raise TargetError(f"Box {self.xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
@@ -470,6 +520,9 @@ _LOWER = (
 )
 
 
+_LINKS = ("softmax", "sigmoid", "identity")
+
+
 _AS_NEAR = 0.01
 """Boxes whose overlaps differ by less are at one place: queries often agree on a box, and then the surest counts."""
 
@@ -531,7 +584,7 @@ class Similarity:
     name: str = "similarity"
 
     def __call__(self, output: Any) -> Tensor:
-        vectors = logits(output)
+        vectors = embedding(output)
         if vectors.shape[-1:] != self.embedding.shape:
             raise TargetError(
                 f"Similarity's embedding has shape {tuple(self.embedding.shape)}, but the model's embeddings are "
@@ -593,14 +646,21 @@ _CLASS_ATTRIBUTES: dict[type, str] = {
 }
 
 
-def choose(want: Want, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None = None) -> list[Target]:
+def choose(
+    want: Want,
+    answer: Answer,
+    labels: Sequence[str] | None,
+    geometry: Geometry | None = None,
+    link: Link | None = "softmax",
+) -> list[Target]:
     """The targets that a person's wish comes to on one image; only :class:`Top` gives more than one.
 
     What ``None``, an index and a name mean follows from what the model returns:
 
     * scores ``(K,)``: the class' logit; ``None`` is the highest.
     * a single score: two classes, 1 for the score itself and 0 for minus it; ``None`` is the one that its sign says.
-      A regression looks the same, so ask for :class:`Value`.
+      A regression looks the same, so ask for :class:`Value`. A single probability: 1 for itself and 0 for the rest.
+    * an embedding ``(D,)``: one of its dimensions; ``None`` is the highest.
     * planes ``(K, h, w)``: the class where the model sees it; where it sees it nowhere, the class' logits summed over
       the picture. ``None`` is the class that covers most of the picture, the background only where nothing else is
       seen. A class is background if its label says so, and class 0 if there are no labels.
@@ -611,16 +671,49 @@ def choose(want: Want, answer: Answer, labels: Sequence[str] | None, geometry: G
         answer: What the model said of that image.
         labels: The names of the K classes.
         geometry: How the photo, on which a person points at places, became the model's input.
+        link: How scores become probabilities; ``None`` where the answer is an embedding.
 
     Raises:
         TargetError: The class does not exist, its name is unknown or belongs to several, or no class can be ranked.
         NothingFoundError: The detector found nothing of the kind in this image.
     """
     if isinstance(answer, Tensor):
-        answer = class_scores(answer[None])[0]
+        if link is None:
+            _check_that_it_needs_no_class(want, answer)
+        answer = class_scores(answer[None], link or "identity")[0]
+    return [_linked(target, link) for target in _chosen(want, answer, labels, geometry)]
+
+
+def _check_that_it_needs_no_class(want: Want, features: Tensor) -> None:
+    """See that what is asked of an embedding ``(D,)``, or of features that have more axes, is not about a class."""
+    if class_of(want) is not None:
+        raise TargetError(
+            f"target_class is {want}, but this model returns an embedding and has no classes; ask for one of its "
+            "dimensions, Value(3), or how near it is to another embedding, Similarity(embedding)."
+        )
+    if features.ndim > 1 and (want is None or isinstance(want, (Integral, Top))):
+        raise TargetError(
+            f"target_class is {want!r}, but this model has no classes and returns features {tuple(features.shape)} for "
+            "an image; pass a callable from these to a number."
+        )
+
+
+def _linked(target: Target, link: Link | None) -> Target:
+    """The target with what it needs to know of how the model's scores become probabilities."""
+    if isinstance(target, Negated):
+        return Negated(_linked(target.target, link))
+    if link is None:
+        return Value(target.index, f"dimension {target.index}") if isinstance(target, ClassScore) else target
+    if isinstance(target, (ClassScore, Region)) or (isinstance(target, Probability) and link == "identity"):
+        return replace(target, of=link)
+    return target
+
+
+def _chosen(want: Want, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> list[Target]:
     if want is None:
         want = Top(1)
     if isinstance(want, Top):
+        _check_whole("Top's k", want.k)
         if want.k < 1:
             raise TargetError(f"target_class {want}: k must be 1 or more.")
         return _ranked(want.k, answer, labels, geometry)
@@ -651,7 +744,7 @@ def from_texts(wants: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) 
     """
     rows = [want if isinstance(want, (list, tuple)) else [want] for want in wants]
     for each in (each for row in rows for each in row):
-        if each is None or isinstance(each, (Integral, Top)):
+        if each is None or isinstance(each, (Integral, Tensor, Top)) or class_of(each) is not None:
             raise TargetError(
                 f"target_class is {each!r}, but this model compares pictures with texts and has no classes; say in "
                 "words what to look for: 'a photo of a dog'."
@@ -666,6 +759,9 @@ def from_texts(wants: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) 
 def _of_index(index: int, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> Target:
     """A class on one image: its score, its score where the model sees it, or the surest detection of it."""
     if isinstance(answer, Detections):
+        if index < 0 or (labels is not None and index >= len(labels)):
+            known = "classes count from 0" if labels is None else f"there are {len(labels)} labels"
+            raise TargetError(f"target_class {index} does not exist: {known}.")
         found = answer.of_class(index)
         if not len(found):
             raise NothingFoundError(f"the model found no {_label(index, labels)} in this image.{_LOWER}")
@@ -745,7 +841,7 @@ def innermost(target: Target) -> Target:
     return innermost(target.target) if isinstance(target, Negated) else target
 
 
-def class_of(target: Target) -> int | None:
+def class_of(target: Any) -> int | None:
     """The index of the class that a target is about, ``None`` where it is about something else."""
     target = innermost(target)
     attribute = _CLASS_ATTRIBUTES.get(type(target))
@@ -821,6 +917,20 @@ def _checked(index: int, classes: int) -> int:
     if not 0 <= index < classes:
         raise TargetError(f"target_class {index} does not exist: the model has {classes} classes, 0 to {classes - 1}.")
     return index
+
+
+def _check_whole(what: str, value: Any) -> None:
+    """See that a number is whole, of Python or numpy, or a tensor with one."""
+    try:
+        as_index(value)
+    except (TypeError, RuntimeError) as error:
+        raise TargetError(f"{what} is {value!r}; it must be a whole number.") from error
+
+
+def _check_numbers(what: str, values: Any, count: int) -> None:
+    is_sequence = isinstance(values, Iterable) and not isinstance(values, str)
+    if not is_sequence or [isinstance(value, (Real, Tensor)) for value in values] != [True] * count:
+        raise TargetError(f"{what} must be {count} numbers, got {values!r}.")
 
 
 def _check_name(what: str, name: str, known: Iterable[str]) -> None:

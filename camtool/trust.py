@@ -42,6 +42,7 @@ def doubts(
     """
     return [
         *_about_the_map(evidence, raw, row),
+        *_about_the_scores(evidence[0], target),
         *_about_the_target(target, chances, float(evidence[0].scores[row])),
         *_about_the_layers(evidence),
     ]
@@ -57,6 +58,19 @@ def _about_the_map(evidence: Sequence[Evidence], raw: NDArray[Any], row: int) ->
         yield "The map is constant: nothing in the picture speaks for the target more than the rest does."
 
 
+def _about_the_scores(evidence: Evidence, target: targets.Target) -> Iterator[str]:
+    if evidence.link is None and isinstance(targets.innermost(target), targets.Value):
+        yield (
+            "The model returns an embedding and has no classes, so the map is of one of its dimensions; Similarity "
+            "shows what makes a picture like another."
+        )
+    if evidence.link == "identity" and targets.class_of(target) is not None:
+        yield (
+            "The score is a probability, whose gradient vanishes where it nears 1: let the model return its logits, "
+            "without the softmax or sigmoid at its end."
+        )
+
+
 def _about_the_target(target: targets.Target, chances: NDArray[Any] | None, score: float) -> Iterator[str]:
     inner, index = targets.innermost(target), targets.class_of(target)
     if isinstance(inner, targets.Detected):
@@ -69,7 +83,7 @@ def _about_the_target(target: targets.Target, chances: NDArray[Any] | None, scor
             yield f"The model ranks this class only {ahead + 1} of {len(chances)}, so not much speaks for it."
     elif isinstance(target, targets.ClassScore) and not (chances.argmax(0) == index).any():
         yield "The model sees this class nowhere in the picture, so the map is of its score summed over all of it."
-    if isinstance(inner, targets.Probability) and abs(score) > 1 - _SATURATED:
+    if isinstance(inner, targets.Probability) and inner.of != "identity" and abs(score) > 1 - _SATURATED:
         yield "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead."
 
 

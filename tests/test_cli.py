@@ -511,7 +511,13 @@ def test_without_internet_the_way_out_is_named(camtool_, photos, monkeypatch, tm
     )
 
 
-@pytest.mark.parametrize("model", ["r3d_18", "raft_small", "vit_b_32"])
+def test_the_layers_of_a_model_of_clips_are_listed(camtool_):
+    said = camtool_("layers", "r3d_18", "--size", 64)
+    assert said.code == 0
+    assert "chosen" in said.out
+
+
+@pytest.mark.parametrize("model", ["raft_small", "vit_b_32"])
 def test_a_model_that_takes_no_such_picture_has_no_layers_to_list(camtool_, model):
     assert_refused(camtool_("layers", model, "--size", 64), model, "cannot run on one picture of 64 x 64")
 

@@ -46,7 +46,7 @@ def photo() -> np.ndarray:
 
 
 def explain(model, img, *args, **kwargs):
-    return camtool.explain(model, img, *args, transform=TRANSFORM, labels=LABELS, **kwargs)
+    return camtool.explain(model, img, *args, **{"transform": TRANSFORM, "labels": LABELS, **kwargs})
 
 
 def same(one: camtool.Explanation, other: camtool.Explanation) -> bool:
@@ -249,6 +249,14 @@ def test_layers_by_name_and_by_module_and_several(model, photo) -> None:
         ({"layer": "33"}, camtool.LayerError, "no layer '33'"),
         ({"layer": nn.ReLU()}, camtool.LayerError, "this ReLU is not a module of the model"),
         ({"device": "meta"}, camtool.CamtoolError, "the model is on cpu"),
+        ({"device": "foo"}, camtool.CamtoolError, "device='foo' is none that torch knows"),
+        ({"method": None}, camtool.MethodError, "method=None is neither a name nor a function"),
+        ({"transform": 3}, camtool.CamtoolError, "transform=3 cannot be called"),
+        ({"labels": 3}, camtool.TargetError, "labels=3 is no list of names"),
+        ({"labels": "dog"}, camtool.TargetError, "labels='dog' is no list of names"),
+        ({"batch_size": "2"}, camtool.CamtoolError, "batch_size='2' is no whole number"),
+        ({"batch_size": 1.5}, camtool.CamtoolError, "batch_size=1.5 is no whole number"),
+        ({"call": True}, camtool.CamtoolError, "call=True is no whole number"),
         ({"target_class": "dgo"}, camtool.TargetError, "'dog'"),
         ({"target_class": 7}, camtool.TargetError, "7 classes, 0 to 6"),
     ],
@@ -256,6 +264,19 @@ def test_layers_by_name_and_by_module_and_several(model, photo) -> None:
 def test_what_cannot_be_is_said(model, photo, arguments, error, message) -> None:
     with pytest.raises(error, match=message):
         explain(model, photo, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("resnet18", r"model is a str, .* camtool.load\('resnet18'\)"),
+        (lambda x: x, "model is a function, no torch.nn.Module"),
+        (None, "model is a NoneType, no torch.nn.Module"),
+    ],
+)
+def test_what_is_no_model(photo, wrong, message) -> None:
+    with pytest.raises(camtool.ModelError, match=message):
+        camtool.explain(wrong, photo)
 
 
 def test_a_transform_that_makes_no_tensor(model, photo) -> None:
@@ -350,6 +371,15 @@ def test_real_photos_are_recognised_and_their_maps_vary(mobilenet, shared) -> No
         assert result.heatmap.max() == 1
         assert result.heatmap[result.seen].mean() < 0.8
         assert not result.warnings
+
+
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+def test_a_model_that_refuses_its_input_says_why_and_a_target_of_ones_own_fails_as_it_does(model, method) -> None:
+    with pytest.raises(camtool.ForwardError, match=r"shape \(1, 32, 48, 3\): RuntimeError: .*expected input"):
+        camtool.explain(model, torch.rand(32, 48, 3), method=method)
+    with pytest.raises(IndexError) as error:
+        camtool.explain(model, torch.rand(3, 32, 48), lambda output: output[99], method=method)
+    assert not isinstance(error.value, camtool.CamtoolError)
 
 
 def test_a_photo_and_a_prepared_tensor_do_not_share_what_black_is(model, photo) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool import Recorder
-from camtool.errors import CamtoolError, LayerError
+from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.hooks import call, main_tensor, map_tensors, observe, resume, trace, watched
 
 Pair = namedtuple("Pair", ["ids", "features"])
@@ -267,6 +267,40 @@ def test_a_layer_that_cannot_be_observed_is_named(layer, message, x) -> None:
     ints, nothing = Wrapped(lambda x: x.argmax(1)), Wrapped(lambda _: None)
     with pytest.raises(LayerError, match=message):
         observe(Net(way, ints=ints, nothing=nothing, spare=nn.ReLU()), [layer], x)
+
+
+@pytest.mark.parametrize("look", [lambda model, x: observe(model, ["conv1"], x), trace], ids=["observe", "trace"])
+def test_inputs_that_the_model_refuses_are_told_with_its_own_reason(look) -> None:
+    refused = torch.randn(2, 9, 8, 8, dtype=torch.float64)
+    with pytest.raises(ForwardError, match=r"cannot run on an input of shape \(2, 9, 8, 8\): RuntimeError: .*") as told:
+        look(net(), refused)
+    with pytest.raises(RuntimeError) as own:
+        net()(refused)
+    assert type(told.value.__cause__) is RuntimeError
+    assert str(own.value).split("\n")[0] in str(told.value)
+
+
+def test_want_of_memory_stays_what_it_is(x) -> None:
+    def exhausted(*_) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    model = net()
+    model.conv2.register_forward_hook(exhausted)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no room$"):
+        observe(model, ["conv1"], x)
+
+
+def test_what_a_model_sets_up_for_good_at_its_first_forward_serves_the_next_ones(x) -> None:
+    def counting(self: Net, x: Tensor) -> Tensor:
+        if not hasattr(self, "seen"):  # as Hugging Face's models collect their blocks' outputs
+            self.seen = []
+            self.conv.register_forward_hook(lambda *call: self.seen.append(call[-1]))
+        return self.classify(self.conv(x)) + self.seen.pop().mean()
+
+    model = Net(counting)
+    observe(model, ["conv"], x)
+    assert len(model.conv._forward_hooks) == 1  # the model's own
+    assert torch.equal(observe(model, ["conv"], x).output, model(x))
 
 
 def test_structures_keep_their_type_and_what_is_no_tensor() -> None:

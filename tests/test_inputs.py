@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 import camtool
 from camtool.evidence import Scene
 from camtool.hooks import call, map_batch
-from camtool.inputs import kind_of
+from camtool.inputs import example_shape, kind_of
 from camtool.layers import resolve
 from camtool.layouts import token_layout
 from camtool.targets import ClassScore
@@ -247,14 +248,19 @@ def test_a_dictionary_may_hold_a_photo(masked) -> None:
     assert np.array_equal(result.raw, plain.raw)
 
 
-def test_a_photo_among_several_may_be_a_path_where_it_is_named(masked, tmp_path) -> None:
+def test_a_photo_among_several_may_be_a_path_or_an_array(masked, tmp_path) -> None:
     path = tmp_path / "photo.png"
-    Image.fromarray(np.full((40, 60, 3), 90, np.uint8)).save(path)
-    given = {"pixel_values": str(path), "mode": "signed"}
-    result = camtool.explain(masked, given, 1, picture="pixel_values")
-    assert result.photo.shape == (40, 60, 3)
-    with pytest.raises(camtool.ImageError, match="none of 'pixel_values', 'mode' is a picture"):
-        camtool.explain(masked, given, 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    results = [
+        camtool.explain(masked, {"pixel_values": photo, "mode": "signed"}, 1, picture=picture)
+        for photo in (str(path), path, pixels)
+        for picture in (None, "pixel_values")
+    ]
+    assert all(np.array_equal(result.photo, pixels) for result in results)
+    assert all(np.array_equal(result.raw, results[0].raw) for result in results)
+    with pytest.raises(camtool.ImageError, match=r"none of 'pixel_values', 'mode' is a picture.* or a path"):
+        camtool.explain(masked, {"pixel_values": "a text", "mode": "signed"}, 1)
 
 
 def test_a_models_own_argument_may_be_called_picture() -> None:
@@ -351,6 +357,44 @@ def test_inputs_that_cannot_be_are_said(given, options, message) -> None:
         camtool.explain(trunk().eval(), given, **options)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (camtool.Inputs(torch.zeros(3, 16, 16), torch.zeros(2, 3, 16, 16)), r"0 \(3, 16, 16\) does not go with .* 1 "),
+        (camtool.Inputs(torch.zeros(2, 3, 16, 16), torch.zeros(1, 3, 16, 16)), r"give one for .* shared=\[1\]"),
+        (camtool.Inputs(torch.zeros(3, 16, 16), torch.zeros(2, 3, 16, 16), picture=0), r"shared=\[1\]"),
+        ((torch.zeros(2, 3, 16, 16), torch.zeros(2, 3, 16, 16)), r"a batch \(2, 3, 16, 16\); .* camtool.Inputs\("),
+        ((torch.zeros(3, 16, 16), torch.zeros(3, 16, 16)), r"missing .* 'b'\. .* camtool.Inputs\("),
+        ({"foo": torch.zeros(2, 3, 16, 16)}, r"unexpected keyword argument 'foo'"),
+    ],
+)
+def test_inputs_that_do_not_go_together_are_said(siamese, given, message) -> None:
+    with pytest.raises(camtool.CamtoolError, match=message):
+        camtool.explain(siamese, given, 1)
+
+
+def test_one_that_is_for_all_pictures_is_shared(siamese) -> None:
+    a, b = torch.randn(2, 3, 16, 16), torch.randn(1, 3, 16, 16)
+    results = camtool.explain(siamese, camtool.Inputs(a, b, picture=0, shared=[1]), 1, call=0)
+    expected = camtool.explain(siamese, camtool.Inputs(a, b.expand(2, -1, -1, -1), picture=0), 1, call=0)
+    assert_close([each.raw for each in results], [each.raw for each in expected])
+
+
+def test_a_photo_may_be_shared_and_arrays_of_numbers_keep_their_kind(siamese, masked) -> None:
+    photos = np.random.default_rng(0).integers(0, 256, (2, 24, 24, 3), np.uint8)
+    prepared = [torch.from_numpy(photo).movedim(2, 0) / 255 for photo in photos]
+
+    def transform(photo: Image.Image) -> Tensor:
+        return torch.from_numpy(np.asarray(photo).copy()).movedim(2, 0) / 255
+
+    given = camtool.Inputs(*photos, picture=0, shared=[1])
+    expected = camtool.explain(siamese, camtool.Inputs(*prepared, picture=0), 1)
+    assert_close(camtool.explain(siamese, given, 1, transform=transform).raw, expected.raw)
+    batch = masked_inputs()
+    as_arrays = batch | {"mask": batch["mask"].double().numpy()}
+    assert np.array_equal(camtool.explain(masked, as_arrays, 1)[1].raw, camtool.explain(masked, batch, 1)[1].raw)
+
+
 # ------------------------------------------------------------------------------------------- a trunk that runs twice
 
 
@@ -381,6 +425,30 @@ def test_two_pictures_of_one_size_are_told_apart(siamese) -> None:
     views = [each(camtool.Inputs(a, b), 1)[0].photo for each in (explainer, alike)]
     shown = [camtool.explain(trunk(), x, 1, layer="2")[0].photo for x in (b, a)]
     assert [np.array_equal(*pair) for pair in zip(views, shown, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("layer", [None, "trunk"])
+@pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 3, 24, 32)])
+def test_a_picture_that_is_named_is_looked_at_where_the_layer_sees_it(siamese, layer, shape) -> None:
+    given = camtool.Inputs(torch.randn(shape), torch.randn(1, 3, 16, 16))
+    for picture in (0, 1):
+        (result,) = camtool.explain(siamese, given, 1, layer=layer, picture=picture)
+        (expected,) = camtool.explain(siamese, given, 1, layer="trunk", call=picture)
+        assert np.array_equal(result.raw, expected.raw)
+        assert np.array_equal(result.photo, expected.photo)
+    assert camtool.candidate_layers(siamese, given, picture=0).chosen.name == "trunk"
+
+
+@pytest.mark.parametrize("layer", ["trunk", "trunk.2"])
+def test_the_map_of_one_picture_is_never_drawn_on_another(siamese, layer) -> None:
+    given = camtool.Inputs(torch.randn(1, 3, 16, 16), torch.randn(1, 3, 16, 16), picture=1)
+    with pytest.raises(camtool.LayerError, match=rf"layer {layer} does not depend on input 1 at call=0; .* call="):
+        camtool.explain(siamese, given, 1, layer=layer, call=0)
+    joined = Joined().eval()
+    with pytest.raises(camtool.LayerError, match="layer ones does not depend on input 1; "):
+        camtool.explain(joined, given, 1, layer="ones")
+    with pytest.raises(camtool.LayerError, match=r"layer ones \+ others does not depend on input 1; "):
+        camtool.explain(joined, given, 1, layer=["ones", "others"])
 
 
 def test_a_layer_that_ran_twice_names_the_option(siamese) -> None:
@@ -609,10 +677,93 @@ def test_the_convolutions_are_looked_through_once(monkeypatch) -> None:
     assert kind_of(net, (3, 50)) == "signal"
 
 
-def test_a_convolution_over_channels_does_not_make_a_signal() -> None:
-    """Some networks weigh their channels by a convolution over one axis; the first convolution decides."""
-    net = nn.Sequential(net_over(2, 3), nn.Conv1d(1, 1, 3))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_convolution_over_channels_does_not_make_a_signal(first) -> None:
+    """Some networks weigh their channels by a convolution over one axis, and one may be written down first."""
+
+    class Weighing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Conv1d(1, 1, 3, padding=1) if first else nn.Identity()
+            self.trunk, self.head = trunk(), nn.Linear(6, CLASSES)
+            self.behind = nn.Identity() if first else nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.behind(self.before(self.trunk(x).mean((2, 3))[:, None]))[:, 0])
+
+    net, batch = Weighing().eval(), torch.rand(2, 3, 32, 40)
     assert kind_of(net, (3, 16, 20)) == "picture"
+    results = camtool.explain(net, batch, 1)
+    assert_close(camtool.explain(net, batch[1], 1).raw, results[1].raw)
+    for pixels in (np.zeros((32, 40, 3), np.uint8), np.arange(32 * 40, dtype=np.uint8).reshape(32, 40)):
+        assert camtool.explain(net, pixels, 1).heatmap.shape == (32, 40)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 3, 16, 16), (8, 3, 16, 16)])
+def test_frames_before_the_channels_are_refused(shape) -> None:
+    with pytest.raises(camtool.ImageError, match=r"\(N, T, C, H, W\); camtool reads clips as \(N, C, T, H, W\)"):
+        camtool.explain(net_over(3, 3), torch.zeros(shape))
+
+
+def test_a_model_that_wants_frames_first_may_be_wrapped() -> None:
+    class Turned(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, clip: Tensor) -> Tensor:
+            return self.net(clip.transpose(1, 2))
+
+    net, clip = net_over(3, 3), torch.randn(1, 3, 8, 16, 16)
+    frames_first = Turned(net)
+    with pytest.raises(camtool.ImageError, match="frames before its channels"):
+        camtool.explain(frames_first, clip.transpose(1, 2), 1)
+    assert_close(camtool.explain(Turned(frames_first), clip, 1)[0].raw, camtool.explain(net, clip, 1)[0].raw)
+
+
+@pytest.mark.parametrize(
+    ("axes", "channels", "shape"), [(3, 2, (2, 16, 32, 48)), (2, 1, (1, 32, 48)), (1, 3, (3, 32, 48))]
+)
+def test_an_example_is_of_the_kind_that_the_model_takes(axes, channels, shape) -> None:
+    assert example_shape(net_over(axes, channels), 32, 48) == shape
+
+
+@pytest.mark.parametrize("kind", [None, "clip", "volume"])
+def test_frames_are_refused_though_there_are_as_many_as_channels(kind) -> None:
+    net = net_over(3, 3)
+    net.config = SimpleNamespace(num_frames=3, num_channels=3)
+    with pytest.raises(camtool.ImageError, match="Wrap a model that wants frames first"):
+        camtool.explain(net, torch.zeros(1, 3, 3, 16, 16), kind=kind)
+
+
+def test_a_model_of_clips_takes_no_photo() -> None:
+    for axes, message in ((1, r"takes a signal \(C, L\)"), (3, r"takes a volume \(C, D, H, W\)")):
+        with pytest.raises(camtool.ImageError, match=f"img: a photo, but the model {message}"):
+            camtool.explain(net_over(axes, 3), Image.new("RGB", (32, 32)))
+
+
+# ------------------------------------------------------------------------------------------- channels and types
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_photo_is_made_grey_for_a_model_of_one_channel(mode) -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 260, 3), np.uint8))
+    photo, net = colours.convert("L").convert(mode), net_over(2, 1)
+    result = camtool.explain(net, photo, 1)
+    grey = np.asarray(photo.convert("L").resize((277, 256), Image.Resampling.BILINEAR))[16:240, 26:250]
+    prepared = (torch.from_numpy(grey / np.float32(255)) - 0.449) / 0.226
+    assert_close(result.raw, camtool.explain(net, prepared[None], 1).raw, atol=1e-3, rtol=1e-2)
+    assert result.heatmap.shape == (240, 260)
+    assert any("made grey" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("given", [torch.float64, torch.float16])
+def test_a_tensor_becomes_of_the_type_that_the_model_computes_in(given) -> None:
+    net, batch = net_over(2, 3), torch.randn(2, 3, 16, 16)
+    expected = camtool.explain(net, batch.to(given).float(), 1)[1].raw
+    assert np.array_equal(camtool.explain(net, batch.to(given), 1)[1].raw, expected)
+    assert np.array_equal(camtool.explain(net, {"input": batch.to(given)}, 1)[1].raw, expected)
+    assert camtool.explain(net.double(), batch.double(), 1)[1].view.photo.shape == (16, 16, 3)
     assert kind_of(net, (2, 3, 16, 20)) == "picture"
 
 

@@ -124,6 +124,45 @@ def test_a_picture_of_one_colour_will_do(colour: float) -> None:
     assert layer.name == "0"
 
 
+def dark_picture(*, bright: bool) -> Tensor:
+    picture = torch.full((1, 3, 64, 64), 0.05)
+    if bright:
+        picture[..., 48:56, 48:56] = 1
+    return picture
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["bright", "dark"])
+@pytest.mark.parametrize("bright", [True, False], ids=["with a square", "of one colour"])
+def test_what_a_rectified_layer_is_silent_about_does_not_hide_it(sign: int, bright: bool) -> None:
+    """It fires at bright patches alone, or at dark ones, and the corner that is changed has none."""
+    model = nn.Sequential(
+        OrderedDict(c=nn.Conv2d(3, 4, 4, 4), r=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten())
+    ).append(nn.Linear(4, 2))
+    nn.init.constant_(model.c.weight, sign * 0.05)
+    nn.init.constant_(model.c.bias, -1.5)
+    nn.init.constant_(model.get_submodule("4").weight, 1.0)
+    assert resolve(model, sign * dark_picture(bright=bright)) == [Layer("r", Layout(FIRST, (16, 16)))]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=[FIRST, LAST])
+def test_the_reading_of_a_rectified_layer_is_settled_by_what_it_is_not_silent_about(last: bool) -> None:
+    model = OnTheWay(
+        (lambda x: x.relu().movedim(1, -1).contiguous()) if last else torch.relu,
+        lambda x: x.mean((1, 2) if last else (2, 3)),
+    )
+    nn.init.constant_(model.patches.weight, 1 / 192)
+    nn.init.constant_(model.patches.bias, -0.5)
+    assert resolve(model, dark_picture(bright=True)) == [Layer("shaped", Layout(LAST if last else FIRST, (8, 8)))]
+
+
+def test_patches_that_are_normalised_one_by_one_depend_on_a_picture_of_one_colour() -> None:
+    model = OnTheWay(lambda x: nn.functional.layer_norm(x, x.shape[2:]), lambda x: x.mean((2, 3)))
+    normalised = nn.Sequential(nn.PixelUnshuffle(8), Apply(lambda x: x.movedim(1, -1)), nn.LayerNorm(192))
+    model.patches = nn.Sequential(normalised, Apply(lambda x: x.movedim(-1, 1)), nn.Conv2d(192, 8, 1))
+    model.shaped = Apply(torch.tanh)
+    assert resolve(model, torch.full((1, 3, 64, 64), 0.5)) == [Layer("shaped", Layout(FIRST, (8, 8)))]
+
+
 class Attending(nn.Module):
     """One transformer block that classifies from its class token; its attention matrix and bias are modules."""
 

@@ -231,6 +231,7 @@ def test_names_in_a_configuration_come_first():
 def test_a_head_of_ones_own_has_no_labels():
     assert usual_labels(timm.create_model(NAME, num_classes=3), 3) is None
     assert usual_labels(timm.create_model(NAME, num_classes=0), 1000) is None
+    assert usual_labels(timm.create_model(NAME, features_only=True), 1000) is None
 
 
 # ---------------------------------------------------------------------------------------------- the command line

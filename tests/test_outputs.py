@@ -31,7 +31,7 @@ from camtool.outputs import (
     query_count,
     top_score,
 )
-from camtool.targets import ClassScore, Custom, Probability, Value, score
+from camtool.targets import ClassScore, Custom, Finer, Probability, Value, score
 
 LOGITS = torch.tensor([[1.0, 5.0, 2.0], [4.0, 0.0, 3.0]])
 """Two images, three classes."""
@@ -419,3 +419,132 @@ def test_the_levels_are_the_maps_that_anchors_were_read_from() -> None:
     assert all(one is other for one, other in zip(levels((read, maps)), maps, strict=True))
     for other in (LOGITS, TWO, QUERIES, (LOGITS, maps)):
         assert levels(other) == []
+
+
+# -------------------------------------------------------------------------------------- scores that are probabilities
+
+RED_OR_GREEN = [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 2.0]]
+"""The logits of the picture that is half red are 1, 2, 0 and 0."""
+
+
+def one_picture_squeezed(scores: Tensor) -> Tensor:
+    return scores.squeeze()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Tensor.sigmoid,
+        lambda z: z.sigmoid().squeeze(1),
+        lambda z: z.sigmoid().flatten(),
+        lambda z: z.sigmoid().squeeze(),
+    ],
+    ids=range(4),
+)
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_single_probability_is_taken_as_it_is(end: Any, method: str, frozen: bool) -> None:
+    net, p = Net(RED_OR_NOT, end).requires_grad_(not frozen), 1 / (1 + exp(0.5))
+    default, yes, no = camtool.explain(net, half_red(), [None, 1, 0], method=method)
+    assert default.index == 0
+    assert (yes.score, yes.probability) == (pytest.approx(p), pytest.approx(p))
+    assert (no.score, no.probability) == (pytest.approx(1 - p), pytest.approx(1 - p))
+
+
+def test_a_single_logit_between_0_and_1_is_no_probability() -> None:
+    net = Net([[0.0, 0.7, 0.0]])  # the logit is 0.7
+    for method in ("gradcam", "rise"):
+        assert camtool.explain(net, half_red(), 1, method=method).probability == pytest.approx(1 / (1 + exp(-0.7)))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+def test_a_softmax_is_not_taken_twice(method: str) -> None:
+    net = Net(RED_OR_GREEN, lambda z: z.softmax(1))
+    p = exp(2) / (exp(1) + exp(2) + 2)
+    result, asked = camtool.explain(net, half_red(), [None, Probability(1)], method=method)
+    assert (result.index, result.score, result.probability) == (1, pytest.approx(p), pytest.approx(p))
+    assert (asked.score, asked.probability) == (pytest.approx(p), pytest.approx(p))
+
+
+def test_sigmoids_are_not_made_a_softmax() -> None:
+    result = camtool.explain(Net(RED_OR_GREEN, Tensor.sigmoid), half_red())
+    assert (result.score, result.probability) == (pytest.approx(1 / (1 + exp(-2))),) * 2
+
+
+def test_rise_weighs_its_masks_by_a_probability_that_the_model_returns_itself() -> None:
+    own, logit = (Net(RED_OR_NOT, end) for end in (Tensor.sigmoid, lambda z: z))
+    maps = [camtool.explain(net, half_red(), 0, method="rise", samples=50).raw for net in (own, logit)]
+    assert_close(*map(torch.from_numpy, maps))
+
+
+def test_planes_of_single_probabilities_have_two_classes() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    picture = torch.rand(3, 8, 8)
+    p = net(picture[None])[0, 0].detach()
+    for index, plane in enumerate((1 - p, p)):
+        result = camtool.explain(net, picture, index)
+        seen = plane > 0.5 if (plane > 0.5).any() else torch.ones_like(p).bool()
+        assert result.score == pytest.approx(float(plane[seen].sum()), rel=1e-4)
+        assert result.probability == pytest.approx(float(plane[seen].mean()), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ axes of the output
+
+
+def test_planes_of_one_place_are_scores() -> None:
+    output = LOGITS[:, :, None, None]
+    assert torch.equal(logits(output), LOGITS)
+    net = Net(RED_OR_GREEN, lambda z: z[:, :, None, None])
+    for target in (None, Finer(1)):
+        result, plain = (camtool.explain(each, half_red(), target) for each in (net, Net(RED_OR_GREEN)))
+        assert (result.index, result.probability) == (plain.index, pytest.approx(plain.probability))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "rise", "smoothgrad"])
+@pytest.mark.parametrize("weight", [RED_OR_NOT, RED_OR_GREEN], ids=["one logit", "classes"])
+def test_a_model_may_squeeze_what_it_returns_for_one_picture(weight: Any, method: str) -> None:
+    plain, squeezed = (
+        camtool.explain(Net(weight, end), half_red(), method=method) for end in (lambda z: z, one_picture_squeezed)
+    )
+    assert (squeezed.index, squeezed.score) == (plain.index, pytest.approx(plain.score))
+    assert_close(torch.from_numpy(squeezed.raw), torch.from_numpy(plain.raw))
+
+
+@pytest.mark.parametrize(
+    ("shape", "came"), [(lambda z: z[0:1], r"scores \(1, 4\)"), (lambda z: z[:, :0], r"scores \(2, 0\)")], ids=range(2)
+)
+def test_an_output_that_is_not_about_the_images_is_refused(shape: Any, came: str) -> None:
+    with pytest.raises(TargetError, match=f"returned {came} for 2 images; wrap it"):
+        camtool.explain(Net(RED_OR_GREEN, shape), torch.stack([half_red()] * 2))
+
+
+# -------------------------------------------------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [lambda z: {"pooler_output": z}, lambda z: Answer(last_hidden_state=z[:, None], pooler_output=z)],
+    ids=["by name", "beside the tokens"],
+)
+def test_an_embedding_is_explained_by_a_dimension_without_a_probability(shape: Any) -> None:
+    net = Net(RED_OR_GREEN, shape)
+    highest, asked = camtool.explain(net, half_red(), [None, 0])
+    assert (highest.label, highest.index, highest.probability) == ("dimension 1", None, None)
+    assert (asked.label, asked.score) == ("dimension 0", pytest.approx(1))
+    with pytest.raises(TargetError, match="returns an embedding and has no classes"):
+        camtool.explain(net, half_red(), ClassScore(1))
+
+
+def test_a_model_may_say_that_it_has_no_classes() -> None:
+    net = Net(RED_OR_GREEN)
+    net.num_classes, net.num_features = 0, 4  # type: ignore[assignment]
+    assert camtool.explain(net, half_red()).label == "dimension 1"
+    net.num_features = 7  # type: ignore[assignment]  # so the four are of a head of a person's own
+    assert camtool.explain(net, half_red()).label == "class 1"
+
+
+def test_features_that_have_more_axes_are_no_planes_of_classes() -> None:
+    net = Net(RED_OR_GREEN, lambda z: {"last_hidden_state": z[:, None].expand(-1, 5, -1)})
+    with pytest.raises(TargetError, match=r"has no classes and returns features \(5, 4\)"):
+        camtool.explain(net, half_red())
+    assert camtool.explain(net, half_red(), lambda one: one["last_hidden_state"].sum()).score == pytest.approx(15)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import camtool
-from camtool import MethodError
-from camtool.sealed import is_quantised, sealed_as
+from camtool import LayerError, MethodError
+from camtool.sealed import is_for_one_picture, is_quantised, sealed_as
 
 BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 OUTSIDE = ["rise", "inputxgradient", "integrated-gradients", "smoothgrad"]
@@ -93,9 +93,36 @@ def test_every_other_method_is_refused_by_name(make, kind):
 
 def test_an_exported_graph_for_one_picture_is_asked_for_one_at_a_time():
     model = torch.export.export(net(), (BATCH[:1],)).module()
-    (result,) = camtool.explain(model, BATCH[:1], 1, method="rise", samples=20, chunk=1)
+    assert is_for_one_picture(model)
+    (result,) = camtool.explain(model, BATCH[:1], 1, method="rise", samples=20)
     (expected,) = camtool.explain(net(), BATCH[:1], 1, method="rise", samples=20, chunk=1)
     np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-3, atol=1e-6)
+
+
+def test_other_graphs_take_as_many_as_there_are():
+    assert not any(map(is_for_one_picture, [net(), exported(), scripted(), fx.symbolic_trace(net())]))
+
+
+@pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+def test_there_are_no_candidates_in_what_runs_in_one_piece(make, kind):
+    with pytest.raises(LayerError, match=f"the model is {kind}, which runs in one piece, so none of its layers"):
+        camtool.candidate_layers(make(), BATCH)
+
+
+def test_a_layer_of_a_scripted_model_changes_nothing_for_those_who_ask_from_outside():
+    with pytest.raises(MethodError, match="TorchScript"):
+        camtool.explain(scripted(), BATCH, 1, layer="body.1")
+    result = camtool.explain(scripted(), BATCH, 1, method="rise", layer="body.1", samples=10)[0]
+    assert any("layer= makes no difference" in warning for warning in result.warnings)
+    with pytest.raises(LayerError, match=r"no layer 'body\.9'"):
+        camtool.explain(scripted(), BATCH, 1, layer="body.9")
+
+
+def test_a_layer_inside_a_scripted_part_is_refused():
+    model = net()
+    model.stem = quietly(lambda: torch.jit.script(model.stem))
+    with pytest.raises(LayerError, match=r"'stem\.0' did not run"):
+        camtool.explain(model, BATCH, 1, layer="stem.0")
 
 
 @pytest.mark.parametrize("make", [scripted, traced])
@@ -134,6 +161,12 @@ def test_methods_without_gradients_work_on_a_quantised_model(method):
     assert result.layer == expected.layer
     alike = np.corrcoef(result.raw.ravel(), expected.raw.ravel())[0, 1]
     assert alike > 0.95  # its head has a few bits
+
+
+def test_of_a_quantised_model_the_deepest_layer_that_depends_on_the_picture_is_chosen():
+    chosen = camtool.candidate_layers(quantised(), BATCH).chosen
+    assert chosen is not None
+    assert (chosen.name, chosen.reached, chosen.verdict) == ("body", None, "the deepest that depends on the picture")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from camtool.errors import TargetError
-from camtool.outputs import probabilities
+from camtool.errors import NothingFoundError, TargetError
+from camtool.outputs import Detections, probabilities
 from camtool.targets import (
     AgainstRest,
     Box,
@@ -30,6 +30,7 @@ from camtool.targets import (
     Value,
     choose,
     class_of,
+    from_texts,
     has_a_place,
     name_of,
     probability,
@@ -435,7 +436,7 @@ def test_a_regions_probability_is_that_inside_it() -> None:
         (Negated(Custom(max)), None, "not max"),
         (Region(1, torch.ones(2, 2)), 1, "Crane"),
         (Custom(max), None, "max"),
-        (Value(1), None, "Value(index=1)"),
+        (Value(1), None, "value 1"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -455,3 +456,55 @@ def test_a_contrast_needs_rivals_and_numbers() -> None:
     for shares in ((float("nan"), 1.0), (float("inf"), 1.0), (0.0, 0.0)):
         with pytest.raises(TargetError, match=r"shares .* do not fit its 2 rivals"):
             Contrast(1, (2, 3), shares=shares)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: ClassScore("a"), "ClassScore's index is 'a'; it must be a whole number"),
+        (lambda: Probability(1.5), "Probability's index is 1.5"),
+        (lambda: Contrast("a dog", "a cat"), "Contrast's of is 'a dog'"),
+        (lambda: Contrast(1, "a cat"), "Contrast's against is 'a cat'"),
+        (lambda: Finer(None), "Finer's index is None"),
+        (lambda: AgainstRest("a"), "AgainstRest's index"),
+        (lambda: Value("a"), "Value's index"),
+        (lambda: Region("a", torch.ones(2, 2)), "Region's class_index"),
+        (lambda: Point(1, (40, 50)), r"Point's x and y must be 2 numbers, got \(1, \(40, 50\)\)"),
+        (lambda: Point(1, 2, "a"), "Point's class_index"),
+        (lambda: Detection("a"), "Detection's n"),
+        (lambda: Box(0), "Box's xyxy must be 4 numbers, got 0"),
+        (lambda: Box((1, 2, 3)), "Box's xyxy must be 4 numbers"),
+        (lambda: Box((1, 2, 3, 4), "a"), "Box's class_index"),
+        (lambda: choose(Top("a"), torch.zeros(3), None), "Top's k is 'a'"),
+    ],
+)
+def test_what_is_no_number_is_refused(make: Any, match: str) -> None:
+    with pytest.raises(TargetError, match=match):
+        make()
+
+
+def test_numbers_may_be_numpys_or_tensors() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0]])
+    assert ClassScore(np.int64(1))(output) == ClassScore(torch.tensor(1))(output) == 5
+    assert Contrast(1, np.int64(0))(output) == 4
+
+
+def test_a_model_of_texts_has_no_classes_in_whatever_form() -> None:
+    for want in (Finer(1), ClassScore(1), Negated(ClassScore(1)), torch.tensor(3), Contrast(1, 0)):
+        with pytest.raises(TargetError, match="compares pictures with texts and has no classes"):
+            from_texts([want], torch.zeros)
+
+
+def test_an_embedding_is_found_beside_the_similarities() -> None:
+    output = {"logits_per_image": torch.zeros(1, 2), "image_embeds": torch.tensor([[3.0, 4.0]])}
+    assert Similarity(torch.tensor([1.0, 0.0]))(output) == pytest.approx(0.6)
+
+
+def test_a_class_that_a_detector_cannot_know_does_not_exist() -> None:
+    found = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(TargetError, match="-1 does not exist: classes count from 0"):
+        choose(-1, found, None)
+    with pytest.raises(TargetError, match="2 does not exist: there are 2 labels"):
+        choose(2, found, ["cat", "dog"])
+    with pytest.raises(NothingFoundError):
+        choose(1, found, ["cat", "dog"])

@@ -219,3 +219,17 @@ def test_what_speaks_against_a_class_may_be_asked_of_one_that_ranks_last() -> No
 def test_a_negated_probability_may_be_saturated_too() -> None:
     wanted = targets.Negated(targets.Probability(0))
     assert SATURATED in "".join(warned(Net(bias=30.0), picture(), wanted))
+
+
+@pytest.mark.parametrize("end", [nn.Softmax(1), nn.Sigmoid()], ids=["softmax", "sigmoid"])
+def test_a_score_that_is_a_probability_is_told(end: nn.Module) -> None:
+    model = nn.Sequential(Net(bias=0.2), end)
+    for target in (0, Probability(0), Contrast(0, 1)):
+        assert one_that_says(warned(model, picture(), target, layer="0.colours"), "let the model return its logits")
+    assert warned(model, picture(), Value(0), layer="0.colours") == ()
+
+
+def test_a_dimension_of_an_embedding_is_told() -> None:
+    model = Net()
+    model.num_classes = 0  # type: ignore[assignment]
+    assert one_that_says(warned(model, picture()), "returns an embedding and has no classes")

@@ -1,7 +1,7 @@
 """Figures for papers and for looking inside: each function returns a matplotlib figure that a person can go on editing.
 
     figure = camtool.figures.methods_grid(model, ["cat.jpg", "dog.jpg"], ["gradcam", "layercam", "scorecam"])
-    figure.axes[1].set_title("Grad-CAM")
+    figure.axes[1].title.set_text("Grad-CAM (Selvaraju et al.)")
     camtool.figures.save(figure, "methods.pdf")
 
 They need matplotlib: ``pip install 'camtool[figures]'``. Nothing goes through pyplot, no setting of it is changed, and

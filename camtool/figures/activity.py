@@ -184,9 +184,7 @@ def _prepared(loaded: Loaded, img: Source | Inputs | Mapping[str, Any], transfor
         inputs = Inputs.of(img)
         batch, _ = prepare.several(inputs, inputs.pictures[0])
     else:
-        several: Any = img if prepare.is_batch(img) else [img]
-        is_prepared = isinstance(img, Tensor) and several is img
-        batch = Batch.of([prepare(each, is_prepared=is_prepared) for each in several])
+        batch = Batch.of(list(prepare.each(img)))
     if len(batch.pictures) != 1:
         raise CamtoolError(f"img holds {len(batch.pictures)} pictures; feature maps are of one at a time.")
     return batch

@@ -430,7 +430,7 @@ def probability_of(target: Target) -> Target | None:
     A contrast of two classes, say, or the negative of a score, is about a class too, but asks another question of it.
     """
     if isinstance(target, ClassScore):
-        target = Probability(target.index)
+        target = Probability(target.index, target.of)
     return _Wide(target) if isinstance(target, Probability) else None
 
 

@@ -294,12 +294,14 @@ def find(name: str | MethodFunction) -> Method:
     ``"noise:tta:gradcam"`` is ``"tta:gradcam"`` wrapped in ``noise``.
 
     Raises:
-        MethodError: The name is unknown; the message suggests near ones.
+        MethodError: The name is unknown, or no name; the message suggests near ones.
     """
     if isinstance(name, Method):
         return name
     if callable(name):
         return Method(getattr(name, "__name__", type(name).__name__), name)
+    if not isinstance(name, str):
+        raise MethodError(f"method={name!r} is neither a name nor a function; known are {', '.join(METHODS)}.")
     outer, colon, inner = name.partition(":")
     if colon:
         return wrapped(outer, inner)

@@ -74,7 +74,8 @@ def _contestants(evidence: Evidence, row: int, rivals: int) -> list[Target]:
     target, logits = evidence.targets[row], evidence.logits[evidence.images[row]]
     ranked = logits.topk(min(rivals + 1, len(logits))).indices.tolist()
     others = [index for index in ranked if index != class_of(target)]
-    return [target, *(ClassScore(index) for index in others[: min(rivals, len(logits) - 1)])]
+    link = evidence.link or "softmax"
+    return [target, *(ClassScore(index, link) for index in others[: min(rivals, len(logits) - 1)])]
 
 
 def _contributions(evidence: Evidence, asked: Sequence[Sequence[Target]]) -> tuple[Tensor, Tensor]:

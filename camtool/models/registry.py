@@ -112,8 +112,15 @@ def as_loaded(model: nn.Module | Loaded) -> Loaded:
 
     Args:
         model: A model, or one with what belongs to it. It is not changed, and the caller keeps it.
+
+    Raises:
+        ModelError: It is no model.
     """
     loaded = model if isinstance(model, Loaded) else Loaded(model)
+    if not isinstance(loaded.model, nn.Module):
+        hint = f"camtool.load({model!r})" if isinstance(model, str) else "what camtool.load returns"
+        hint = "its .module()" if hasattr(model, "graph_module") else hint  # what torch.export makes
+        raise ModelError(f"model is a {type(loaded.model).__name__}, no torch.nn.Module; give one, or {hint}.")
     inner = unwrapped_model(loaded.model)
     if has_two_towers(inner):
         return replace(loaded, model=image_tower(inner), text=loaded.text or _texts(inner))

@@ -61,14 +61,14 @@ def timm_labels(model: Any) -> list[str] | None:
     ImageNet's thousand are called what torchvision calls them, so that a class has one name whatever model is asked;
     those of its larger sets as in WordNet.
     """
-    configured = model.pretrained_cfg
-    if model.num_classes != configured.get("num_classes"):  # the head is a person's own
+    configured, classes = model.pretrained_cfg, getattr(model, "num_classes", None)  # a feature extractor has none
+    if classes is None or classes != configured.get("num_classes"):  # the head is a person's own
         return None
     own = configured.get("label_names")
     if own:
         known = configured.get("label_descriptions")
         return [str(known[name]) for name in own] if isinstance(known, dict) else list(own)
-    if model.num_classes == len(imagenet_labels()):
+    if classes == len(imagenet_labels()):
         return imagenet_labels()
     data = _timm().data
     subset = data.infer_imagenet_subset(configured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -103,16 +104,22 @@ def _download(name: str, weights: Any) -> nn.Module:
     return model
 
 
-def usual_transform(side: int = 224) -> Transform:
+def usual_transform(side: int = 224, *, is_grey: bool = False) -> Transform:
     """Torchvision's standard preparation for classifiers: ImageNet's statistics, and the centre of a resized picture.
 
     Args:
         side: The side of what is cut out. The picture's shorter side is resized to a seventh more: to 256 for 224.
+        is_grey: One channel is made, with the mean of the three channels' statistics.
     """
+    from torchvision.transforms import Compose, Grayscale
     from torchvision.transforms._presets import ImageClassification
 
-    preset: Transform = ImageClassification(crop_size=side, resize_size=round(side * 256 / 224))
-    return preset
+    preset = partial(ImageClassification, crop_size=side, resize_size=round(side * 256 / 224))
+    usual: Transform = preset()
+    if not is_grey:
+        return usual
+    grey: Transform = Compose([Grayscale(), preset(mean=(0.449,), std=(0.226,))])
+    return grey
 
 
 def detection_transform() -> Transform:
