@@ -150,6 +150,8 @@ def detections(output: Any, classes: int | None = None) -> list[Detections] | No
         classes: How many classes the model knows, where that is known. With queries it tells whether their logits end
             in one for "no object", and so exclude one another; where it is not known, they are taken to.
     """
+    if isinstance(output, Tensor):
+        return None
     listed = _listed(output)
     if listed is not None:
         return [_as_listed(each) for each in listed]
