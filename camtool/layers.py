@@ -235,10 +235,11 @@ def _surveyed(model: nn.Module, inputs: Inputs, nth: int, *, is_backbone: bool =
     queries = query_count(calls[-1].returned)
     calls = _before_the_queries(calls, queries)
     carriers = _carriers(calls, Reader(calls, size, queries), nth)
+    at_once = len(carriers) if is_backbone else _MOST_ASKED  # some detectors leave the trunk early, for small things
     asked: list[Candidate] = []
     while len(asked) < len(carriers) and all(candidate.verdict for candidate in asked):
         remaining = carriers[: len(carriers) - len(asked)]
-        asked = _verdicts(model, inputs, remaining[-_MOST_ASKED:], size, nth, is_backbone=is_backbone) + asked
+        asked = _verdicts(model, inputs, remaining[-at_once:], size, nth, is_backbone=is_backbone) + asked
     asked = _but_for_projections(calls, carriers[-len(asked) :], asked)
     best = max((i for i, candidate in enumerate(asked) if not candidate.verdict), default=None)
     for i, candidate in enumerate(asked):
