@@ -16,9 +16,6 @@ from camtool.figures.explained import plain, what_sets_apart
 from camtool.figures.paper import balanced
 
 if TYPE_CHECKING:
-    from os import PathLike
-    from pathlib import Path
-
     from numpy.typing import NDArray
     from torch import nn
 
@@ -34,7 +31,7 @@ _INK = (51, 51, 51)
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(images.Shown):
     """Explanations of one image, which a notebook shows side by side.
 
     Attributes:
@@ -75,21 +72,6 @@ class Comparison:
             CamtoolError: matplotlib is not installed.
         """
         return figures.comparison(self.explanations, **options)
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).
-
-        Raises:
-            ImageError: The suffix is unknown.
-        """
-        return images.write(path, self.picture())
-
-    def show(self) -> None:
-        """Show the :meth:`picture`: in a notebook below the cell, elsewhere in the system's picture viewer."""
-        images.show(self.picture())
-
-    def _repr_png_(self) -> bytes:
-        return images.encode(self.picture())
 
     def __repr__(self) -> str:
         captions = "; ".join(words.line for words in what_sets_apart(self.explanations))

@@ -26,9 +26,6 @@ from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_insid
 from camtool.pictures import Picture, Preparer, Source, batches
 
 if TYPE_CHECKING:
-    from os import PathLike
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 __all__ = ["Concepts", "Vote", "concepts", "factorised"]
@@ -74,7 +71,7 @@ class Vote:
 
 
 @dataclass(frozen=True, eq=False)
-class Concepts:
+class Concepts(images.Shown):
     """A few concepts, the strongest first, in a set of pictures.
 
     Attributes:
@@ -143,21 +140,6 @@ class Concepts:
             f"They explain {self.explained:.0%} of the activity at {self.layer}.",
             list(map(_entry, self.colors, self.votes, self.shares.tolist())),
         )
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).
-
-        Raises:
-            ImageError: The suffix is unknown.
-        """
-        return images.write(path, self.picture())
-
-    def show(self) -> None:
-        """Show the :meth:`picture`: in a notebook below the cell, elsewhere in the system's picture viewer."""
-        images.show(self.picture())
-
-    def _repr_png_(self) -> bytes:
-        return images.encode(self.picture())
 
     def __repr__(self) -> str:
         named = ", ".join(repr(label) for label in self.labels)

@@ -26,7 +26,7 @@ from PIL import Image, UnidentifiedImageError
 
 from camtool.errors import ImageError
 
-__all__ = ["SUFFIXES", "ImageSource", "encode", "read", "show", "write", "writing"]
+__all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "read", "show", "write", "writing"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
 """What `read` takes: a path, the bytes of a file, a PIL image, or an array.
@@ -181,6 +181,29 @@ def show(pixels: npt.NDArray[np.uint8]) -> None:
         notebook.display.display(picture)
     else:
         picture.show()
+
+
+class Shown:
+    """What a person sees as one picture: it is saved, shown, and in a notebook shows itself."""
+
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """The pixels, ``(H, W, 3)``."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).
+
+        Raises:
+            ImageError: The suffix is unknown.
+        """
+        return write(path, self.picture())
+
+    def show(self) -> None:
+        """Show the :meth:`picture`: in a notebook below the cell, elsewhere in the system's picture viewer."""
+        show(self.picture())
+
+    def _repr_png_(self) -> bytes:
+        return encode(self.picture())
 
 
 @contextmanager

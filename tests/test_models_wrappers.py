@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from nets import Staged, staged
 from torch import Tensor, nn
 
 import camtool
@@ -15,22 +16,6 @@ from camtool import LayerError, Loaded
 from camtool.models import as_loaded, layer_inside, unwrapped_model
 
 BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
-        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.stem(x)).mean((2, 3)))
-
-
-def net() -> Net:
-    torch.manual_seed(3)
-    return Net().eval()
 
 
 def distributed(model: nn.Module) -> nn.Module:
@@ -91,8 +76,8 @@ def _group(tmp_path_factory):
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_is_looked_through(name):
     wrap, prefix = WRAPPERS[name]
-    expected = camtool.explain(net(), BATCH, [1, 2])
-    wrapper = wrap(net())
+    expected = camtool.explain(staged(), BATCH, [1, 2])
+    wrapper = wrap(staged())
     inner = wrapper.get_submodule(prefix)
     assert unwrapped_model(wrapper) is inner
     for layer in (None, "body", f"{prefix}.body", inner.body):
@@ -105,7 +90,7 @@ def test_a_wrapper_is_looked_through(name):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_and_its_model_are_left_as_they_were(name):
-    wrapper = WRAPPERS[name][0](net())
+    wrapper = WRAPPERS[name][0](staged())
     wrapper.train()
     unwrapped_model(wrapper).stem[1].eval()
     training = [module.training for module in wrapper.modules()]
@@ -119,7 +104,7 @@ def test_a_wrapper_and_its_model_are_left_as_they_were(name):
 
 
 def test_adapters_stay_in_force():
-    model = net()
+    model = staged()
     model.head = Lora(model.head)
     with torch.no_grad():
         expected = model(BATCH)[0, 1]
@@ -128,7 +113,7 @@ def test_adapters_stay_in_force():
 
 def test_what_is_no_wrapper_is_itself():
     model = nn.Sequential(nn.Conv2d(3, 2, 1))
-    model.module = net()  # a name alone makes none
+    model.module = staged()  # a name alone makes none
     assert unwrapped_model(model) is model
     assert layer_inside(model, "module.body") == "module.body"
     assert as_loaded(model).model is model
@@ -137,30 +122,30 @@ def test_what_is_no_wrapper_is_itself():
 
 
 def test_what_belongs_to_a_model_stays_with_it():
-    loaded = as_loaded(Loaded(nn.DataParallel(net()), str, list("abcd"), "its name"))
-    assert isinstance(loaded.model, Net)
+    loaded = as_loaded(Loaded(nn.DataParallel(staged()), str, list("abcd"), "its name"))
+    assert isinstance(loaded.model, Staged)
     assert (loaded.transform, loaded.labels, loaded.name) == (str, list("abcd"), "its name")
 
 
 def test_concepts_and_candidates_look_through_wrappers_too():
-    wrapper = nn.DataParallel(net())
+    wrapper = nn.DataParallel(staged())
     assert camtool.concepts(wrapper, BATCH, 2, layer="module.stem").layer == "stem"
 
 
 # ----------------------------------------------------------------------------------------------- compiled inside
 
 
-def in_place(model: Net) -> Net:
+def in_place(model: Staged) -> Staged:
     model.compile(backend="eager")
     return model
 
 
-def a_part(model: Net) -> Net:
+def a_part(model: Staged) -> Staged:
     model.body = compiled(model.body)
     return model
 
 
-def a_part_in_place(model: Net) -> Net:
+def a_part_in_place(model: Staged) -> Staged:
     model.body.compile(backend="eager")
     return model
 
@@ -170,8 +155,8 @@ def a_part_in_place(model: Net) -> Net:
 def test_a_model_that_has_run_compiled_before_is_seen_all_the_same(compile_it, method):
     """Compiled code knows no hooks that came after it, so the explanation runs what was written."""
     torch._dynamo.reset()
-    expected = camtool.explain(net(), BATCH, 1, method=method)[0]
-    model = compile_it(net())
+    expected = camtool.explain(staged(), BATCH, 1, method=method)[0]
+    model = compile_it(staged())
     with torch.no_grad():
         for _ in range(2):
             model(BATCH)
@@ -183,11 +168,11 @@ def test_a_model_that_has_run_compiled_before_is_seen_all_the_same(compile_it, m
 
 def test_threads_that_explain_compiled_models_leave_compilation_on():
     torch._dynamo.reset()
-    models, meet = [in_place(net()) for _ in range(4)], threading.Barrier(4)
+    models, meet = [in_place(staged()) for _ in range(4)], threading.Barrier(4)
     with torch.no_grad():
         for model in models:
             model(BATCH)
-    expected = camtool.explain(net(), BATCH, 1)[0].raw
+    expected = camtool.explain(staged(), BATCH, 1)[0].raw
 
     def run(model: nn.Module) -> np.ndarray:
         meet.wait()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from nets import staged
+from torch import fx, nn
 
 import camtool
 from camtool import LayerError, MethodError
@@ -20,22 +21,6 @@ OUTSIDE = ["rise", "inputxgradient", "integrated-gradients", "smoothgrad"]
 """The methods that ask only what goes into a model and what comes out of it."""
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
-        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.stem(x)).mean((2, 3)))
-
-
-def net() -> Net:
-    torch.manual_seed(3)
-    return Net().eval()
-
-
 def quietly(make: Callable[[], nn.Module]) -> nn.Module:
     """Torch announces that these ways to change a model will go one day."""
     with warnings.catch_warnings():
@@ -44,25 +29,25 @@ def quietly(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def scripted() -> nn.Module:
-    return quietly(lambda: torch.jit.script(net()))
+    return quietly(lambda: torch.jit.script(staged()))
 
 
 def traced() -> nn.Module:
-    return quietly(lambda: torch.jit.trace(net(), BATCH))
+    return quietly(lambda: torch.jit.trace(staged(), BATCH))
 
 
 def frozen() -> nn.Module:
-    return quietly(lambda: torch.jit.freeze(torch.jit.script(net())))
+    return quietly(lambda: torch.jit.freeze(torch.jit.script(staged())))
 
 
 def exported() -> nn.Module:
     count = torch.export.Dim("count", min=1, max=4096)
-    return torch.export.export(net(), (BATCH,), dynamic_shapes=({0: count},)).module()
+    return torch.export.export(staged(), (BATCH,), dynamic_shapes=({0: count},)).module()
 
 
 def quantised() -> nn.Module:
     kinds = {nn.Linear}
-    return quietly(lambda: torch.ao.quantization.quantize_dynamic(net(), kinds, dtype=torch.qint8))
+    return quietly(lambda: torch.ao.quantization.quantize_dynamic(staged(), kinds, dtype=torch.qint8))
 
 
 SEALED = {"TorchScript": [scripted, traced, frozen], "an exported graph": [exported]}
@@ -73,7 +58,7 @@ CASES = [(make, kind) for kind, makers in SEALED.items() for make in makers]
 @pytest.mark.parametrize("method", OUTSIDE)
 def test_methods_that_ask_from_outside_give_the_map_of_the_model_it_was_made_of(make, kind, method):
     options = {"samples": 40} if method == "rise" else {}
-    expected = camtool.explain(net(), BATCH, [1, 2], method=method, **options)
+    expected = camtool.explain(staged(), BATCH, [1, 2], method=method, **options)
     results = camtool.explain(make(), BATCH, [1, 2], method=method, **options)
     for result, other in zip(results, expected, strict=True):
         np.testing.assert_allclose(result.raw, other.raw, rtol=1e-3, atol=1e-6)
@@ -92,15 +77,15 @@ def test_every_other_method_is_refused_by_name(make, kind):
 
 
 def test_an_exported_graph_for_one_picture_is_asked_for_one_at_a_time():
-    model = torch.export.export(net(), (BATCH[:1],)).module()
+    model = torch.export.export(staged(), (BATCH[:1],)).module()
     assert is_for_one_picture(model)
     (result,) = camtool.explain(model, BATCH[:1], 1, method="rise", samples=20)
-    (expected,) = camtool.explain(net(), BATCH[:1], 1, method="rise", samples=20, chunk=1)
+    (expected,) = camtool.explain(staged(), BATCH[:1], 1, method="rise", samples=20, chunk=1)
     np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-3, atol=1e-6)
 
 
 def test_other_graphs_take_as_many_as_there_are():
-    assert not any(map(is_for_one_picture, [net(), exported(), scripted(), fx.symbolic_trace(net())]))
+    assert not any(map(is_for_one_picture, [staged(), exported(), scripted(), fx.symbolic_trace(staged())]))
 
 
 @pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda each: getattr(each, "__name__", ""))
@@ -119,7 +104,7 @@ def test_a_layer_of_a_scripted_model_changes_nothing_for_those_who_ask_from_outs
 
 
 def test_a_layer_inside_a_scripted_part_is_refused():
-    model = net()
+    model = staged()
     model.stem = quietly(lambda: torch.jit.script(model.stem))
     with pytest.raises(LayerError, match=r"'stem\.0' did not run"):
         camtool.explain(model, BATCH, 1, layer="stem.0")
@@ -135,17 +120,17 @@ def test_a_scripted_model_is_left_as_it_was(make):
 
 
 def test_a_scripted_part_of_a_model_does_not_hide_the_rest():
-    model = net()
+    model = staged()
     model.stem = quietly(lambda: torch.jit.script(model.stem))
-    result, expected = camtool.explain(model, BATCH, 1)[0], camtool.explain(net(), BATCH, 1)[0]
+    result, expected = camtool.explain(model, BATCH, 1)[0], camtool.explain(staged(), BATCH, 1)[0]
     assert result.layer == expected.layer == "body"
     np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-4, atol=1e-8)
 
 
 def test_a_graph_of_modules_is_not_sealed():
-    assert sealed_as(net()) is None
-    assert sealed_as(fx.symbolic_trace(net())) is None
-    assert camtool.explain(fx.symbolic_trace(net()), BATCH, 1)[0].layer == "body.1"
+    assert sealed_as(staged()) is None
+    assert sealed_as(fx.symbolic_trace(staged())) is None
+    assert camtool.explain(fx.symbolic_trace(staged()), BATCH, 1)[0].layer == "body.1"
 
 
 # ---------------------------------------------------------------------------------------------------- quantised
@@ -157,7 +142,7 @@ def test_methods_without_gradients_work_on_a_quantised_model(method):
     options = {"samples": 40} if method == "rise" else {}
     model = quantised()
     result = camtool.explain(model, BATCH, 1, method=method, **options)[0]
-    expected = camtool.explain(net(), BATCH, 1, method=method, **options)[0]
+    expected = camtool.explain(staged(), BATCH, 1, method=method, **options)[0]
     assert result.layer == expected.layer
     alike = np.corrcoef(result.raw.ravel(), expected.raw.ravel())[0, 1]
     assert alike > 0.95  # its head has a few bits
@@ -178,5 +163,5 @@ def test_methods_with_gradients_are_refused_on_a_quantised_model(method):
 
 
 def test_only_torchs_quantised_modules_make_a_model_quantised():
-    assert not is_quantised(net())
+    assert not is_quantised(staged())
     assert is_quantised(nn.Sequential(nn.ReLU(), quantised()))
