@@ -7,6 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,17 +18,22 @@ import camtool
 
 Run = Callable[[], object]
 
+_NONE: Mapping[str, AbstractContextManager[Any]] = {}
 
-def in_turns(runs: Mapping[str, Run], turns: int, *, warm_up: int = 2) -> dict[str, list[float]]:
-    """The seconds that each takes in each turn; every other turn goes in the other order."""
-    for run in runs.values():  # the first run loads, allocates, and resolves the layer
-        for _ in range(warm_up):
-            seconds(run)
+
+def in_turns(
+    runs: Mapping[str, Run], turns: int, *, warm_up: int = 2, inside: Mapping[str, AbstractContextManager[Any]] = _NONE
+) -> dict[str, list[float]]:
+    """The seconds that each takes in each turn; every other turn goes in the other order.
+
+    ``inside`` are blocks that some run in; what it takes to enter and to leave them is not measured.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(turns):
+    for turn in range(-warm_up, turns):  # the first run loads, allocates, and resolves the layer
         for name in list(runs) if turn % 2 else list(runs)[::-1]:
-            times[name].append(seconds(runs[name]))
-    return times
+            with inside.get(name, nullcontext()):
+                times[name].append(seconds(runs[name]))
+    return {name: measured[warm_up:] for name, measured in times.items()}
 
 
 def ratio(times: Mapping[str, list[float]], of: str, to: str) -> float:

@@ -1,17 +1,20 @@
 """What recording costs beside a plain forward: ``python benchmarks/recording.py``.
 
-A model's layers are recorded, where they arise, by a :class:`camtool.Recorder` that stays open as it would over a
-loader, each way on a copy of the model of its own; against the plain forward in ``inference_mode``, in turns. The
-figure is the median of the turns' ratios. Run nothing else meanwhile.
+A model's layers are recorded where they arise, forward after forward into the same :class:`camtool.Recorder`; against
+the same model's plain forward in ``inference_mode``, in turns. The figure is the median of the turns' ratios.
+
+Beside each stands what cannot be had for less: hooks without any recorder that put each output aside. They keep no
+copies, so where a ReLU writes to what came before it, they end up with what it wrote; but they keep as much memory
+from being used again, and that is most of what it costs to record many layers. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import statistics
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,22 +22,29 @@ import torch
 import torchvision
 import typer
 from paired import forward, in_turns, machine, ratio
+from torch import nn
 
 import camtool
+from camtool.recorder import select
 
 _STAGES = ["layer1", "layer2", "layer3", "layer4"]
 
-_WAYS: dict[str, dict[str, Any]] = {
-    "stages": {"layers": _STAGES, "keep": "last"},
-    "stages, mean": {"layers": _STAGES, "keep": "mean"},
-    "convolutions": {"layers": torch.nn.Conv2d, "keep": "last"},
-    "all modules": {"layers": None, "keep": "last"},
+_WAYS: dict[str, tuple[Any, str]] = {
+    "stages": (_STAGES, "last"),
+    "convolutions": (nn.Conv2d, "last"),
+    "all modules": (None, "last"),
+    "stages, mean": (_STAGES, "mean"),
+    "stages, max": (_STAGES, "max"),
+    "stages, histogram": (_STAGES, "histogram"),
 }
-"""What is measured: how it is called → what the recorder is given."""
+"""What is measured: how it is called → which layers, and what is kept of them."""
+
+_BARE = ["stages", "convolutions", "all modules"]
+"""Which of these bare hooks are measured for, too."""
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="How often each is measured.")] = 30,
+    turns: Annotated[int, typer.Option(help="How often each is measured.")] = 40,
     threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
 ) -> None:
     """Measure, print a table, and keep the numbers beside this script."""
@@ -48,30 +58,56 @@ def main(
 
 def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
     model = torchvision.models.get_model(name, weights=None).eval()
-    batch = torch.randn(batch_size, 3, 224, 224)
-    runs = {"forward": forward(model, batch)}
-    with ExitStack() as stack, warnings.catch_warnings():
+    run = forward(model, torch.randn(batch_size, 3, 224, 224))
+    blocks: dict[str, AbstractContextManager[Any]] = {}
+    for way, (layers, keep) in _WAYS.items():
+        blocks[way] = camtool.Recorder(model, layers, keep=keep)  # type: ignore[arg-type]
+    hooks = {f"{way}, bare": _Bare(model, _WAYS[way][0]) for way in _BARE}
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", camtool.recorder.SeveralCallsWarning)  # a block's ReLU runs twice
-        for way, options in _WAYS.items():
-            twin = copy.deepcopy(model)
-            stack.enter_context(camtool.Recorder(twin, **options))
-            runs[way] = forward(twin, batch)
-        times = in_turns(runs, turns)
-        stack.close()
+        times = in_turns(dict.fromkeys(["forward", *blocks, *hooks], run), turns, inside=blocks | hooks)
     return {
         "model": name,
         "batch": batch_size,
         "forward_ms": round(1000 * statistics.median(times["forward"]), 1),
         "ratios": {way: ratio(times, way, "forward") for way in _WAYS},
+        "bare_hooks": {way: ratio(times, f"{way}, bare", "forward") for way in _BARE},
     }
+
+
+class _Bare:
+    """Hooks that put each output aside, in the place of the one before, and do nothing else."""
+
+    def __init__(self, model: nn.Module, layers: Any) -> None:
+        self._modules = {name: model.get_submodule(name) for name in select(model, layers)}
+        self._kept: dict[str, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        for name, module in self._modules.items():
+            self._stack.callback(module.register_forward_hook(self._hook(name)).remove)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            self._kept[name] = output
+
+        return keep
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     print("| model | batch | forward | " + " | ".join(_WAYS) + " |")
     print("|---|---|---|" + "---|" * len(_WAYS))
     for row in rows:
-        ratios = " | ".join(f"{row['ratios'][way]:.3f} x" for way in _WAYS)
+        ratios = " | ".join(_cell(row, way) for way in _WAYS)
         print(f"| {row['model']} | {row['batch']} | {row['forward_ms']:.0f} ms | {ratios} |")
+
+
+def _cell(row: dict[str, Any], way: str) -> str:
+    bare = row["bare_hooks"].get(way)
+    return f"{row['ratios'][way]:.3f} x" + ("" if bare is None else f" (bare {bare:.3f})")
 
 
 if __name__ == "__main__":

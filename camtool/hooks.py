@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -55,6 +55,7 @@ __all__ = [
     "preparation_of",
     "prepared",
     "resume",
+    "tensors_in",
     "trace",
     "watched",
     "with_main_tensor",
@@ -621,15 +622,22 @@ def main_tensor(output: Any) -> Tensor | None:
 
     Tuples, lists, mappings and data classes are looked into.
     """
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    elif _is_data(output):
-        output = [getattr(output, each.name) for each in fields(output)]
-    if isinstance(output, (tuple, list)):
-        return next((tensor for item in output if (tensor := main_tensor(item)) is not None), None)
-    return None
+    return next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
+
+
+def tensors_in(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, depth first: in the order in which :func:`map_tensors` meets them."""
+    if isinstance(structure, Tensor):
+        return [structure]
+    return [tensor for part in _parts(structure) for tensor in tensors_in(part)]
+
+
+def _parts(structure: Any) -> Iterable[Any]:
+    if isinstance(structure, Mapping):
+        return structure.values()
+    if isinstance(structure, (tuple, list)):
+        return structure
+    return [getattr(structure, each.name) for each in fields(structure)] if _is_data(structure) else ()
 
 
 def with_main_tensor(output: Any, tensor: Tensor) -> Any:

@@ -24,12 +24,12 @@ from camtool.hooks import (
     Inputs,
     main_tensor,
     map_batch,
-    map_tensors,
     module_named,
     nth_call,
     observe,
     preparation_of,
     prepared,
+    tensors_in,
     trace,
 )
 from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
@@ -508,14 +508,8 @@ def _all_equal(variants: Tensor) -> bool:
 
 def _shapes(inputs: Inputs) -> tuple[object, ...]:
     """What tells apart the ways in which a model is called: the arguments in order, and their shapes for one image."""
-    shapes: list[object] = list(inputs) if isinstance(inputs, Mapping) else []
-
-    def note(tensor: Tensor) -> Tensor:
-        shapes.append(tuple(tensor.shape[1:]))
-        return tensor
-
-    map_tensors(inputs, note)
-    return tuple(shapes)
+    names = inputs if isinstance(inputs, Mapping) else ()
+    return (*names, *(tuple(tensor.shape[1:]) for tensor in tensors_in(inputs)))
 
 
 def _times(size: tuple[int, ...]) -> str:

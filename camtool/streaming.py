@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.errors import MethodError
-from camtool.hooks import Call, Inputs, call, left_as_found, main_tensor, map_tensors, trace
+from camtool.hooks import Call, Inputs, call, left_as_found, main_tensor, map_tensors, tensors_in, trace
 from camtool.sealed import is_for_one_picture
 
 __all__ = ["Twin", "in_chunks", "largest_behind", "quiet", "room_for"]
@@ -204,17 +204,15 @@ def _fold(convolution: Any, norm: Any) -> None:
 def _answers(twin: nn.Module, inputs: Inputs, layout: torch.memory_format, expected: Any) -> bool:
     """Whether the twin's answer is the expected one up to rounding, in each of its tensors."""
     try:
-        came = _tensors(_run(twin, inputs, layout))
+        came = _with_values(_run(twin, inputs, layout))
     except Exception:  # noqa: BLE001  whatever the copy cannot do, the model itself is asked to do
         return False
-    wanted = _tensors(expected)
+    wanted = _with_values(expected)
     return len(came) == len(wanted) > 0 and all(map(_equal, came, wanted))
 
 
-def _tensors(structure: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(structure, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return [tensor for tensor in found if tensor.numel()]
+def _with_values(structure: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(structure) if tensor.numel()]
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks import main_tensor, map_tensors
+from camtool.hooks import main_tensor, map_tensors, tensors_in
 from camtool.recorder import (
     Histogram,
     Max,
@@ -32,7 +32,6 @@ from camtool.recorder import (
     select,
     zero,
 )
-from camtool.recorder.records import tensors_in
 
 
 def net(*, inplace: bool) -> nn.Sequential:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -170,3 +171,29 @@ def test_bins_that_cannot_be_are_refused(options, message) -> None:
 def test_channels_must_stay_as_many() -> None:
     with pytest.raises(CamtoolError, match=r"Histogram: a tensor came that gives \(3, 4\) values"):
         reduced(Histogram(4, (0, 1), per=1), [torch.rand(1, 2), torch.rand(1, 3)])
+
+
+@pytest.mark.parametrize("reducer", [Mean(), Mean(per=1), Max(), Histogram(), Histogram(4, (-1, 1))])
+@pytest.mark.parametrize("modes", [(True, False), (False, True)])
+def test_tensors_made_in_inference_mode_and_outside_of_it_are_reduced_together(reducer, modes, images) -> None:
+    reducer, wanted = copy.deepcopy(reducer), copy.deepcopy(reducer)
+    for is_inference, batch in zip(modes, images.split(5), strict=True):
+        with torch.inference_mode(is_inference):
+            reducer.update(batch + 0)
+    torch.testing.assert_close(reducer.result(), reduced(wanted, [images]))
+
+
+@pytest.mark.parametrize("reducer", [Mean, Max])
+def test_nothing_that_is_reduced_keeps_a_graph(reducer, images) -> None:
+    assert not reduced(reducer(), [images.requires_grad_()]).requires_grad
+
+
+def test_a_mean_is_the_same_to_the_last_bit_however_images_are_put_into_batches(images) -> None:
+    means = [reduced(Mean(), list(images.split(split))) for split in SPLITS]
+    assert all(torch.equal(mean, means[0]) for mean in means)
+
+
+@pytest.mark.parametrize("reducer", [Mean(per=2), Max(per=2), Histogram(per=2), Mean(per=-3)])
+def test_a_dimension_that_a_tensor_does_not_have_is_named(reducer) -> None:
+    with pytest.raises(CamtoolError, match=r"per is -?\d, but a tensor of shape \(4, 3\) came"):
+        reducer.update(torch.ones(4, 3))

@@ -31,11 +31,12 @@ from camtool.hooks import (
     module_named,
     modules_by_name,
     name_of,
+    tensors_in,
     with_main_tensor,
 )
 from camtool.recorder.backward import SentBack
 from camtool.recorder.edits import Edit
-from camtool.recorder.records import Call, Entry, Keep, Keeping, Record, tensors_in
+from camtool.recorder.records import Call, Entry, Keep, Keeping, Record
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -298,27 +299,26 @@ class Recorder:
     def _after(self, tap: _Tap, module: nn.Module, output: Any) -> Any:
         call, sent = tap.running.pop() if tap.running else (self._begin(tap), None)
         tensors = tensors_in(output)
-        main = main_tensor(output)
-        tap.record.shape = tap.record.shape if main is None else tuple(main.shape)
+        tap.record.see(tensors)
         if self._outputs:
             self._keep(tap.record, call, "outputs", output, tensors)
         if self._gradients:
             self._await_gradients(tap.record.entry(call, "grad_outputs", output, len(tensors)), tensors)
         if sent is not None:
             sent.returned(tensors, self._on_gradient)
-        self._end_early(tap.record.name, module)
+        if self._awaited is not None:
+            self._end_early(self._awaited, tap.record.name, module)
         return map_tensors(output, Tensor.clone) if self._keeping.graph and self._outputs else None
 
-    def _end_early(self, name: str, module: nn.Module) -> None:
-        if self._awaited is not None:
-            self._awaited.discard(name)
-            if not self._awaited and module is not self._model:
-                raise _EndedEarly(self)
+    def _end_early(self, awaited: set[str], name: str, module: nn.Module) -> None:
+        awaited.discard(name)
+        if not awaited and module is not self._model:
+            raise _EndedEarly(self)
 
     def _keep(self, record: Record, call: Call, kind: str, structure: Any, tensors: list[Tensor]) -> None:
         entry = record.entry(call, kind, structure, len(tensors))
-        for leaf, tensor in zip(entry.leaves, tensors, strict=True):
-            leaf.update(self._keeping.taken(tensor, self._as_it_is_now))
+        for place, tensor in enumerate(tensors):
+            self._keeping.put(entry, place, tensor, self._as_it_is_now)
 
     def _as_it_is_now(self, tensor: Tensor) -> Tensor:
         """The tensor as it is: what is written to it later is not seen."""
@@ -343,7 +343,7 @@ class Recorder:
         def keep(place: int, gradient: Tensor) -> None:
             entry = reference()
             if switch.on and entry is not None:
-                entry.leaves[place].update(keeping.taken(gradient, torch.clone))
+                keeping.put(entry, place, gradient, torch.clone)
 
         return keep
 
@@ -409,9 +409,10 @@ def _copied_on_write(tensor: Tensor) -> Tensor:
 
     Not on a GPU, where what is copied on write does not tell on which streams it is in use.
     """
-    is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
-    copied: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone) if is_plain else torch.clone
-    return copied(tensor)
+    return _lazy_clone(tensor) if tensor.is_cpu and type(tensor) is Tensor else tensor.clone()
+
+
+_lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
 
 
 def _main_tensor_of(name: str, structure: Any) -> Tensor:

@@ -14,25 +14,12 @@ from camtool.errors import CamtoolError, LayerError, near
 from camtool.hooks import map_tensors
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
 
-__all__ = ["Call", "Entry", "Keep", "Keeping", "Record", "tensors_in"]
+__all__ = ["Call", "Entry", "Keep", "Keeping", "Record"]
 
 Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
 """What is kept of many forwards, see :class:`camtool.Recorder`."""
 
 _REDUCERS: dict[str, Callable[[], Reducer]] = {"mean": Mean, "max": Max, "histogram": Histogram}
-
-
-class _Latest:
-    """The reducer of those who want no reducing."""
-
-    def __init__(self) -> None:
-        self._tensor: Tensor | None = None
-
-    def update(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def result(self) -> Tensor | None:
-        return self._tensor
 
 
 class Keeping:
@@ -58,20 +45,26 @@ class Keeping:
         if graph and self._reducer:
             raise CamtoolError("graph=True keeps every forward's graph, so it cannot go with a reducer; leave one out.")
 
-    def leaf(self) -> Reducer:
-        """What takes a tensor at one place of a structure, again and again where calls are reduced."""
-        return _Latest() if self._reducer is None else copy.deepcopy(self._reducer)
+    def entry(self, structure: Any, tensors: int) -> Entry:
+        """Where that structure of so many tensors is kept; nothing has come yet."""
+        if self._reducer is None:
+            return Entry(structure, [None] * tensors)
+        return Entry(structure, [copy.deepcopy(self._reducer) for _ in range(tensors)])
 
-    def taken(self, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> Tensor:
-        """The tensor as a leaf shall have it: ``copied``, unless it is another already as it had to be converted."""
-        tensor = tensor if self.graph else tensor.detach()
+    def put(self, entry: Entry, place: int, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> None:
+        """Keep what comes to that place: ``copied``, unless it is another tensor already as it had to be converted."""
+        tensor = tensor.detach() if tensor.requires_grad and not self.graph else tensor
         # What is reduced is converted when it is shown: until then it is exact, and small.
         taken = tensor if self._reducer or self._is_plain else self._converted(tensor)
-        return taken if taken is not tensor else copied(tensor)
+        taken = copied(tensor) if taken is tensor else taken
+        if self._reducer is None:
+            entry.held[place] = taken
+        else:
+            entry.held[place].update(taken)
 
-    def shown(self, leaf: Reducer) -> Any:
-        """What a leaf holds; ``None`` where nothing has come to it."""
-        result = leaf.result()
+    def shown(self, held: Any) -> Any:
+        """What is held at a place; ``None`` where nothing has come to it."""
+        result = held if self._reducer is None else held.result()
         if self._reducer is None or result is None:
             return result
         if isinstance(result, Tensor):
@@ -102,16 +95,16 @@ _HERE = torch.empty(0)
 
 
 class Entry:
-    """What a layer got or gave in one call: a structure and, for each tensor in it, a leaf."""
+    """What a layer got or gave in one call: a structure and, for each tensor in it, what is held in its place.
 
-    def __init__(self, structure: Any, leaf: Callable[[], Reducer]) -> None:
-        self.leaves: list[Reducer] = []
+    Args:
+        structure: A structure of tensors, which are not kept.
+        held: For each of them a tensor or, where calls are reduced, a reducer; ``None`` is nothing yet.
+    """
 
-        def put_aside(_: Tensor) -> Tensor:
-            self.leaves.append(leaf())
-            return _HERE
-
-        self._structure = map_tensors(structure, put_aside)
+    def __init__(self, structure: Any, held: list[Any]) -> None:
+        self.held = held
+        self._structure = map_tensors(structure, lambda _: _HERE)
 
     def filled(self, values: Sequence[Any]) -> Any:
         """The structure with these values in its tensors' places."""
@@ -119,7 +112,7 @@ class Entry:
         return map_tensors(self._structure, lambda _: next(left))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call of a layer, the ``nth`` of it in its forward; where calls are reduced, all that were the ``nth``."""
 
@@ -191,13 +184,21 @@ class Record:
         kinds = "".join(f", {kind}={len(self._entries(kind))}" for kind in self._kinds)
         return f"Record({self.name!r}, calls={self.calls}, shape={self.shape}{kinds})"
 
+    def see(self, output: Sequence[Tensor]) -> None:
+        """Note the shape of the layer's output, which has these tensors in it."""
+        for tensor in output:
+            if tensor.is_floating_point():
+                self.shape = tuple(tensor.shape)
+                break
+
     def begin(self, forward: int) -> Call:
         """The call that begins now, in the forward of that number."""
         again = forward == self._forward
         self._nth = self._nth + 1 if again else 0
         self._forward = forward
         self.calls += 1
-        self.most_calls = max(self.most_calls, self._nth + 1)
+        if self._nth >= self.most_calls:
+            self.most_calls = self._nth + 1
         if self._keeping.how == "last" and not again:
             self._seen = []
         if self._keeping.how == "reduce" and self._nth < len(self._seen):
@@ -213,10 +214,10 @@ class Record:
         """
         entry = call.entries.get(kind)
         if entry is None:
-            entry = call.entries[kind] = Entry(structure, self._keeping.leaf)
-        if len(entry.leaves) != tensors:
+            entry = call.entries[kind] = self._keeping.entry(structure, tensors)
+        if len(entry.held) != tensors:
             raise LayerError(
-                f"layer {self.name!r}: its {kind} were {len(entry.leaves)} tensors in one forward and {tensors} in "
+                f"layer {self.name!r}: its {kind} were {len(entry.held)} tensors in one forward and {tensors} in "
                 f"another, which cannot be reduced; use keep='all' or keep='last'."
             )
         return entry
@@ -227,13 +228,13 @@ class Record:
         if self._keeping.how == "concat":
             return [self._concatenated(kind, nth) for nth in range(self.most_calls)]
         entries = [call.entries.get(kind) for call in self._seen]
-        return [each and each.filled([self._keeping.shown(leaf) for leaf in each.leaves]) for each in entries]
+        return [each and each.filled([self._keeping.shown(held) for held in each.held]) for each in entries]
 
     def _concatenated(self, kind: str, nth: int) -> Any:
         entries = [call.entries[kind] for call in self._seen if call.nth == nth and kind in call.entries]
         if not entries:
             return None
-        rows = [[leaf.result() for leaf in entry.leaves] for entry in entries]
+        rows = [entry.held for entry in entries]
         if len({*map(len, rows)}) > 1:
             raise self._unequal(kind)
         return entries[0].filled([self._join((kind, nth, i), parts) for i, parts in enumerate(zip(*rows, strict=True))])
@@ -256,17 +257,3 @@ class Record:
             f"layer {self.name!r}: its {kind} do not have the same shape in each forward, so they cannot be "
             f"concatenated; use keep='all'."
         )
-
-
-def tensors_in(structure: Any) -> list[Tensor]:
-    """The tensors of a structure, in the order in which :func:`camtool.hooks.map_tensors` meets them."""
-    if isinstance(structure, Tensor):
-        return [structure]
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(structure, note)
-    return found
