@@ -25,6 +25,7 @@ __all__ = [
     "Detections",
     "Link",
     "answers",
+    "check_class",
     "class_count",
     "class_scores",
     "could_be_probabilities",
@@ -100,7 +101,7 @@ class Detections:
             TargetError: The model has no such class.
         """
         if self.classes is None:
-            _check_class(index, self.scores.shape[1])
+            check_class(index, self.scores.shape[1])
             classes = torch.full_like(self.boxes[:, 0], index, dtype=torch.long)
             return self._scored(lambda values: values[:, index], classes=classes)
         return self._some(self.classes == index, self.classes)
@@ -321,6 +322,16 @@ def probabilities(output: Any, of: Link = "softmax") -> Tensor:
     return values.softmax(1) if of == "softmax" else values.sigmoid()
 
 
+def check_class(index: int, classes: int) -> None:
+    """See that a model of so many classes has this one.
+
+    Raises:
+        TargetError: It has not.
+    """
+    if not 0 <= index < classes:
+        raise TargetError(f"target_class {index} does not exist: the model has {classes} classes, 0 to {classes - 1}.")
+
+
 def class_count(model: nn.Module) -> int | None:
     """How many classes a model says that it knows: in its ``config``, as Hugging Face's do, or by their ``names``."""
     classes = getattr(getattr(model, "config", None), "num_labels", None)
@@ -488,8 +499,3 @@ def tensors(structure: Any) -> Iterator[Tensor]:
     inside = _named(structure).values() or (structure if isinstance(structure, (tuple, list)) else ())
     for item in inside:
         yield from tensors(item)
-
-
-def _check_class(index: int, classes: int) -> None:
-    if not 0 <= index < classes:
-        raise TargetError(f"target_class {index} does not exist: the model has {classes} classes, 0 to {classes - 1}.")

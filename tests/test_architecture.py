@@ -34,7 +34,26 @@ ROOMS = {
     "layouts": {"hooks"},
     "inputs": {"errors", "hooks", "images", "layers"},
     "outputs": {"errors", "hooks"},
-    "targets": {"errors", "geometry", "outputs"},
+    "targets": {
+        *("targets.about", "targets.base", "targets.choosing", "targets.classes", "targets.contrasts"),
+        *("targets.detections", "targets.places", "targets.values", "targets.wrappers"),
+    },
+    "targets.about": {
+        *("targets.base", "targets.classes", "targets.contrasts", "targets.detections", "targets.places"),
+        "targets.wrappers",
+    },
+    "targets.base": {"outputs"},
+    "targets.checks": {"errors", "outputs"},
+    "targets.choosing": {
+        *("errors", "geometry", "outputs", "targets.about", "targets.base", "targets.checks", "targets.classes"),
+        *("targets.contrasts", "targets.detections", "targets.places", "targets.values", "targets.wrappers"),
+    },
+    "targets.classes": {"outputs", "targets.base", "targets.checks"},
+    "targets.contrasts": {"errors", "outputs", "targets.base", "targets.checks", "targets.classes"},
+    "targets.detections": {"errors", "geometry", "outputs", "targets.base", "targets.checks"},
+    "targets.places": {"errors", "geometry", "outputs", "targets.base", "targets.checks"},
+    "targets.values": {"errors", "outputs", "targets.base", "targets.checks"},
+    "targets.wrappers": {"errors", "outputs", "targets.base"},
     "evidence": {
         *("attended", "attention", "errors", "hooks", "layers", "maps", "outputs", "streaming", "targets"),
     },

@@ -19,7 +19,7 @@ from torch.hub import HASH_REGEX
 import camtool
 from camtool import Loaded, ModelError
 from camtool.models import architecture, read_state, usual_labels, usual_transform
-from camtool.targets import logits
+from camtool.outputs import logits
 
 NAME = "shufflenet_v2_x0_5"
 """The smallest of torchvision's classifiers with a usual head."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from camtool.errors import NothingFoundError, TargetError
-from camtool.outputs import Detections, probabilities
+from camtool.geometry import Geometry
+from camtool.outputs import Detections, logits, probabilities
 from camtool.targets import (
     AgainstRest,
     Box,
@@ -162,6 +164,12 @@ def test_a_region_is_about_a_plane_of_scores() -> None:
             Point(x, y)(PLANES)
 
 
+def test_a_mask_over_what_has_no_two_axes_lies_over_that_and_not_over_the_photo() -> None:
+    steps = torch.arange(8.0).reshape(2, 4)
+    (target,) = choose(Region(1, torch.tensor([1.0, 0.0])), steps, None, Geometry.whole(40, 60))
+    torch.testing.assert_close(target(steps[None]), torch.tensor([4.0 + 5.0]))
+
+
 @pytest.mark.parametrize(
     ("function", "came"),
     [
@@ -282,6 +290,27 @@ def test_each_image_has_its_own_target() -> None:
     ]
     each = [target(output[i : i + 1]) for i, target in enumerate(targets)]
     torch.testing.assert_close(score(targets, output), torch.cat(each))
+
+
+@dataclass(frozen=True)
+class Lead(Target):
+    """A person's own: how far the highest logit lies above the next. All images must come at once."""
+
+    images: int
+
+    def __call__(self, output: Any) -> Tensor:
+        assert len(output) == self.images
+        first, second = logits(output).topk(2).values.T
+        return first - second
+
+
+def test_a_persons_own_target_is_asked_about_all_images_at_once() -> None:
+    (own,), (negated,) = choose(Lead(2), LOGITS[0], LABELS), choose(Negated(Lead(2)), LOGITS[0], LABELS)
+    assert (own, negated) == (Lead(2), Negated(Lead(2)))
+    torch.testing.assert_close(score([own, Lead(2)], LOGITS), torch.tensor([3.0, 1.0]))
+    torch.testing.assert_close(score([negated, negated], LOGITS), torch.tensor([-3.0, -1.0]))
+    assert (class_of(own), name_of(own, LABELS), has_a_place(own)) == (None, "Lead(images=2)", False)
+    assert probability(own, 3.0, np.array([0.8, 0.1, 0.1])) is None
 
 
 def test_class_scores_alone_are_the_same_as_among_others() -> None:

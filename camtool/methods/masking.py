@@ -450,7 +450,7 @@ def probability_or_score(target: Target) -> Target:
 
 
 @dataclass(frozen=True)
-class _Wide:
+class _Wide(Target):
     """A target in single precision at least: a probability of half precision differs from none that is near."""
 
     target: Target
