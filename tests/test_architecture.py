@@ -404,3 +404,10 @@ def test_the_version_is_that_of_the_distribution():
     from importlib.metadata import version
 
     assert camtool.__version__ == version("camtool")
+
+
+def test_a_folder_of_that_name_where_python_starts_does_not_hide_the_package(tmp_path):
+    (tmp_path / "camtool").mkdir()  # a checkout, seen from the folder in which it was made
+    script = "import importlib.util; print(importlib.util.find_spec('camtool').origin)"
+    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == Path(camtool.__file__)
