@@ -20,7 +20,7 @@ import camtool
 from camtool.evidence import Scene
 from camtool.hooks import left_as_found
 from camtool.layers import resolve
-from camtool.pictures import Preparer, heatmap
+from camtool.pictures import Preparer
 from camtool.targets import ClassScore
 
 
@@ -31,7 +31,7 @@ def main(turns: Annotated[int, typer.Option(help="How often each is measured.")]
     model = torchvision.models.mobilenet_v2(weights=None).eval()
     batch = torch.randn(1, 3, 224, 224)
     layers, prepare = resolve(model, batch), Preparer(model, None, None)
-    geometry, raw = prepare(batch[0]).geometry, torch.rand(7, 7).numpy()
+    view, raw = prepare(batch[0]).view, torch.rand(7, 7).numpy()
 
     def forward() -> None:
         with torch.inference_mode():
@@ -48,7 +48,7 @@ def main(turns: Annotated[int, typer.Option(help="How often each is measured.")]
         "forward with hook, graph of the tail, guards": lambda: Scene(model, batch, layers),
         "of that: the guards (flags, buffers, random states)": guard,
         "score and backward pass to the layer": lambda: scene.evidence([ClassScore(next(classes))])[0].gradients,
-        "heatmap on the picture, when first asked for": lambda: heatmap(geometry, raw),
+        "heatmap on the picture, when first asked for": lambda: view.heatmap(raw),
         "picture of the tensor": lambda: prepare(batch[0]),
     }
     for name, stage in stages.items():
