@@ -18,7 +18,7 @@ import typer
 
 import camtool
 from camtool.evidence import Scene
-from camtool.hooks import left_as_found
+from camtool.guards import left_as_found
 from camtool.layers import resolve
 from camtool.pictures import Preparer
 from camtool.targets import ClassScore

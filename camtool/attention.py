@@ -31,8 +31,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.hooks import Inputs, call, left_as_found, main_tensor, outside_inference_mode, watched
+from camtool.guards import left_as_found, outside_inference_mode
+from camtool.hooks import call, watched
 from camtool.maps import widened
+from camtool.structures import Inputs, main_tensor
 
 __all__ = ["Attention", "Block", "Captured", "capture"]
 
@@ -95,8 +97,8 @@ class Captured:
 def capture(model: nn.Module, inputs: Inputs) -> Captured:
     """Run ``model`` once, in evaluation mode, and keep all its attention to the picture.
 
-    Attention that does not depend on the picture (:func:`camtool.hooks.main_tensor` of the inputs), a text's say, is
-    not kept. Dropout that a model asks of the fused function even in evaluation is left out.
+    Attention that does not depend on the picture (:func:`camtool.structures.main_tensor` of the inputs), a text's say,
+    is not kept. Dropout that a model asks of the fused function even in evaluation is left out.
 
     Args:
         model: Any module. It is left as it was found.

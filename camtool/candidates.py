@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from camtool import hooks
+from camtool import structures
 from camtool.errors import ImageError, LayerError
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import Candidate, survey
@@ -93,7 +93,7 @@ def _stride(stride: Iterable[float]) -> str:
     return " x ".join(dict.fromkeys(f"{pixels:.3g}" for pixels in stride))
 
 
-def _inputs(prepare: Preparer, img: Any, picture: Key | None, call: int | None) -> tuple[hooks.Inputs, int | None]:
+def _inputs(prepare: Preparer, img: Any, picture: Key | None, call: int | None) -> tuple[structures.Inputs, int | None]:
     """What the model is called with for an image, or for the first of several, and which call shows it."""
     if isinstance(img, (Inputs, Mapping)):
         return _of_several(prepare, Inputs.of(img, picture), call)
@@ -105,7 +105,7 @@ def _inputs(prepare: Preparer, img: Any, picture: Key | None, call: int | None) 
     return Batch.of([next(prepare.each(img))]).inputs, call
 
 
-def _of_several(prepare: Preparer, inputs: Inputs, call: int | None) -> tuple[hooks.Inputs, int | None]:
+def _of_several(prepare: Preparer, inputs: Inputs, call: int | None) -> tuple[structures.Inputs, int | None]:
     try:
         at, nth = prepare.looked_at(inputs, None, call)
     except LayerError:  # the table tells why none qualifies

@@ -24,21 +24,12 @@ from camtool import outputs, targets
 from camtool.attended import Attended
 from camtool.attention import Block, Captured, capture
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.hooks import (
-    Inputs,
-    Observation,
-    call,
-    left_as_found,
-    main_tensor,
-    map_batch,
-    nth_call,
-    observe,
-    resume,
-    trace,
-)
+from camtool.guards import left_as_found
+from camtool.hooks import Observation, call, nth_call, observe, resume, trace
 from camtool.layers import Layer, resolve
 from camtool.maps import widened
 from camtool.streaming import Twin, in_chunks, largest_behind, room_for
+from camtool.structures import Inputs, main_tensor, map_batch
 from camtool.targets import Target
 
 __all__ = ["Evidence", "LinearHead", "Make", "Scene"]
@@ -67,7 +58,7 @@ class Scene:
 
     Args:
         model: Any module; it is left as it was found.
-        inputs: What the model is called with. Its :func:`camtool.hooks.main_tensor` is the picture.
+        inputs: What the model is called with. Its :func:`camtool.structures.main_tensor` is the picture.
         layers: Where to look, as :func:`camtool.layers.resolve` gives them; none for methods that do not look inside.
         black: ``(C,)``, what a black pixel is in the model's input, where that is known.
         nth: Which call of a layer is looked at, where it runs more than once: 0 is the first, -1 the last. ``None`` is

@@ -21,11 +21,11 @@ from camtool import images, maps, overlay, targets
 from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
-from camtool.hooks import name_of, preparation_of
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import resolve
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
+from camtool.modules import name_of, preparation_of
 from camtool.pictures import Batch, Picture, Preparer, Source, batches
 from camtool.trust import doubts
 from camtool.views import View

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from camtool import images, maps, outputs, overlay, targets
 from camtool.concept_page import MOST, Entry, page
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.hooks import name_of, observe, resume
+from camtool.hooks import observe, resume
 from camtool.layers import Layer, resolve
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
+from camtool.modules import name_of
 from camtool.pictures import Picture, Preparer, Source, batches
 
 if TYPE_CHECKING:

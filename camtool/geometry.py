@@ -129,7 +129,7 @@ class Geometry:
         """What the layers of a detector see that prepares its pictures itself, as torchvision's do.
 
         Args:
-            preparation: :func:`camtool.hooks.preparation_of` the detector.
+            preparation: :func:`camtool.modules.preparation_of` the detector.
 
         Returns:
             The input after its resizing, and with its padding at the bottom and on the right.

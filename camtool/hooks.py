@@ -1,4 +1,4 @@
-"""Hooks: the one room that looks inside a running model, and leaves it as it was.
+"""Hooks: the one room that looks inside a running model; what it does there, the guards undo.
 
 :func:`observe` runs a model once and brings back what chosen layers returned, joined to the output by a graph of the
 tail alone. Every explanation stands on it. :func:`resume` is its counterpart: it runs only the tail, on other
@@ -16,54 +16,45 @@ in time and in memory, and ``torch.autograd.grad`` towards the leaf touches no p
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from camtool.errors import CamtoolError, ForwardError, LayerError, near
-from camtool.rng import generators_kept
+from camtool.errors import CamtoolError, ForwardError, LayerError
+from camtool.guards import left_as_found, outside_inference_mode, version
+from camtool.modules import module_named, preparation_of, watchable
+from camtool.structures import (
+    Inputs,
+    Shared,
+    main_tensor,
+    map_batch,
+    map_tensors,
+    with_main_tensor,
+)
 
 __all__ = [
     "Call",
-    "Inputs",
     "Observation",
-    "Shared",
     "call",
     "forward_hook",
     "forward_pre_hook",
     "gradient_hook",
-    "left_as_found",
-    "main_tensor",
-    "map_batch",
-    "map_tensors",
-    "module_named",
-    "modules_by_name",
-    "name_of",
     "node_hook",
     "nth_call",
     "observe",
-    "outside_inference_mode",
-    "preparation_of",
     "prepared",
     "resume",
-    "tensors_in",
     "trace",
     "watched",
-    "with_main_tensor",
 ]
-
-Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
-"""What a model is called with: one tensor, positional arguments, or a mapping of keyword arguments, in which whole
-numbers stand for positions. Its :func:`main_tensor` is the picture; in a mapping that is the entry that comes first."""
 
 _T = TypeVar("_T")
 
@@ -282,7 +273,7 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         torch.no_grad(),
         ExitStack() as stack,
     ):
-        for name, module in _watchable(model):
+        for name, module in watchable(model):
             stack.enter_context(forward_pre_hook(module, partial(meet, name)))
             stack.enter_context(forward_hook(module, partial(note, name)))
         output = _answer(model, inputs)
@@ -305,7 +296,7 @@ def watched(model: nn.Module, before: Callable[[str, Any], None], after: Callabl
         after(name, output)
 
     with ExitStack() as stack:
-        for name, module in _watchable(model):
+        for name, module in watchable(model):
             stack.enter_context(forward_pre_hook(module, partial(ahead, name)))
             stack.enter_context(forward_hook(module, partial(behind, name)))
         yield
@@ -313,123 +304,10 @@ def watched(model: nn.Module, before: Callable[[str, Any], None], after: Callabl
 
 def _content(tensor: Tensor) -> tuple[int, int, int]:
     """What tells whether two tensors hold the same numbers at the same place, neither written to in between."""
-    return tensor.data_ptr(), tensor.numel(), _version(tensor)
+    return tensor.data_ptr(), tensor.numel(), version(tensor)
 
 
 # ------------------------------------------------------------------------------------------- leaving no trace
-
-
-@contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
-    """Run the block with ``model`` in evaluation mode, and put back whatever a forward may change.
-
-    That is every module's own ``training`` flag (not only the root's: a frozen batch norm stays frozen), the buffers,
-    and the global random states of torch, numpy and Python. Flags are set as attributes, because ``train()`` may be
-    overridden to do more; a model that is in evaluation mode already is not written to at all, so threads may share it.
-
-    What a model sets up for good at its first forward, whoever runs it, stays: Hugging Face's put hooks of their own on
-    their blocks, and note that these are there. Other threads' forwards may be relying on them by then.
-    """
-    modules = _all_modules(model)
-    training = [(module, getattr(module, "training", False)) for module in modules]  # a frozen script has no flag
-    at_risk = [module for module in modules if type(module).__module__ not in _NEVER_WRITE_BUFFERS]
-    buffers = [_buffers(module) if module._buffers else {} for module in at_risk]
-    with generators_kept(), _as_written(modules):
-        try:
-            for module, was_training in training:
-                if was_training:
-                    module.training = False
-            yield
-        finally:
-            for module, was_training in training:
-                if getattr(module, "training", False) is not was_training:
-                    module.training = was_training
-            for module, before in zip(at_risk, buffers, strict=True):
-                if module._buffers or before:
-                    _put_back(module, before)
-
-
-_Buffers: TypeAlias = dict[str, tuple[Tensor, Tensor, int] | None]
-"""A module's buffers by name: the tensor itself, a copy of its values, and its version; ``None`` for an empty one."""
-
-
-_NEVER_WRITE_BUFFERS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
-"""Where the classes live that leave their buffers alone in evaluation mode. Other code may write to any module's, a
-plain ``nn.Sequential``'s included."""
-
-
-def _buffers(module: nn.Module) -> _Buffers:
-    return {
-        name: None if buffer is None else (buffer, buffer.clone(), _version(buffer))
-        for name, buffer in module._buffers.items()
-    }
-
-
-@torch.inference_mode()  # there, tensors of either kind may be written to
-def _put_back(module: nn.Module, before: _Buffers) -> None:
-    """Give the module the buffers it had; what is as it was is not touched, because other threads may be reading it."""
-    present = dict(module._buffers.items())  # a scripted module has less than a dictionary there
-    for name in present.keys() - before.keys():
-        delattr(module, name)
-    for name, known in before.items():
-        buffer, value, version = known or (None, None, 0)
-        if buffer is not None and value is not None and (buffer.is_inference() or buffer._version != version):
-            buffer.copy_(value)
-        if present.get(name) is not buffer:
-            module._buffers[name] = buffer
-
-
-@contextmanager
-def _as_written(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Run compiled modules as they were written: their compiled form does not know of hooks that came after it."""
-    is_compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
-    if is_compiled and hasattr(torch.compiler, "set_stance"):  # torch 2.5 has none
-        with _EAGERLY:
-            yield
-    else:
-        yield
-
-
-class _Eagerly:
-    """A ``with`` block in which nothing compiled runs. It holds for all threads, so the last to leave ends it."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._stance = threading.Lock(), 0, ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._stance.close()
-
-
-_EAGERLY = _Eagerly()
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written to; tensors made in inference mode do not count it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-@contextmanager
-def outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> Iterator[Inputs]:
-    """Make gradients possible where the caller works in ``torch.inference_mode``; yields inputs that allow them."""
-    with torch.inference_mode(False):
-        try:
-            yield map_tensors(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-        except RuntimeError as error:
-            if grad and any(parameter.is_inference() for parameter in model.parameters()):
-                raise CamtoolError(
-                    "the model's parameters were made in torch.inference_mode, so no gradient can pass through it; "
-                    "build or load the model outside of inference_mode."
-                ) from error
-            raise
 
 
 @contextmanager
@@ -459,15 +337,21 @@ def forward_hook(
 
 @contextmanager
 def forward_pre_hook(
-    module: nn.Module, see: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
+    module: nn.Module,
+    see: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None],
+    *,
+    first: bool = False,
 ) -> Iterator[None]:
-    """Call ``see(module, args, kwargs)`` before the module's calls in this thread; what it returns replaces both."""
+    """Call ``see(module, args, kwargs)`` before the module's calls in this thread; what it returns replaces both.
+
+    With ``first`` it goes ahead of the hooks that are there already.
+    """
     owner = threading.get_ident()
 
     def hook(module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> Any:  # in either form, as above
         return see(module, args, *kwargs) if threading.get_ident() == owner else None
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
     try:
         yield
     finally:
@@ -534,28 +418,6 @@ _REFUSALS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """What models raise at inputs that do not suit them."""
 
 
-class Shared:
-    """What a model is given for all images alike, in a mapping of inputs: it is never cut or multiplied with them."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def copied(self) -> Any:
-        """A copy, as a model may write to what it is given."""
-        return map_tensors(self._value, Tensor.clone)
-
-
-def preparation_of(model: nn.Module) -> nn.Module | None:
-    """The module with which a detector prepares its pictures itself, as torchvision's do; ``None`` for other models.
-
-    Such a model is called with a list of pictures ``(C, H, W)``, of any size and with values in [0, 1]. Its
-    ``transform`` normalises and resizes them, and puts them into one batch, padded at the bottom and on the right.
-    """
-    transform = getattr(model, "transform", None)
-    knows_how = all(hasattr(transform, name) for name in ("batch_images", "postprocess", "min_size", "max_size"))
-    return transform if isinstance(transform, nn.Module) and knows_how else None
-
-
 def prepared(model: nn.Module, pictures: Tensor) -> Tensor:
     """What pictures ``(N, C, H, W)`` become before a model's layers see them: another size, where it is a detector."""
     preparation = preparation_of(model)
@@ -564,130 +426,6 @@ def prepared(model: nn.Module, pictures: Tensor) -> Tensor:
     with left_as_found(model), torch.no_grad():
         batch: Tensor = preparation(list(pictures))[0].tensors
     return batch
-
-
-def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Each module once, under the first of its dotted names; the model itself is ``""``."""
-    return dict(model.named_modules())
-
-
-def _watchable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that take hooks: those of TorchScript do not."""
-    return ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
-
-
-def module_named(model: nn.Module, layer: str) -> nn.Module:
-    """The module of that dotted name; a module with several names is found by each.
-
-    Raises:
-        LayerError: There is none; the message suggests near names.
-    """
-    module: Any = model
-    for name in layer.split(".") if layer else ():  # as get_submodule goes, which TorchScript has not
-        module = getattr(module, name, None)
-        if not isinstance(module, nn.Module):
-            raise LayerError(f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))}")
-    found: nn.Module = module
-    return found
-
-
-def name_of(model: nn.Module, layer: str | nn.Module) -> str:
-    """The dotted name of a module of the model; a name stands for itself.
-
-    Raises:
-        LayerError: The module is not part of the model, or there is none of that name.
-    """
-    if isinstance(layer, str):
-        module_named(model, layer)
-        return layer
-    for name, module in modules_by_name(model).items():
-        if module is layer:
-            return name
-    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; take it from the model itself.")
-
-
-def _all_modules(model: nn.Module) -> list[nn.Module]:
-    """What ``model.modules()`` gives, in another order and several times faster: every explanation asks for it."""
-    found, stack = {id(model): model}, [model]
-    while stack:
-        for module in stack.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                stack.append(module)
-    return list(found.values())
-
-
-def main_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor in a module's output, searched depth first.
-
-    Tuples, lists, mappings and data classes are looked into.
-    """
-    return next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
-
-
-def tensors_in(structure: Any) -> list[Tensor]:
-    """The tensors of a structure, depth first: in the order in which :func:`map_tensors` meets them."""
-    if isinstance(structure, Tensor):
-        return [structure]
-    return [tensor for part in _parts(structure) for tensor in tensors_in(part)]
-
-
-def _parts(structure: Any) -> Iterable[Any]:
-    if isinstance(structure, Mapping):
-        return structure.values()
-    if isinstance(structure, (tuple, list)):
-        return structure
-    return [getattr(structure, each.name) for each in fields(structure)] if _is_data(structure) else ()
-
-
-def with_main_tensor(output: Any, tensor: Tensor) -> Any:
-    """``output`` with its :func:`main_tensor` replaced, in the same structure."""
-    old = main_tensor(output)
-    return map_tensors(output, lambda item: tensor if item is old else item)
-
-
-def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure of tuples, named tuples, lists, dictionaries and data classes, with each tensor changed."""
-    if isinstance(structure, Tensor):
-        return change(structure)
-    if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
-        return {key: map_tensors(item, change) for key, item in structure.items()}
-    if isinstance(structure, MutableMapping):
-        changed = copy.copy(structure)
-        for key, item in structure.items():
-            changed[key] = map_tensors(item, change)
-        return changed
-    if isinstance(structure, (tuple, list)):
-        items = [map_tensors(item, change) for item in structure]
-        return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
-    if _is_data(structure):
-        changed = copy.copy(structure)
-        for each in fields(structure):
-            object.__setattr__(
-                changed, each.name, map_tensors(getattr(structure, each.name), change)
-            )  # it may be frozen
-        return changed
-    return structure
-
-
-def _is_data(structure: Any) -> bool:
-    """Whether it is a data class' instance; those that are mappings too, as Hugging Face's, are taken for mappings."""
-    return is_dataclass(structure) and not isinstance(structure, (type, Mapping))
-
-
-def map_batch(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same inputs, with each tensor changed that has an entry for each image.
-
-    The rest belongs to no image, a temperature or a table of constants say, and is handed on as it is.
-    """
-    picture = main_tensor(inputs)
-    count = None if picture is None else len(picture)
-
-    def part(tensor: Tensor) -> Tensor:
-        return change(tensor) if tensor.ndim and count in (None, len(tensor)) else tensor
-
-    changed: Inputs = map_tensors(inputs, part)
-    return changed
 
 
 def _on_a_graph(output: Any) -> bool:

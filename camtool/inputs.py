@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from camtool import hooks, images
+from camtool import hooks, images, structures
 from camtool.errors import CamtoolError, ImageError, LayerError, near
 from camtool.layers import depends_on_picture, resolve
 
@@ -113,7 +113,7 @@ class Inputs:
             return [self.picture]
         own = {key: value for key, value in self.entries.items() if key not in self.shared}
         photos = [key for key, value in own.items() if is_photo(value)]
-        tensors = {key: hooks.main_tensor(value) for key, value in own.items()}
+        tensors = {key: structures.main_tensor(value) for key, value in own.items()}
         shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
         most = max(map(len, shapes.values()), default=0)
         if not photos and most < 2:
@@ -139,7 +139,7 @@ def is_photo(value: object) -> bool:
 
 
 def looked_at(
-    model: nn.Module, candidates: Mapping[Key, hooks.Inputs], layers: Sequence[str] | None, nth: int | None
+    model: nn.Module, candidates: Mapping[Key, structures.Inputs], layers: Sequence[str] | None, nth: int | None
 ) -> tuple[Key, int]:
     """Which of several pictures a layer shows, and at which of its calls: the first that it depends on.
 
@@ -178,14 +178,14 @@ def looked_at(
     return known[asked]
 
 
-def _calls(model: nn.Module, inputs: hooks.Inputs, layers: Sequence[str] | None) -> range:
+def _calls(model: nn.Module, inputs: structures.Inputs, layers: Sequence[str] | None) -> range:
     """The calls of some layers, or of any, from the last (-1) back to the first."""
     names = Counter(call.name for call in hooks.trace(model, inputs) if layers is None or call.name in layers)
     return range(-1, -max(names.values(), default=1) - 1, -1)
 
 
-def _shape(inputs: hooks.Inputs) -> tuple[int, ...] | None:
-    tensor = hooks.main_tensor(inputs)
+def _shape(inputs: structures.Inputs) -> tuple[int, ...] | None:
+    tensor = structures.main_tensor(inputs)
     return None if tensor is None else tuple(tensor.shape[1:])
 
 

@@ -19,22 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import LayerError
-from camtool.hooks import (
-    Call,
-    Inputs,
-    main_tensor,
-    map_batch,
-    module_named,
-    nth_call,
-    observe,
-    preparation_of,
-    prepared,
-    tensors_in,
-    trace,
-)
+from camtool.hooks import Call, nth_call, observe, prepared, trace
 from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
-from camtool.outputs import detections, levels, logits, query_count, tensors, top_score
+from camtool.modules import module_named, preparation_of
+from camtool.outputs import detections, levels, logits, query_count, top_score
 from camtool.sealed import is_quantised, sealed_as
+from camtool.structures import Inputs, main_tensor, map_batch, tensors_in
 
 __all__ = ["Candidate", "Layer", "Layout", "depends_on_picture", "resolve", "survey"]
 
@@ -379,7 +369,7 @@ def _gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor |
 
 def _scores(output: object, *, is_backbone: bool) -> list[Tensor | None]:
     """What a layer must lead to: what the model is surest of; or each of the maps that a detector reads things from."""
-    maps = tensors(output) if is_backbone else levels(output)
+    maps = tensors_in(output) if is_backbone else levels(output)
     with torch.inference_mode(False), torch.enable_grad():
         # Where a map is clipped (ReLU6), its highest value has no slope; where it is normalised, its sum has none.
         return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [top_score(output)]

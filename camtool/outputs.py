@@ -10,15 +10,15 @@ This is the one room that reads outputs. Three kinds are told apart:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from camtool.errors import TargetError
-from camtool.hooks import map_tensors
+from camtool.structures import by_name, map_tensors, tensors_in
 
 __all__ = [
     "Answer",
@@ -39,7 +39,6 @@ __all__ = [
     "of_images",
     "probabilities",
     "query_count",
-    "tensors",
     "top_score",
 ]
 
@@ -156,7 +155,7 @@ def detections(output: Any, classes: int | None = None) -> list[Detections] | No
     listed = _listed(output)
     if listed is not None:
         return [_as_listed(each) for each in listed]
-    named = _named(output)
+    named = by_name(output)
     boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
     if isinstance(boxes, Tensor) and isinstance(scores, Tensor) and _is_queries(scores, boxes):
         return list(map(_as_query, boxes, *_without_nothing(scores, classes)))
@@ -195,7 +194,7 @@ def _without_nothing(scores: Tensor, classes: int | None) -> tuple[Tensor, Tenso
 
 def query_count(output: Any) -> int:
     """How many queries, each for one thing, a detector or segmenter of DETR's kind has; 0 for others."""
-    named = _named(output)
+    named = by_name(output)
     scores = named.get("class_queries_logits", named.get("logits", named.get("pred_logits")))
     with_each = named.get("masks_queries_logits", named.get("pred_boxes"))
     is_queried = isinstance(scores, Tensor) and isinstance(with_each, Tensor) and scores.ndim == 3
@@ -221,7 +220,7 @@ def levels(output: Any) -> list[Tensor]:
     if not isinstance(output, (tuple, list)) or len(output) < 2 or not isinstance(output[0], Tensor):
         return []
     anchors = output[0]
-    maps = [each for each in tensors(output[1:]) if each.ndim == 4 and len(each) == len(anchors)]
+    maps = [each for each in tensors_in(output[1:]) if each.ndim == 4 and len(each) == len(anchors)]
     positions = sum(height * width for height, width in {tuple(each.shape[2:]) for each in maps})
     is_read_from_them = anchors.ndim == 3 and anchors.shape[1] > 4 and anchors.shape[2] == positions > 0
     return maps if is_read_from_them else []
@@ -259,11 +258,11 @@ def logits(output: Any) -> Tensor:
             "the model returned detections, which have no one score a class; explain one of them: by None, a class, "
             "Detection(n) or Box(xyxy)."
         )
-    named = _named(output)
+    named = by_name(output)
     if {"class_queries_logits", "masks_queries_logits"} <= named.keys():
         return _planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
     inside = named.get(_name_of_scores(named), output)
-    tensor = next((each for each in tensors(inside) if each.is_floating_point() and each.ndim), None)
+    tensor = next((each for each in tensors_in(inside) if each.is_floating_point() and each.ndim), None)
     if tensor is None:
         raise TargetError(
             f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
@@ -286,7 +285,7 @@ def embedding(output: Any) -> Tensor:
     Raises:
         TargetError: There is no tensor that could be one.
     """
-    found = _named(output).get("image_embeds")
+    found = by_name(output).get("image_embeds")
     return found if isinstance(found, Tensor) else logits(output)
 
 
@@ -362,7 +361,7 @@ def link_of(model: nn.Module, output: Any = None) -> Link | None:
 
 
 def _is_embedding(model: nn.Module, output: Any) -> bool:
-    named = _named(output)
+    named = by_name(output)
     if named:
         found = _name_of_scores(named)
         return found in _EMBEDDINGS or (not found and "last_hidden_state" in named)
@@ -476,26 +475,3 @@ def image_of(output: Any, index: int, *, keep: bool = False) -> Any:
         return tensor[index : index + 1] if keep else tensor[index]
 
     return map_tensors(output, part)
-
-
-# --------------------------------------------------------------------------------------------------- structures
-
-
-def _named(output: Any) -> Mapping[str, Any]:
-    """What a structure holds by name; nothing where it has no names."""
-    if isinstance(output, Mapping):
-        return output
-    if is_dataclass(output) and not isinstance(output, type):
-        return {field.name: getattr(output, field.name) for field in fields(output)}
-    names: Sequence[str] = getattr(output, "_fields", ()) if isinstance(output, tuple) else ()
-    return {name: getattr(output, name) for name in names}
-
-
-def tensors(structure: Any) -> Iterator[Tensor]:
-    """The tensors in an output, depth first, whatever its structure."""
-    if isinstance(structure, Tensor):
-        yield structure
-        return
-    inside = _named(structure).values() or (structure if isinstance(structure, (tuple, list)) else ())
-    for item in inside:
-        yield from tensors(item)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import hooks, images, overlay
+from camtool import images, modules, overlay, structures
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
 from camtool.inputs import AXES, SHAPES, Inputs, Key, Kind, channels_over, is_photo, kind_of, looked_at
@@ -76,7 +76,7 @@ class Batch:
     """
 
     pictures: Sequence[Picture]
-    inputs: hooks.Inputs
+    inputs: structures.Inputs
 
     @classmethod
     def of(cls, pictures: Sequence[Picture]) -> Batch:
@@ -90,7 +90,7 @@ class Batch:
             yield self._part(slice(start, start + size))
 
     def _part(self, part: slice) -> Batch:
-        return Batch(self.pictures[part], hooks.map_batch(self.inputs, lambda tensor: tensor[part]))
+        return Batch(self.pictures[part], structures.map_batch(self.inputs, lambda tensor: tensor[part]))
 
 
 class Preparer:
@@ -192,7 +192,7 @@ class Preparer:
         """
         made = {key: self._entry(value, is_picture=key == at) for key, value in inputs.entries.items()}
         entries = {key: value.tensor if isinstance(value, Picture) else value for key, value in made.items()}
-        main = hooks.main_tensor(entries[at])
+        main = structures.main_tensor(entries[at])
         if main is None:
             raise ImageError(f"img: {at!r} holds no floating tensor, so it is no picture; name another with picture=.")
         kind = self.kind(main)
@@ -200,10 +200,10 @@ class Preparer:
         others = {key: value for key, value in entries.items() if key != at and key not in inputs.shared}
         _check_together(at, main, others, AXES[kind])
         if not is_batch:
-            entries = hooks.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
+            entries = structures.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
         alike = {key: made[key] for key in inputs.shared}
         entries |= {
-            key: hooks.Shared(one.tensor[None] if isinstance(one, Picture) else one) for key, one in alike.items()
+            key: structures.Shared(one.tensor[None] if isinstance(one, Picture) else one) for key, one in alike.items()
         }
         photo, batch = made[at], main if is_batch else main[None]
         pictures = [photo] if isinstance(photo, Picture) else [self._prepared(one, kind) for one in batch]
@@ -222,7 +222,7 @@ class Preparer:
         """
         places = inputs.pictures
         others = [value for key, value in inputs.entries.items() if key != places[0]]
-        if len(places) == 1 and not any(is_photo(each) or hooks.main_tensor(each) is not None for each in others):
+        if len(places) == 1 and not any(is_photo(each) or structures.main_tensor(each) is not None for each in others):
             return places[0], nth  # a layer can show nothing else
         first = {place: next(self.several(inputs, place)[0].parts(1)).inputs for place in places}
         at, call = looked_at(self._model, first, layers, nth)
@@ -233,7 +233,7 @@ class Preparer:
         if is_photo(value) or (is_picture and not isinstance(value, (Tensor, list, tuple, Mapping))):
             return self(value)
         is_array = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating)
-        return hooks.map_tensors(self._tensor(value) if is_array else value, self._fitted)
+        return structures.map_tensors(self._tensor(value) if is_array else value, self._fitted)
 
     def _fitted(self, tensor: Tensor) -> Tensor:
         """A tensor where the model is and, if it is floating, of a type that the model computes in."""
@@ -254,7 +254,7 @@ class Preparer:
             wanted = SHAPES[AXES[kind]]
             raise ImageError(f"img: a prepared {kind} is floating {wanted}, got {tensor.dtype} {tuple(tensor.shape)}.")
         given, transform = self._fitted(tensor), self._transform
-        if transform is None and hooks.preparation_of(self._model) is not None:
+        if transform is None and modules.preparation_of(self._model) is not None:
             transform = own_transform(self._model)  # a detector normalises, so what it is given is a photo's own values
         return Picture(given, _view(tensor, kind, transform), black=_black(given, transform))
 

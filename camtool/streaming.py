@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.errors import MethodError
-from camtool.hooks import Call, Inputs, call, left_as_found, main_tensor, map_tensors, tensors_in, trace
+from camtool.guards import left_as_found
+from camtool.hooks import Call, call, trace
 from camtool.sealed import is_for_one_picture
+from camtool.structures import Inputs, main_tensor, map_tensors, tensors_in
 
 __all__ = ["Twin", "in_chunks", "largest_behind", "quiet", "room_for"]
 

@@ -108,7 +108,7 @@ class View(ABC):
         """The same for maps of the layers of a detector, which prepares its photos itself.
 
         Args:
-            preparation: :func:`camtool.hooks.preparation_of` the detector.
+            preparation: :func:`camtool.modules.preparation_of` the detector.
 
         Raises:
             CamtoolError: It is no photo.

@@ -24,8 +24,8 @@ import camtool
 from camtool.attention import Attention, Captured, capture
 from camtool.errors import CamtoolError, MethodError
 from camtool.evidence import Evidence, Scene
-from camtool.hooks import main_tensor
 from camtool.methods import METHODS
+from camtool.structures import main_tensor
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Target
 
 OF_ATTENTION = [name for name, each in METHODS.items() if each.needs.startswith("attention")]

@@ -21,8 +21,9 @@ from camtool.errors import MethodError, NothingFoundError, TargetError
 from camtool.evidence import Evidence
 from camtool.folder import Failure, Output, Success, plan, run
 from camtool.geometry import Geometry
-from camtool.hooks import preparation_of, prepared
+from camtool.hooks import prepared
 from camtool.layers import resolve
+from camtool.modules import preparation_of
 from camtool.targets import Box, ClassScore, Contrast, Detected, Detection, Negated, Probability, Region, Top, choose
 
 CELL = 16

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, ForwardError, LayerError
-from camtool.hooks import call, main_tensor, map_tensors, observe, resume, trace, watched
+from camtool.hooks import call, observe, resume, trace, watched
+from camtool.structures import main_tensor
 
 Pair = namedtuple("Pair", ["ids", "features"])
 
@@ -301,14 +302,6 @@ def test_what_a_model_sets_up_for_good_at_its_first_forward_serves_the_next_ones
     observe(model, ["conv"], x)
     assert len(model.conv._forward_hooks) == 1  # the model's own
     assert torch.equal(observe(model, ["conv"], x).output, model(x))
-
-
-def test_structures_keep_their_type_and_what_is_no_tensor() -> None:
-    a = torch.ones(1)
-    changed = map_tensors({"pair": Pair(3, a), "list": [a, "text"], "none": None}, lambda tensor: tensor + 1)
-    assert changed == {"pair": Pair(3, a + 1), "list": [a + 1, "text"], "none": None}
-    assert main_tensor([torch.arange(2), (None, a)]) is a
-    assert main_tensor("text") is None
 
 
 # ---------------------------------------------------------------------------------------------------- resuming

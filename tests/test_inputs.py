@@ -18,10 +18,11 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 
 import camtool
 from camtool.evidence import Scene
-from camtool.hooks import call, map_batch
+from camtool.hooks import call
 from camtool.inputs import example_shape, kind_of
 from camtool.layers import resolve
 from camtool.layouts import token_layout
+from camtool.structures import map_batch
 from camtool.targets import ClassScore
 
 CLASSES = 4

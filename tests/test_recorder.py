@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks import main_tensor, map_tensors, tensors_in
 from camtool.recorder import (
     Histogram,
     Max,
@@ -32,6 +31,7 @@ from camtool.recorder import (
     select,
     zero,
 )
+from camtool.structures import main_tensor, map_tensors, tensors_in
 
 
 def net(*, inplace: bool) -> nn.Sequential:
@@ -347,6 +347,16 @@ def test_a_gradient_that_is_later_added_to_stays_in_the_record_as_it_was() -> No
     assert weight.grad.tolist() == [6, 6]
 
 
+@pytest.mark.parametrize(("keep", "gradients"), [("all", [2, 4, 6]), ("mean", [4])])
+def test_of_a_leaf_that_a_layer_hands_on_later_forwards_gradients_stay_out(keep, gradients) -> None:
+    model, x = nn.Sequential(nn.Identity(), Apply(lambda x: 2 * x)), torch.ones(1, requires_grad=True)
+    with Recorder(model, "0", gradients=True, keep=keep) as recorder:
+        for factor in (1, 2, 3):
+            (factor * model(x)).sum().backward()
+    for entries in (recorder["0"].grad_outputs, recorder["0"].grad_inputs):
+        assert [gradient.item() for gradient in entries] == gradients
+
+
 def test_each_of_several_inputs_has_its_gradient() -> None:
     layer = nn.Bilinear(2, 3, 1, bias=False)
     nn.init.ones_(layer.weight)
@@ -595,6 +605,80 @@ def test_an_lstm_is_recorded_as_it_is() -> None:
     torch.testing.assert_close(record.grad_inputs[0], x.grad)
 
 
+class Bag(MutableMapping[str, Any]):
+    """A mapping whose shallow copy shares what it holds."""
+
+    def __init__(self, **items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        self._items[key] = item
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def test_a_mapping_of_somebodys_own_is_recorded_and_handed_on_untouched() -> None:
+    model = nn.Sequential(Apply(lambda x: Bag(image=x, size=2)), Apply(lambda bag: bag["image"] * bag["size"]))
+    with Recorder(model, inputs=True) as recorder:
+        assert model(torch.ones(1)).tolist() == [2]
+    (kept,) = recorder["0"].outputs
+    assert isinstance(kept, Bag)
+    assert dict(kept) == dict(recorder["1"].inputs[0]) == {"image": 1, "size": 2}
+
+
+def test_packed_sequences_are_recorded_and_so_are_their_gradients() -> None:
+    lstm, x = nn.LSTM(2, 3), torch.randn(5, 2, requires_grad=True)
+    packed = nn.utils.rnn.pack_sequence([x[:3], x[3:]])
+    with Recorder(lstm, inputs=True, gradients=True) as recorder:
+        lstm(packed)[0].data.sum().backward()
+    assert torch.equal(recorder[""].inputs[0].batch_sizes, packed.batch_sizes)
+    gradient = recorder[""].grad_inputs[0]
+    assert type(gradient) is type(packed)
+    torch.testing.assert_close(gradient.data, x.grad[[0, 3, 1, 4, 2]])
+    assert gradient.batch_sizes is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_where_a_transformer_works_on_nested_tensors_these_are_recorded() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 4, 8)
+    mask = torch.tensor([[False] * 4, [False, False, True, True]])
+    with torch.no_grad(), Recorder(encoder) as recorder:
+        output = encoder(x, src_key_padding_mask=mask)
+    kept = recorder["layers.0"].outputs[0]
+    assert kept.is_nested
+    assert torch.equal(kept.to_padded_tensor(0.0), output)
+    assert recorder["layers.0"].shape is None
+
+
+def test_lazy_modules_are_recorded_from_their_first_forward_on() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    with Recorder(model, inputs=True) as recorder:
+        output = model(x := torch.ones(1, 2))
+    assert torch.equal(recorder["1"].outputs[0], output)
+    assert torch.equal(recorder["0"].inputs[0], x)
+
+
+@pytest.mark.parametrize("keep", ["all", "mean"])
+def test_of_a_tensor_a_small_part_keeps_no_more_than_itself_in_memory(keep) -> None:
+    first_token = Apply(lambda tokens: tokens[:, 0])
+    model = nn.Sequential(nn.Linear(4, 4), first_token, nn.Linear(4, 4))
+    with torch.no_grad(), Recorder(model, "2", inputs=True, keep=keep) as recorder:
+        model(torch.randn(2, 50, 4))
+    kept = recorder["2"].inputs[0]
+    assert kept.untyped_storage().nbytes() == kept.nbytes
+
+
 def test_what_a_layer_was_given_when_it_failed_is_there() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 1))
     with Recorder(model, inputs=True, gradients=True) as recorder:
@@ -805,8 +889,15 @@ def test_what_cannot_be_joined_or_reduced_is_named() -> None:
         over_the_loader(several, keep="mean")
     with pytest.raises(LayerError, match="do not have the same shape"):
         over_the_loader(several, keep="concat")[""].outputs  # noqa: B018
-    with pytest.raises(CamtoolError, match=r"Mean: a tensor came that gives \(1,\) values, after .* \(2,\)"):
+    with pytest.raises(
+        LayerError, match=r"layer '', outputs: Mean: a tensor came that gives \(1,\) values, after .* \(2,\)"
+    ):
         over_the_loader(unequal, keep="mean")
+
+
+def test_a_record_shows_itself_also_where_it_cannot_be_joined() -> None:
+    recorder = over_the_loader(Apply(lambda x: x[:, : len(x)]), keep="concat")
+    assert repr(recorder[""]) == "Record('', calls=2, shape=(1, 1), outputs=1)"
 
 
 @pytest.mark.parametrize(
@@ -954,6 +1045,39 @@ def test_a_gradient_is_not_edited_after_the_block() -> None:
         output = model(x)
     output.backward()
     assert x.grad.tolist() == [1]
+
+
+def test_an_edit_of_a_gradient_is_one_of_the_gradient_at_that_output_alone() -> None:
+    model, x = Residual(nn.Identity()), torch.ones(2, requires_grad=True)
+    with Recorder(model, edit_gradients={"shortcut": scale(5)}):
+        model(x).sum().backward()
+    assert x.grad.tolist() == [7, 7]  # 2 by the other branch
+
+
+def test_where_a_layer_returns_its_parameter_the_gradient_is_edited_once_in_each_pass() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    returns_it = Apply(lambda _: weight)
+    with Recorder(returns_it, gradients=True, edit_gradients={"": scale(10)}) as recorder:
+        for factor in (1, 2, 3):
+            (factor * returns_it(torch.ones(1))).sum().backward()
+    assert [gradient.tolist() for gradient in recorder[""].grad_outputs] == [[10], [20], [30]]
+    assert weight.grad.tolist() == [60]
+
+
+@pytest.mark.parametrize("layer", ["0", "1", "2"])
+def test_a_gradient_is_edited_also_where_a_view_is_written_to_in_place(layer) -> None:
+    model, x = nn.Sequential(identity_layer(2), nn.Unflatten(1, (2, 1)), nn.ReLU(True)), torch.tensor([[1.0, -1.0]])
+    with Recorder(model, edit_gradients={layer: scale(3)}):
+        model(x.requires_grad_()).sum().backward()
+    assert x.grad.tolist() == [[3, 0]]
+
+
+def test_an_edited_gradient_keeps_its_shape() -> None:
+    model = nn.Sequential(identity_layer(2))
+    with Recorder(model, edit_gradients={"0": lambda gradient: gradient[:, :1]}):
+        output = model(torch.ones(1, 2)).sum()
+        with pytest.raises(CamtoolError, match=r"edit_gradients of layer '0': it returned .* \(1, 1\) for .* \(1, 2\)"):
+            output.backward()
 
 
 def test_an_edit_that_returns_no_tensor_is_named() -> None:
@@ -1164,6 +1288,14 @@ def test_what_a_recorder_held_goes_with_it_and_without_the_garbage_collector(opt
         gc.enable()
 
 
+def test_hooks_on_inputs_go_with_these(x) -> None:
+    model = net(inplace=True)
+    with Recorder(model, gradients=True, keep="mean") as recorder:
+        for _ in range(3):
+            model(x.clone().requires_grad_()).sum().backward()
+            assert not recorder._leaf_hooks
+
+
 def test_recorders_may_be_nested_and_leave_each_others_hooks_alone(x) -> None:
     model = net(inplace=True)
     with Recorder(model, "2", gradients=True) as outer:
@@ -1181,6 +1313,12 @@ def test_what_an_inner_recorder_edits_an_outer_one_records() -> None:
     with Recorder(model, "0") as outer, Recorder(model, "0", edit={"0": scale(2)}) as inner:
         model(torch.ones(1))
     assert outer["0"].outputs[0].item() == inner["0"].outputs[0].item() == 2
+    with (
+        Recorder(model, "0", inputs=True, edit_inputs={"0": lambda tensor: tensor + 1}) as outer,
+        Recorder(model, [], edit_inputs={"0": scale(5)}),
+    ):
+        model(torch.ones(1))
+    assert outer["0"].inputs[0].item() == outer["0"].outputs[0].item() == 6  # the inner one's comes first
 
 
 def test_a_forward_in_another_thread_is_neither_recorded_nor_edited(x) -> None:
@@ -1213,6 +1351,25 @@ def test_each_thread_has_a_recorder_of_its_own_on_one_model() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert hooks_on(model) == 0
+
+
+def test_in_the_block_of_one_thread_another_is_turned_away() -> None:
+    model, refused = nn.Sequential(nn.ReLU()), []
+    recorder = Recorder(model)
+
+    def enter() -> None:
+        with pytest.raises(CamtoolError, match="give each thread a Recorder of its own"):
+            recorder.run(torch.ones(1))
+        refused.append(True)
+
+    with recorder:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        model(torch.ones(1))
+    assert refused == [True]
+    assert recorder["0"].calls == 1
     assert hooks_on(model) == 0
 
 
@@ -1275,6 +1432,33 @@ def test_what_matches_no_layer_is_an_error_with_near_names(which, message) -> No
     with pytest.raises(LayerError, match=message):
         Recorder(model, edit={which if not isinstance(which, list) else which[1]: zero()})
     assert hooks_on(model) == 0
+
+
+def with_a_script(part: nn.Module) -> nn.Sequential:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.ReLU(), torch.jit.script(part), nn.Tanh())
+
+
+def test_modules_of_torchscript_are_left_out_or_refused_by_name() -> None:
+    model = with_a_script(nn.Linear(2, 2))
+    with Recorder(model, inputs=True, gradients=True) as recorder:
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert [name for name, _ in recorder] == ["", "0", "2"]
+    assert recorder["0"].grad_outputs[0].shape == recorder["2"].grad_inputs[0].shape == (1, 2)
+    for which in ("1", model[1], torch.jit.ScriptModule, ["0", "1"]):
+        with pytest.raises(LayerError, match="layer '1' is TorchScript, whose modules take no hooks; record the"):
+            select(model, which)
+
+
+def test_a_record_is_found_by_its_module_too() -> None:
+    model = stages()
+    recorder = Recorder(model, nn.Conv2d)
+    assert recorder[model.layer2.conv1] is recorder["layer2.conv1"]
+    with pytest.raises(LayerError, match="layer 'layer2' is not recorded"):
+        recorder[model.layer2]
+    with pytest.raises(LayerError, match="this ReLU is not a module of the model"):
+        recorder[nn.ReLU()]
 
 
 def test_a_record_that_is_not_there_is_named_with_near_ones() -> None:

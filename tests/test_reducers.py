@@ -27,8 +27,10 @@ def images() -> Tensor:
 SPLITS = [[10], [1] * 10, [3, 7], [4, 0, 6]]
 
 
+@pytest.mark.parametrize("large", [1, 10**9])
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_mean_is_that_of_all_images(split, images) -> None:
+def test_a_mean_is_that_of_all_images(split, large, images, monkeypatch) -> None:
+    monkeypatch.setattr("camtool.recorder.reducers._LARGE", large)
     batches = list(images.split(split))
     torch.testing.assert_close(reduced(Mean(), batches), images.double().mean(0).float(), rtol=1e-7, atol=0)
     channels = reduced(Mean(per=1), batches)
@@ -168,6 +170,21 @@ def test_bins_that_cannot_be_are_refused(options, message) -> None:
         Histogram(**options)
 
 
+def test_numbers_as_far_apart_as_can_be_are_counted_whatever_came_first() -> None:
+    histogram = Histogram(4)
+    reduced(histogram, [torch.tensor([value], dtype=torch.float64) for value in (5e-324, 1e-300, 1.7e308, -1.7e308)])
+    assert (histogram.result().counts.tolist(), histogram.result().missed) == ([1, 0, 2, 1], 0)
+
+
+def test_complex_numbers_have_a_mean_but_no_order() -> None:
+    batches = [torch.tensor([[1 + 2j]]), torch.tensor([[3 - 4j]])]
+    assert reduced(Mean(), batches).tolist() == reduced(Mean(per=1), batches).tolist() == [2 - 1j]
+    assert reduced(Mean(), batches).dtype == torch.complex64
+    for reducer in (Max(), Histogram()):
+        with pytest.raises(CamtoolError, match=f"{type(reducer).__name__}: a tensor of complex numbers came"):
+            reducer.update(batches[0])
+
+
 def test_channels_must_stay_as_many() -> None:
     with pytest.raises(CamtoolError, match=r"Histogram: a tensor came that gives \(3, 4\) values"):
         reduced(Histogram(4, (0, 1), per=1), [torch.rand(1, 2), torch.rand(1, 3)])
@@ -188,7 +205,9 @@ def test_nothing_that_is_reduced_keeps_a_graph(reducer, images) -> None:
     assert not reduced(reducer(), [images.requires_grad_()]).requires_grad
 
 
-def test_a_mean_is_the_same_to_the_last_bit_however_images_are_put_into_batches(images) -> None:
+@pytest.mark.parametrize("large", [1, 10**9])
+def test_a_mean_is_the_same_to_the_last_bit_however_images_are_put_into_batches(large, images, monkeypatch) -> None:
+    monkeypatch.setattr("camtool.recorder.reducers._LARGE", large)
     means = [reduced(Mean(), list(images.split(split))) for split in SPLITS]
     assert all(torch.equal(mean, means[0]) for mean in means)
 

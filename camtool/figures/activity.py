@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from camtool import hooks, targets
+from camtool import structures, targets
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.figures.panels import Panel, limits_of, page
 from camtool.figures.paper import SCALES, Scale, Width, check_choice, check_count, in_inches
 from camtool.figures.signs import sides
-from camtool.hooks import Call, module_named, observe, trace
+from camtool.hooks import Call, observe, trace
 from camtool.inputs import Inputs
 from camtool.layers import Layer, Layout, resolve
 from camtool.models import Loaded, Transform, labels_for
+from camtool.modules import module_named
 from camtool.pictures import Batch, Preparer, Source
 from camtool.recorder import Which, select
 
@@ -220,7 +221,7 @@ def _is_convolution(name: str, module: nn.Module) -> bool:
 
 
 def _read(
-    model: nn.Module, inputs: hooks.Inputs, names: Sequence[str], calls: Sequence[Call], exact: Any
+    model: nn.Module, inputs: structures.Inputs, names: Sequence[str], calls: Sequence[Call], exact: Any
 ) -> list[Layer]:
     """How what the layers returned is read.
 

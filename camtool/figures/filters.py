@@ -13,8 +13,8 @@ from camtool.figures.activity import CONVOLUTIONS
 from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_high, page, room_for_scale
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
 from camtool.figures.signs import MINUS, short, sides
-from camtool.hooks import module_named, modules_by_name, name_of
 from camtool.models import Loaded
+from camtool.modules import module_named, modules_by_name, name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

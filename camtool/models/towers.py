@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ModelError
-from camtool.hooks import left_as_found, map_tensors
+from camtool.guards import left_as_found
+from camtool.structures import map_tensors
 
 __all__ = ["ImageTower", "TextTower", "Tokenizer", "has_two_towers", "image_tower"]
 

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from camtool.errors import TargetError
-from camtool.hooks import preparation_of
 from camtool.models.base import Transform
 from camtool.models.hugging_face import hugging_face_labels, hugging_face_transform, is_of_hugging_face
 from camtool.models.open_clip_zoo import open_clip_transform
 from camtool.models.timm_zoo import is_of_timm, timm_labels, timm_transform
 from camtool.models.torchvision_zoo import detection_transform, imagenet_labels, segmentation_transform
+from camtool.modules import preparation_of
 
 __all__ = ["labels_for", "own_transform", "usual_labels", "usual_size"]
 

@@ -7,9 +7,10 @@ tensor later on, by a ReLU in place say, does not change the record; on a CPU th
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,23 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, LayerError, near
-from camtool.hooks import (
-    Inputs,
-    call,
-    forward_hook,
-    forward_pre_hook,
-    gradient_hook,
-    main_tensor,
-    map_tensors,
-    module_named,
-    modules_by_name,
-    name_of,
-    tensors_in,
-    with_main_tensor,
-)
+from camtool.hooks import call, forward_hook, forward_pre_hook, gradient_hook
+from camtool.modules import module_named, modules_by_name, name_of
 from camtool.recorder.backward import SentBack
 from camtool.recorder.edits import Edit
 from camtool.recorder.records import Call, Entry, Keep, Keeping, Record
+from camtool.structures import Inputs, main_tensor, map_tensors, tensors_in, with_main_tensor
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -86,7 +76,8 @@ class Recorder:
         ([[0.0, 0.0]], [[2.0, 2.0]])
 
     Only the thread that entered the block is recorded, and only what happens in the block: forwards, and backward
-    passes. A part that torch runs again in the backward pass, a checkpointed one, is recorded again.
+    passes. A part that torch runs again in the backward pass, a checkpointed one, is recorded again. Modules of
+    TorchScript take no hooks, and are left out.
 
     Args:
         model: Any module.
@@ -98,7 +89,8 @@ class Recorder:
         keep: What is kept of several forwards: ``"all"``; the ``"last"``; all in one tensor, joined along the first
             dimension, ``"concat"``; or what a reducer makes of them one by one, so that memory does not grow:
             ``"mean"``, ``"max"`` and ``"histogram"``, :class:`Mean`, :class:`Max` and :class:`Histogram` with options
-            of their own, any object with their two methods, or a function of what there is so far and one more tensor.
+            of their own, any object with their two methods, or a function of what there is so far, ``None`` at first,
+            and one more tensor.
         edit: By layer, what is done to its output. Layers are named as above, and need not be recorded.
         edit_inputs: By layer, what is done to its input.
         edit_gradients: By layer, what is done to the gradient at its output.
@@ -140,11 +132,12 @@ class Recorder:
         self._edits_of_gradients = _by_name(model, edit_gradients, "edit_gradients")
         self._stop_after_last = stop_after_last
         self._awaited: set[str] | None = None
-        self._entered, self._has_warned = 0, False
+        self._entered, self._owner, self._has_warned = 0, 0, False
         self._forward, self._running = 0, False
         self._switch = _Switch()
         self._stack = ExitStack()
         self._taps: list[_Tap] = []
+        self._leaf_hooks: MutableSet[_LeafHook] = set()
         self._not_arising: frozenset[int | None] = frozenset()
         self._given: frozenset[int | None] = frozenset()
 
@@ -182,7 +175,10 @@ class Recorder:
         return output
 
     def __enter__(self) -> Self:
+        if self._entered and self._owner != threading.get_ident():
+            raise CamtoolError("another thread is in this recorder's block; give each thread a Recorder of its own.")
         if not self._entered:
+            self._owner = threading.get_ident()
             self._register()
         self._entered += 1
         return self
@@ -194,10 +190,11 @@ class Recorder:
         if error is None:
             self._warn_of_several_calls()
 
-    def __getitem__(self, layer: str) -> Record:
-        if layer not in self._records:
-            raise LayerError(f"layer {layer!r} is not recorded.{near(layer, self._records)}")
-        return self._records[layer]
+    def __getitem__(self, layer: str | nn.Module) -> Record:
+        name = name_of(self._model, layer) if isinstance(layer, nn.Module) else layer
+        if name not in self._records:
+            raise LayerError(f"layer {name!r} is not recorded.{near(name, self._records)}")
+        return self._records[name]
 
     def __contains__(self, layer: object) -> bool:
         return layer in self._records
@@ -221,12 +218,13 @@ class Recorder:
 
     def _register(self) -> None:
         self._taps.clear()
+        self._leaf_hooks = weakref.WeakSet()
         with ExitStack() as stack:  # all hooks or, should one fail to register, none
             enter = stack.enter_context
             enter(forward_pre_hook(self._model, self._begin_forward))
-            for name, edit in self._edits_of_inputs:
-                enter(forward_pre_hook(self._at(name), partial(_edit_inputs, name, edit)))
-            # Edits go ahead of all other hooks on the output; the last one to say so comes first.
+            # Edits go ahead of all other hooks, other recorders' too; the last one to say so comes first.
+            for name, edit in reversed(self._edits_of_inputs):
+                enter(forward_pre_hook(self._at(name), partial(_edit_inputs, name, edit), first=True))
             for name, edit in reversed(self._edits_of_gradients):
                 enter(forward_hook(self._at(name), partial(self._edit_gradient, name, edit), first=True))
             for name, edit in reversed(self._edits):
@@ -247,6 +245,9 @@ class Recorder:
         if not self._entered:
             self._switch.on = self._running = False
             self._taps.clear()
+            for hook in list(self._leaf_hooks):
+                hook.remove()
+            self._leaf_hooks = set()
             self._stack.close()
 
     def _at(self, name: str) -> nn.Module:
@@ -305,7 +306,7 @@ class Recorder:
         if self._gradients:
             self._await_gradients(tap.record.entry(call, "grad_outputs", output, len(tensors)), tensors)
         if sent is not None:
-            sent.returned(tensors, self._on_gradient)
+            sent.returned(tensors, self._on_gradient_of_output)
         if self._awaited is not None:
             self._end_early(self._awaited, tap.record.name, module)
         return map_tensors(output, Tensor.clone) if self._keeping.graph and self._outputs else None
@@ -317,8 +318,11 @@ class Recorder:
 
     def _keep(self, record: Record, call: Call, kind: str, structure: Any, tensors: list[Tensor]) -> None:
         entry = record.entry(call, kind, structure, len(tensors))
-        for place, tensor in enumerate(tensors):
-            self._keeping.put(entry, place, tensor, self._as_it_is_now)
+        try:
+            for place, tensor in enumerate(tensors):
+                self._keeping.put(entry, place, tensor, self._as_it_is_now)
+        except CamtoolError as error:  # a reducer's, which does not know whose tensors it gets
+            raise LayerError(f"layer {record.name!r}, {kind}: {error}") from error
 
     def _as_it_is_now(self, tensor: Tensor) -> Tensor:
         """The tensor as it is: what is written to it later is not seen."""
@@ -334,7 +338,7 @@ class Recorder:
         keep = self._keeper(entry)
         for place, tensor in enumerate(tensors):
             if tensor.requires_grad:
-                self._on_gradient(tensor, partial(keep, place))
+                self._on_gradient_of_output(tensor, partial(keep, place))
 
     def _keeper(self, entry: Entry) -> Callable[[int, Tensor], None]:
         # What is on a graph holds neither the record nor the recorder, which may themselves hold the graph.
@@ -347,20 +351,40 @@ class Recorder:
 
         return keep
 
-    def _edit_gradient(self, name: str, edit: Edit, _: nn.Module, output: Any) -> None:
+    def _edit_gradient(self, name: str, edit: Edit, _: nn.Module, output: Any) -> Any:
         switch = self._switch
 
         def change(gradient: Tensor) -> Tensor | None:
-            return _edited(gradient, edit, f"edit_gradients of layer {name!r}") if switch.on else None
+            return _edited_gradient(gradient, edit, f"edit_gradients of layer {name!r}") if switch.on else None
 
         tensor = _main_tensor_of(name, output)
-        if tensor.requires_grad:
-            self._on_gradient(tensor, change)
+        if not tensor.requires_grad or torch.is_inference_mode_enabled():
+            return None
+        with torch.enable_grad():
+            own = tensor.clone()  # of what the layer returned, others may hold the very tensor: its input, a parameter
+        gradient_hook(own, change)
+        return with_main_tensor(output, own)
 
-    def _on_gradient(self, tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> None:
-        remove = gradient_hook(tensor, see)
+    def _on_gradient_of_output(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
+        self._on_gradient(tensor, self._until_the_next_forward(see) if tensor.is_leaf else see)
+
+    def _until_the_next_forward(self, see: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """For leaves that a layer hands on, a parameter say: they get later forwards' gradients too."""
+        heard: int | None = None
+
+        def see_at_first(gradient: Tensor) -> None:
+            nonlocal heard
+            heard = self._forward if heard is None else heard
+            if heard == self._forward:
+                see(gradient)
+
+        return see_at_first
+
+    def _on_gradient(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
         if tensor.is_leaf:
-            self._stack.callback(remove)
+            self._leaf_hooks.add(_LeafHook(tensor, see))
+        else:
+            gradient_hook(tensor, see)
 
 
 # -------------------------------------------------------------------------------------------------------- particulars
@@ -379,6 +403,17 @@ class _Tap:
 
     record: Record
     running: list[tuple[Call, SentBack | None]] = field(default_factory=list)
+
+
+class _LeafHook:
+    """A hook on a leaf, which alone holds it: so it goes with the leaf, where nobody removes it before."""
+
+    def __init__(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
+        self._see = see
+        self.remove = gradient_hook(tensor, self)
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._see(gradient)
 
 
 class _EndedEarly(BaseException):
@@ -400,16 +435,19 @@ def _storage(tensor: Tensor) -> int | None:
     """What tensors have in common that share their memory; ``None`` for those that do not show it, as vmap's."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # the latter where a lazy module's parameter has no memory yet
         return None
 
 
 def _copied_on_write(tensor: Tensor) -> Tensor:
     """A copy that takes neither time nor memory until one of the two is written to.
 
-    Not on a GPU, where what is copied on write does not tell on which streams it is in use.
+    Not on a GPU, where what is copied on write does not tell on which streams it is in use; and not of a small part of
+    a tensor, a transformer's class token say, as all of that would stay in memory.
     """
-    return _lazy_clone(tensor) if tensor.is_cpu and type(tensor) is Tensor else tensor.clone()
+    if not tensor.is_cpu or type(tensor) is not Tensor or tensor.is_nested:
+        return tensor.clone()
+    return _lazy_clone(tensor) if tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes else tensor.clone()
 
 
 _lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
@@ -444,6 +482,16 @@ def _edited(tensor: Tensor, edit: Edit, what: str) -> Tensor:
     return edited
 
 
+def _edited_gradient(gradient: Tensor, edit: Edit, what: str) -> Tensor:
+    edited = _edited(gradient, edit, what)
+    if edited.shape != gradient.shape:
+        raise CamtoolError(
+            f"{what}: it returned a tensor of shape {tuple(edited.shape)} for a gradient of shape "
+            f"{tuple(gradient.shape)}; the shape must stay."
+        )
+    return edited
+
+
 def _by_name(model: nn.Module, edits: Edits | None, argument: str) -> list[tuple[str, Edit]]:
     for edit in (edits or {}).values():
         if not callable(edit):
@@ -471,21 +519,28 @@ def select(model: nn.Module, which: Which | None) -> list[str]:
         LayerError: A name is unknown, or nothing matches; the message suggests near names.
     """
     if which is None:
-        return list(modules_by_name(model))
+        return _taking_hooks(model, list(modules_by_name(model)))
     if isinstance(which, Sequence) and not isinstance(which, (str, nn.Module)):
         return list(dict.fromkeys(name for each in which for name in _matching(model, each)))
     return _matching(model, which)
 
 
 def _matching(model: nn.Module, which: Any) -> list[str]:
-    if isinstance(which, nn.Module):
-        return [name_of(model, which)]
-    if isinstance(which, str) and not set(which) & set("*?["):
-        module_named(model, which)
-        return [which]
+    if isinstance(which, nn.Module) or (isinstance(which, str) and not set(which) & set("*?[")):
+        return _taking_hooks(model, [name_of(model, which)])
     found, nothing = _searched(model, which)
     if not found:
         raise LayerError(nothing)
+    return _taking_hooks(model, found)
+
+
+def _taking_hooks(model: nn.Module, names: list[str]) -> list[str]:
+    found = [name for name in names if not isinstance(module_named(model, name), torch.jit.ScriptModule)]
+    if not found:
+        raise LayerError(
+            f"layer {names[0]!r} is TorchScript, whose modules take no hooks; record the layers around it, or the "
+            f"model that it was made of."
+        )
     return found
 
 

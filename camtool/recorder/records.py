@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from camtool.errors import CamtoolError, LayerError, near
-from camtool.hooks import map_tensors
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
+from camtool.structures import map_tensors
 
 __all__ = ["Call", "Entry", "Keep", "Keeping", "Record"]
 
@@ -181,14 +181,15 @@ class Record:
         return self._entries("grad_outputs")
 
     def __repr__(self) -> str:
-        kinds = "".join(f", {kind}={len(self._entries(kind))}" for kind in self._kinds)
+        entries = self.most_calls if self._keeping.how == "concat" else len(self._seen)
+        kinds = "".join(f", {kind}={entries}" for kind in self._kinds)
         return f"Record({self.name!r}, calls={self.calls}, shape={self.shape}{kinds})"
 
     def see(self, output: Sequence[Tensor]) -> None:
         """Note the shape of the layer's output, which has these tensors in it."""
         for tensor in output:
             if tensor.is_floating_point():
-                self.shape = tuple(tensor.shape)
+                self.shape = _shape_of(tensor)
                 break
 
     def begin(self, forward: int) -> Call:
@@ -257,3 +258,10 @@ class Record:
             f"layer {self.name!r}: its {kind} do not have the same shape in each forward, so they cannot be "
             f"concatenated; use keep='all'."
         )
+
+
+def _shape_of(tensor: Tensor) -> tuple[int, ...] | None:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:  # nested tensors have none
+        return None

@@ -18,8 +18,11 @@ from camtool.errors import CamtoolError
 
 __all__ = ["Counts", "Fold", "Histogram", "Max", "Mean", "Reducer"]
 
-_AT_ONCE = 2**17
-"""How many numbers are sorted into bins at once: few enough for a processor's cache."""
+_AT_ONCE, _AT_ONCE_ON_A_GPU = 2**17, 2**22
+"""How many numbers are sorted into bins at once: few enough for a processor's cache, or for a small part of a GPU."""
+
+_LARGE = 2**15
+"""How many numbers an image has that is better added by itself: a batch of them is too large for such a cache."""
 
 
 @runtime_checkable
@@ -92,9 +95,10 @@ class Max:
         """Take one more tensor.
 
         Raises:
-            CamtoolError: Its shape does not go with that of those before, or it has no dimension ``per``.
+            CamtoolError: Its shape does not go with that of those before, it has no dimension ``per``, or its numbers
+                are complex.
         """
-        values, known = _images(tensor), self._most
+        values, known = _images(_ordered(tensor, "Max")), self._most
         if values.numel():
             most = values.amax(_all_but(self._per, values))
             self._most = most if known is None else torch.maximum(known, _same_shape(most, known, "Max"))
@@ -149,9 +153,8 @@ class Histogram:
     """
 
     def __init__(self, bins: int = 64, range: tuple[float, float] | None = None, per: int | None = None) -> None:  # noqa: A002
-        if bins < (
-            fewest := 4 if range is None else 1
-        ):  # two on either side of zero hold the largest numbers there are
+        fewest = 4 if range is None else 1  # two on either side of zero hold the largest numbers there are
+        if bins < fewest:
             raise CamtoolError(f"Histogram: bins is {bins}; it must be {fewest} or more.")
         if range is not None and not -math.inf < range[0] < range[1] < math.inf:
             raise CamtoolError(f"Histogram: range is {range}; it must go from a finite number to a larger one.")
@@ -164,11 +167,12 @@ class Histogram:
         """Take one more tensor.
 
         Raises:
-            CamtoolError: It has another number of channels than those before, or no dimension ``per``.
+            CamtoolError: It has another number of channels than those before, no dimension ``per``, or its numbers are
+                complex.
         """
         if not tensor.numel():
             return
-        values, known = _grouped(tensor.detach(), self._per), self._counts
+        values, known = _grouped(_ordered(tensor, "Histogram").detach(), self._per), self._counts
         if self._scale is not None and (span := _span(values)):
             known = self._scale.stretch(*span, known)
             self._edges = self._scale.edges
@@ -229,12 +233,12 @@ class _Scale:
         self._low, self._high = min(low, self._low), max(high, self._high)
         largest = max(abs(self._low), abs(self._high))
         exponent = math.frexp(largest)[1] if largest else -60
-        self._width = self._width or 2.0 ** max(exponent - 40, -1000)  # narrower than anyone needs: it only ever grows
+        self._width = max(before, 2.0 ** max(exponent - 40, -1000))  # narrower than anyone needs: it only ever grows
         while self.used > self._bins:
             self._width *= 2
         if counts is None:
             return None
-        merged = int(self._width / before)
+        merged = 2 ** (math.frexp(self._width)[1] - math.frexp(before)[1])
         places = [min(number // merged - self._first, self._bins - 1) for number in numbers]  # those beyond are empty
         return torch.zeros_like(counts).index_add_(1, torch.tensor(places, device=counts.device), counts)
 
@@ -280,20 +284,27 @@ def _all_but(per: int | None, tensor: Tensor) -> tuple[int, ...]:
 
 
 def _sums(values: Tensor, per: int | None) -> Iterable[Tensor]:
-    """Tensors that come to the sum: images one by one where that is several times as fast, on a CPU."""
+    """Tensors that come to the sum: large images one by one, as that is several times as fast, on a CPU."""
     over, precise = _all_but(per, values), _precise(values)
-    if not values.is_cpu or 0 not in over:
+    if not values.is_cpu or 0 not in over or values.numel() < _LARGE * len(values):
         return [values.sum(over, dtype=precise)]
     return values if per is None else [image.sum(over, dtype=precise) for image in values.split(1)]
 
 
 def _precise(values: Tensor) -> torch.dtype:
-    return torch.float32 if values.device.type == "mps" else torch.float64
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    return dtype.to_complex() if values.is_complex() else dtype
 
 
 @torch.inference_mode(False)  # so that they can be added to both there and elsewhere
 def _zeros(like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=_precise(like))
+
+
+def _ordered(tensor: Tensor, reducer: str) -> Tensor:
+    if tensor.is_complex():
+        raise CamtoolError(f"{reducer}: a tensor of complex numbers came, which have no order; leave its layer out.")
+    return tensor
 
 
 def _same_shape(new: Tensor, known: Tensor, reducer: str) -> Tensor:
@@ -327,7 +338,7 @@ def _counted(values: Tensor, bins: int, places: Callable[[Tensor], Tensor]) -> T
     groups, all_bins = len(values), bins + 2  # one on either side for what is missed
     counts = torch.zeros(groups * all_bins, dtype=torch.int64, device=values.device)
     starts = torch.arange(groups, device=values.device)[:, None] * all_bins + 1
-    for part in values.split(max(1, _AT_ONCE // groups), 1):
+    for part in values.split(max(1, (_AT_ONCE if values.is_cpu else _AT_ONCE_ON_A_GPU) // groups), 1):
         place = places(part.to(torch.float64)).clamp_(-1, bins)
         counts += torch.bincount((place + starts).flatten(), minlength=groups * all_bins)
     return counts.reshape(groups, all_bins)[:, 1:-1]

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.errors import CamtoolError
-from camtool.hooks import Inputs, call, observe, trace
+from camtool.hooks import call, observe, trace
 from camtool.layers import Layer, Layout, resolve, survey
 from camtool.outputs import answers, image_of, query_count
+from camtool.structures import Inputs
 from tests.zoo.catalogue import UNTOLD, Entry, picture
 
 __all__ = ["Verdict", "accepts", "check", "depth", "faults_of_layer", "faults_of_maps", "follows_the_picture", "hold"]
