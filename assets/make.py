@@ -50,7 +50,7 @@ def _figures() -> dict[str, Any]:
         "layers": camtool.figures.layers_sweep(demo, scenes[1], ["stem.0", "stem.1", "features.0", "features"]),
         "classes": camtool.figures.classes_grid(demo, scenes[3], 4),
         "features": camtool.figures.feature_maps(
-            demo, scenes[0], ["stem.0", "features.2"], order="strongest", scale="each"
+            demo, scenes[0], ["stem.0", "features.2"], 8, order="strongest", scale="each"
         ),
         "kernels": camtool.figures.kernels(demo, filters=24),
     }

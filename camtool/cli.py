@@ -517,6 +517,7 @@ def _picture_size(text: str) -> tuple[int, int]:
 ModelOption = Annotated[str, typer.Option(help=_NAMES)]
 FolderOption = Annotated[Path, typer.Option("--out", "--output", help="The folder for the figures.")]
 PaperOption = Annotated[Paper, typer.Option(help="How figures are written.")]
+WidthOption = Annotated[str, typer.Option(help="Of a 'single' or a 'double' column, or inches.")]
 ScaleOption = Annotated[Scale, typer.Option(help="One scale for all, or one for each.")]
 
 
@@ -534,6 +535,7 @@ def draw_features(
     target: Annotated[str | None, typer.Option(help="The class, by index or name; by default the likeliest.")] = None,
     scale: ScaleOption = Scale.shared,
     one_page: Annotated[bool, typer.Option("--one-page", help="All layers in one figure.")] = False,
+    width: WidthOption = "double",
     out: FolderOption = Path("figures"),
     format: PaperOption = Paper.png,  # noqa: A002
 ) -> None:
@@ -543,9 +545,9 @@ def draw_features(
 
     canvas()  # should matplotlib be missing, that is told before anything is loaded
     loaded = _loaded(model, weights, None, "auto")
-    names = [name.strip() for each in layers for name in each.split(",") if name.strip()]
+    names = _names(layers)
     want = None if target is None else _wants([target])[0]
-    asked: dict[str, Any] = {"target_class": want, "scale": scale.value}
+    asked: dict[str, Any] = {"target_class": want, "scale": scale.value, "width": _width(width)}
     with _err.status("Drawing ..."):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, channels, order.value, **asked)
@@ -564,11 +566,17 @@ def draw_kernels(
     model: ModelOption = "resnet50",
     weights: Weights = None,
     layer: Annotated[
-        list[str] | None, typer.Option(help="By default the first convolution. Repeat it for several.")
+        list[str] | None,
+        typer.Option(
+            "--layer",
+            "--layers",
+            help="'conv' for all, names, patterns; by commas or repeated. By default the first convolution.",
+        ),
     ] = None,
     filters: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
     inputs: Annotated[int, typer.Option(min=1, help="Of how many input channels, at most.")] = 16,
     scale: ScaleOption = Scale.shared,
+    width: WidthOption = "double",
     out: FolderOption = Path("figures"),
     format: PaperOption = Paper.png,  # noqa: A002
 ) -> None:
@@ -578,13 +586,22 @@ def draw_kernels(
 
     canvas()  # should matplotlib be missing, that is told before anything is loaded
     loaded = _loaded(model, weights, None, "auto")
-    names: list[str | None] = [*layer] if layer else [None]
-    drawn = []
-    for name in names:
-        figure = figures.kernels(loaded, name, filters=filters, inputs=inputs, scale=scale.value)
-        stem = "kernels" if name is None else f"kernels-{_file_name(name)}"
-        drawn.append(figures.save(figure, out / f"{stem}.{format.value}"))
+    how: dict[str, Any] = {"filters": filters, "inputs": inputs, "scale": scale.value, "width": _width(width)}
+    if layer:
+        pages = figures.kernel_pages(loaded, _names(layer), **how)
+        drawn = [figures.save(figure, out / f"kernels-{_file_name(name)}.{format.value}") for name, figure in pages]
+    else:
+        drawn = [figures.save(figures.kernels(loaded, **how), out / f"kernels.{format.value}")]
     _tell_drawn(drawn, out)
+
+
+def _names(layers: list[str]) -> list[str]:
+    return [name.strip() for each in layers for name in each.split(",") if name.strip()]
+
+
+def _width(text: str) -> float | str:
+    """Inches, or the name of a width."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
 
 
 def _file_name(layer: str) -> str:

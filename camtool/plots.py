@@ -25,7 +25,7 @@ __all__ = ["Finish", "Tile", "blended", "faded_lines", "lines", "multiplied", "s
 
 _PAPER, _PANEL = (255, 255, 255), (247, 248, 250)
 _INK, _QUIET, _RULE = (28, 30, 34), (112, 116, 124), (222, 225, 230)
-_TEXT, _SMALL = 18, 15  # heights of letters, in pixels
+_TEXT, _SMALL = 19, 17  # heights of letters, in pixels: 8 to 9 pt where a page is as wide as two columns of a paper
 _SUBPIXEL_BITS = 4
 
 

@@ -101,12 +101,18 @@ def scenes(count: int) -> list[np.ndarray]:
 
 
 def pictures(figure: Any) -> list[Any]:
-    """The axes that hold a picture or a line, in the order in which they were drawn."""
-    return [axes for axes in figure.axes if axes.images or (axes.lines and not axes.collections)]
+    """The axes that hold pictures or a line, in the order in which they were drawn."""
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def bars(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
 
 
 def titles(figure: Any) -> list[str]:
-    return [axes.get_title() for axes in pictures(figure)]
+    """What stands above each picture: alone in its axes, or one of many."""
+    above = ([text.get_text() for text in axes.texts] or [axes.get_title()] for axes in pictures(figure))
+    return [title for some in above for title in some]
 
 
 def words(figure: Any) -> list[Any]:
@@ -143,6 +149,9 @@ def drawn() -> dict[str, Callable[[], Any]]:
         "twelve methods": lambda: figures.methods_grid(
             named, images, {f"method {i}": "gradcam" for i in range(12)}, target_class=0
         ),
+        "methods of a low photo": lambda: figures.methods_grid(
+            camtool.Loaded(net, labels=["strainer"] * 4), torch.rand(1, 3, 8, 48), ["gradcam", "layercam"], width=2.5
+        ),
         "layers": lambda: figures.layers_sweep(net, images, {DEEP: "block", "first": "first"}),
         "classes": lambda: figures.classes_grid(named, images, 4, width=5.5),
         "feature maps": lambda: figures.feature_maps(net, three),
@@ -158,11 +167,13 @@ def drawn() -> dict[str, Callable[[], Any]]:
         "kernels of one channel": lambda: figures.kernels(nn.Conv2d(12, 12, 3, groups=12), scale="each"),
         "kernels in a table": lambda: figures.kernels(nn.Conv2d(40, 24, 3)),
         "kernels of one pixel": lambda: figures.kernels(nn.Conv2d(70, 9, 1), inputs=64, width="single"),
+        "kernels of one filter": lambda: figures.kernels(nn.Conv2d(900, 1, 1), inputs=900, width="single"),
         "kernels of signals": lambda: figures.kernels(nn.Conv1d(1, 9, 15), width="single"),
     }
 
 
 QUICK = ("gallery with long names", "comparison", "layers", "feature maps, flat", "lines", "kernels of one pixel")
+QUICK += ("methods of a low photo", "kernels of one filter")
 KINDS = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in drawn()]
 
 
@@ -180,18 +191,37 @@ def test_words_can_be_read_and_nothing_lies_on_anything(kind):
         assert 8 <= text.get_fontsize() <= 9, text
         assert figure.bbox.x0 - 1 <= box.x0 <= box.x1 <= figure.bbox.x1 + 1, text
         assert figure.bbox.y0 - 1 <= box.y0 <= box.y1 <= figure.bbox.y1 + 1, text
-    panels = [(axes, axes.get_window_extent()) for axes in figure.axes]
-    for axes, box in panels:
-        assert figure.bbox.x0 - 1 <= box.x0 < box.x1 <= figure.bbox.x1 + 1, axes
-        assert figure.bbox.y0 - 1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1, axes
-        assert box.width > 0.07 * figure.dpi, axes
-        if axes.images and axes.images[0].get_array().ndim == 3:  # a picture, not numbers
-            rows, columns = axes.images[0].get_array().shape[:2]
+    shown = [thing for axes in figure.axes for thing in (axes.images or [axes])]
+    panels = [(thing, thing.get_window_extent()) for thing in shown]
+    for thing, box in panels:
+        assert figure.bbox.x0 - 1 <= box.x0 < box.x1 <= figure.bbox.x1 + 1, thing
+        assert figure.bbox.y0 - 1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1, thing
+        assert box.width > 0.07 * figure.dpi, thing
+        if thing in images(figure) and thing.get_array().ndim == 3:  # a picture, not numbers
+            rows, columns = thing.get_array().shape[:2]
             assert_allclose(box.height / box.width, rows / columns, rtol=0.03)
     for (one, its), (other, others) in combinations([*texts, *panels], 2):
         across = min(its.x1, others.x1) - max(its.x0, others.x0)
         down = min(its.y1, others.y1) - max(its.y0, others.y0)
         assert not (across > 1 and down > 1), (one, other)
+
+
+@pytest.mark.parametrize("dpi", [72, 150, 300])
+def test_words_are_as_wide_in_a_file_as_they_were_measured(dpi):
+    figure = figures.canvas.blank(4, 0.5)
+    figures.canvas.write_at(figure, 0, 0.3, "encoder.illimitable_tail", 9)
+    with Image.open(BytesIO(png(figure, dpi))) as image:
+        ink = np.flatnonzero(np.asarray(image.convert("L")).min(0) < 200)
+    assert abs((ink.max() + 1) / dpi - figures.canvas.text_width("encoder.illimitable_tail", 9)) < 0.02
+
+
+def test_signals_are_shown_so_wide_that_their_words_can_be_read():
+    view = Signal(np.sin(np.arange(40, dtype=np.float32))[None])
+    shown = Explanation(np.arange(5, dtype=np.float32), view, "beat", 0, 0.0, 0.5, "gradcam", "0")
+    for figure in (figures.gallery(shown), figures.gallery([shown] * 2), figures.comparison([shown])):
+        assert [axes.get_position().width * figure.get_figwidth() for axes in pictures(figure)] == pytest.approx(
+            [6.75] * len(pictures(figure))
+        )
 
 
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.25), ("double", 6.75), (5, 5.0)])
@@ -371,20 +401,23 @@ def test_an_image_and_a_batch_are_taken_as_explain_takes_them(net):
 # ------------------------------------------------------------------------------------------------- feature maps
 
 
+def images(figure: Any) -> list[Any]:
+    return [image for axes in pictures(figure) for image in axes.images]
+
+
 def arrays(figure: Any) -> list[np.ndarray]:
-    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
+    return [np.asarray(image.get_array()) for image in images(figure)]
 
 
 def test_feature_maps_are_what_the_layer_returned_on_one_scale(net):
     x = torch.rand(1, 3, 8, 12)
     figure = figures.feature_maps(net, x, "first", 4)
     assert_allclose(np.stack(arrays(figure)), net.first(x)[0, :4].detach().numpy())
-    images = [axes.images[0] for axes in figure.axes if axes.images]
     low, high = net.first(x)[0, :4].detach().aminmax()
-    assert {image.get_clim() for image in images} == {(float(low), float(high))}
+    assert {image.get_clim() for image in [*images(figure), bars(figure)[0].images[0]]} == {(float(low), float(high))}
     assert titles(figure) == ["0", "1", "2", "3"]
     assert [text.get_text() for text in figure.texts] == ["first", f"6 {TIMES} 8 {TIMES} 12"]
-    assert len(figure.axes) == 4 + 1
+    assert len(figure.axes) == 1 + 1
 
 
 def test_all_convolutions_that_run_are_drawn_in_the_order_in_which_they_run(net):
@@ -421,6 +454,15 @@ def test_each_channel_may_have_its_own_scale(net):
     extremes = [(plane.min(), plane.max()) for plane in arrays(figure)]
     assert_allclose(extremes, [(0, 0) if number == 3 else (0, 1) for number in range(6)])  # the fourth is all zeros
     assert {"low", "high"} <= {text.get_text() for text in words(figure)}
+
+
+def test_a_few_maps_are_not_blown_up(net):
+    one, many = figures.feature_maps(net, torch.rand(1, 3, 8, 8), "first", 1), figures.kernels(nn.Conv2d(3, 2, 3))
+    for figure in (one, many):
+        for image in images(figure):
+            assert image.get_window_extent().width / figure.dpi == pytest.approx(2)
+    bar = bars(one)[0].get_window_extent()
+    assert bar.x0 / one.dpi == pytest.approx(2.08)  # beside the map, and not at the far end of the page
 
 
 def test_signals_are_lines_with_common_limits():
@@ -479,6 +521,20 @@ def test_numbers_that_are_not_finite_do_not_hide_the_others():
     assert png(figure)
 
 
+def test_a_channel_that_is_no_number_comes_last_and_is_told():
+    conv = nn.Conv2d(1, 3, 1, bias=False)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([torch.nan, 1.0, 2.0])[:, None, None, None])
+    x = torch.rand(1, 1, 4, 4)
+    x[0, 0, 0, 0] = torch.inf
+    figure = figures.feature_maps(conv, x, order="strongest", scale="each")
+    assert titles(figure) == ["1", "2", "0"] or titles(figure) == ["2", "1", "0"]
+    assert figure.texts[1].get_text() == f"3 {TIMES} 4 {TIMES} 4, the strongest first, 18 not finite: white"
+    assert np.nanmin(arrays(figure)[0]) == 0  # one infinite number does not hide the others
+    assert np.nanmax(np.ma.filled(arrays(figure)[0], np.nan)) == 1
+    assert png(figure)
+
+
 def test_the_model_is_left_as_it_was(net):
     net.train()
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -518,7 +574,7 @@ def test_filters_of_one_channel_are_planes_on_a_scale_around_zero():
     weight = conv.weight.detach().numpy()
     assert_allclose(np.stack(arrays(figure)), weight[:, 0])
     reach = float(np.abs(weight).max())
-    assert {axes.images[0].get_clim() for axes in figure.axes if axes.images} == {(-reach, reach)}
+    assert {image.get_clim() for image in images(figure)} == {(-reach, reach)}
 
 
 def test_deeper_filters_are_a_table_of_filters_by_input_channels():
@@ -531,6 +587,37 @@ def test_deeper_filters_are_a_table_of_filters_by_input_channels():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("input channel", "filter")
     low, high = axes.images[0].get_clim()
     assert low == -high == -conv.weight[:5, :4].detach().abs().max().item()
+
+
+@pytest.mark.parametrize("scale", ["shared", "each"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_weights_that_are_not_finite_are_white_and_told_and_hide_no_others(channels, scale):
+    conv = nn.Conv2d(channels, 2, 2, bias=False)
+    with torch.no_grad():
+        conv.weight.fill_(-1)
+        conv.weight[1, 0, 0, 0], conv.weight[1, 0, 0, 1] = torch.nan, torch.inf
+    figure = figures.kernels(conv, scale=scale)
+    assert ", 2 not finite: white" in figure.texts[1].get_text()
+    if channels == 3:
+        assert arrays(figure)[0].max() == 0
+        assert arrays(figure)[1][0, :, 0].tolist() == [255, 255]
+    else:
+        assert {image.get_clim() for image in images(figure)} == {(-1, 1)}
+        assert np.ma.masked_invalid(images(figure)[0].get_array()).min() == -1
+    assert png(figure)
+
+
+def test_words_that_find_no_room_in_a_line_go_on_in_the_next():
+    figure = figures.kernels(nn.Conv2d(3, 64, 11), width="single")
+    _, *lines = [text.get_text() for text in figure.texts]
+    assert len(lines) == 2
+    assert re.search(r"black and white ±[\d.]+$", " ".join(lines))
+
+
+@pytest.mark.parametrize(("inputs", "step"), [(16, 1), (70, 5), (320, 20)])
+def test_tiles_are_numbered_in_round_steps(inputs, step):
+    axes = figures.kernels(nn.Conv2d(inputs, 4, 1), inputs=inputs).axes[0]
+    assert [int(label.get_text()) for label in axes.get_xticklabels()] == list(range(0, inputs, step))
 
 
 def test_weak_filters_may_have_a_scale_of_their_own():
@@ -551,6 +638,13 @@ def test_transposed_filters_are_turned_to_the_channels_that_come_out(groups):
     assert_allclose(table[15:18, 3:6], last)
 
 
+def test_kernels_of_several_layers_are_a_figure_each(net):
+    assert [name for name, _ in figures.kernel_pages(net)] == ["first", "block.1", "unused"]
+    (name, figure), *rest = figures.kernel_pages(net, "block*", filters=2)
+    assert (name, rest) == ("block.1", [])
+    assert figure.texts[0].get_text() == "block.1"
+
+
 def test_the_first_convolution_is_the_default(net):
     assert figures.kernels(net).texts[0].get_text() == "first"
     assert figures.kernels(net, net.block[1]).texts[0].get_text() == "block.1"
@@ -568,6 +662,16 @@ def test_the_first_convolution_is_the_default(net):
         (lambda n: figures.gallery(found(), width="singel"), CamtoolError, "width 'singel'.* Did you mean 'single'"),
         (lambda n: figures.gallery(found(), width=0), CamtoolError, "width is 0 inches"),
         (lambda n: figures.gallery(found(), columns=0), CamtoolError, "columns is 0; give 1 or more"),
+        (
+            lambda n: figures.gallery([found()] * 99, columns=99),
+            CamtoolError,
+            "columns is 99, but 27 find room side by side; give 27 or less",
+        ),
+        (
+            lambda n: figures.feature_maps(n, torch.rand(1, 3, 8, 8), columns=99, width="single"),
+            CamtoolError,
+            r"columns is 99, but \d+ find room",
+        ),
         (lambda n: figures.gallery(found(), titles=["a", "b"]), CamtoolError, "titles has 2 entries for 1"),
         (lambda n: figures.gallery(found(), colormap="trubo"), CamtoolError, "Did you mean 'turbo'"),
         (lambda n: figures.comparison([found(), found(pixels=photo(9, 9))]), CamtoolError, "different images"),
@@ -601,6 +705,23 @@ def test_the_first_convolution_is_the_default(net):
         ),
         (lambda n: figures.kernels(n, "head"), LayerError, "'head' is a Linear, which has no filters; first, block.1"),
         (lambda n: figures.kernels(n, "frist"), LayerError, "no layer 'frist'.* Did you mean 'first'"),
+        (
+            lambda n: figures.feature_maps(n, torch.rand(1, 3, 8, 8), []),
+            LayerError,
+            "layers is empty; give one or more",
+        ),
+        (
+            lambda n: next(figures.kernel_pages(nn.Sequential(nn.ReLU()), "0")),
+            LayerError,
+            r"'0' is a ReLU, which has no filters\.",
+        ),
+        (lambda n: next(figures.kernel_pages(n, "head*")), LayerError, "none of these is a convolution"),
+        (lambda n: next(figures.kernel_pages(n, ["first", "head"])), LayerError, "'head' is a Linear"),
+        (
+            lambda n: figures.feature_maps(nn.Flatten(), torch.rand(1, 3, 8, 8)),
+            LayerError,
+            "layers='conv', but the model has no convolution; give names",
+        ),
         (lambda n: figures.kernels(nn.Linear(2, 2)), LayerError, "the model has no convolution"),
         (lambda n: figures.kernels(n, filters=0), CamtoolError, "filters is 0"),
         (
@@ -647,6 +768,11 @@ def test_no_file_holds_a_date_and_words_stay_words(tmp_path):
     with Image.open(png_) as image:
         assert image.size[0] == round(3.25 * 300)
         assert round(image.info["dpi"][0]) == 300
+
+
+def test_each_map_is_a_picture_of_its_own_in_a_pdf(net, tmp_path):
+    figure = figures.feature_maps(net, torch.rand(1, 3, 8, 8), "first")
+    assert figures.save(figure, tmp_path / "a.pdf").read_bytes().count(b"/Subtype /Image") == 6 + 1
 
 
 def test_a_figure_of_matplotlib_itself_is_saved_too(tmp_path):
@@ -822,6 +948,30 @@ def test_kernels_writes_the_layers_that_are_asked_for(command, tmp_path):
     )
     written = {file.name for file in (tmp_path / "k").iterdir()}
     assert written == {"kernels.svg", "kernels-stem.1.0.png", "kernels-features.0.0.png"}
+
+
+def test_kernels_takes_patterns_and_writes_nothing_where_one_name_is_wrong(command, tmp_path):
+    options = ("kernels", "--model", "demo", "--filters", "2", "--out", "k")
+    assert command(*options, "--layers", "stem.*,features.0.0").code == 0
+    written = {file.name for file in (tmp_path / "k").iterdir()}
+    assert written == {"kernels-stem.0.0.png", "kernels-stem.1.0.png", "kernels-features.0.0.png"}
+    said = command(*options[:-1], "other", "--layer", "stem.0.0,head")
+    assert said.code == 2
+    assert "layer 'head' is a Linear, which has no filters" in said.err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("width", "pixels"), [("single", 975), ("5.5", 1650)])
+def test_figures_of_the_command_line_have_the_width_that_is_asked_for(command, tmp_path, width, pixels):
+    assert command("kernels", "--model", "demo", "--filters", "2", "--width", width).code == 0
+    options = ("features", "photo.png", "--model", "demo", "--layers", "stem.0", "--one-page", "--width", width)
+    assert command(*options).code == 0
+    for file in (tmp_path / "figures").iterdir():
+        with Image.open(file) as image:
+            assert image.width == pixels
+    said = command("kernels", "--model", "demo", "--width", "singel")
+    assert said.code == 2
+    assert "Did you mean 'single'" in said.err
 
 
 def test_the_command_line_tells_faults_in_a_sentence(command, tmp_path):

@@ -204,7 +204,7 @@ def test_signals_of_any_length_are_drawn(length) -> None:
     view = signal(1, length)
     heat = view.heatmap(np.arange(min(length, 5), dtype=np.float32))
     assert heat.shape == (length,)
-    assert view.overlay(heat).shape == (356, 1060, 3)
+    assert view.overlay(heat).shape == (357, 1060, 3)
 
 
 def test_a_spike_and_its_heat_are_seen_in_a_long_signal() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from camtool.figures.activity import feature_maps, feature_pages
 from camtool.figures.explained import classes_grid, comparison, gallery, layers_sweep, methods_grid
-from camtool.figures.filters import kernels
+from camtool.figures.filters import kernel_pages, kernels
 from camtool.figures.paper import WIDTHS, Width, save
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "feature_maps",
     "feature_pages",
     "gallery",
+    "kernel_pages",
     "kernels",
     "layers_sweep",
     "methods_grid",

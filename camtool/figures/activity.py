@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from camtool import structures, targets
@@ -14,7 +15,7 @@ from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.figures.panels import Panel, limits_of, page
 from camtool.figures.paper import SCALES, Scale, Width, check_choice, check_count, in_inches
-from camtool.figures.signs import sides
+from camtool.figures.signs import lost, sides
 from camtool.hooks import Call, observe, trace
 from camtool.inputs import Inputs
 from camtool.layers import Layer, Layout, resolve
@@ -26,7 +27,7 @@ from camtool.recorder import Which, select
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
 
-__all__ = ["CONVOLUTIONS", "feature_maps", "feature_pages"]
+__all__ = ["CONVOLUTIONS", "feature_maps", "feature_pages", "meant"]
 
 Order: TypeAlias = Literal["first", "strongest", "class"]
 
@@ -58,6 +59,9 @@ def feature_maps(
 
     Above each grid stand the layer's name and the shape of what it returned; above each map is the channel's number,
     and beside them the scale, which all channels of a layer share. :func:`feature_pages` gives a figure a layer.
+
+    A grid is one of the figure's ``axes``, with the scale's after it: ``images`` are its maps and ``texts`` what stands
+    above them. Signals have axes each.
 
     Args:
         model: Any module, or what :func:`camtool.load` returned. It is left as it was found.
@@ -135,7 +139,9 @@ class _Choice:
         if values.ndim == 4:
             middle = values.shape[1] // 2
             shape, values = f"{shape}, slice {middle}", values[:, middle]
-        panel = Panel(name or "the model", f"{shape}{words}", values, numbers, self.colormap, limits_of(values))
+        panel = Panel(
+            name or "the model", f"{shape}{words}{lost(values)}", values, numbers, self.colormap, limits_of(values)
+        )
         if self.scale == "shared":
             return panel
         return replace(panel, values=_each_scaled(values), limits=(0.0, 1.0), ends=("low", "high"))
@@ -145,7 +151,8 @@ class _Choice:
         if self.order == "first":
             return list(range(most))
         rank = maps.abs() if gradient is None else maps * gradient
-        numbers: list[int] = rank.flatten(1).float().mean(1).argsort(descending=True, stable=True)[:most].tolist()
+        means = rank.flatten(1).float().mean(1).nan_to_num(nan=-torch.inf)  # what is no number has no rank
+        numbers: list[int] = means.argsort(descending=True, stable=True)[:most].tolist()
         return numbers
 
 
@@ -200,7 +207,7 @@ def _chosen(model: nn.Module, layers: Any, calls: Sequence[Call]) -> list[str]:
         LayerError: A name is unknown or did not run, or nothing that ran is meant.
     """
     asked = _as_list(layers)
-    names = select(model, [_is_convolution if each == "conv" else each for each in asked])
+    names = meant(model, layers)
     ran = {id(call.module): place for place, call in enumerate(calls)}
     places = {name: ran.get(id(module_named(model, name))) for name in names}
     for name in asked:
@@ -210,6 +217,20 @@ def _chosen(model: nn.Module, layers: Any, calls: Sequence[Call]) -> list[str]:
     if not found:
         raise LayerError(f"layers={layers!r}: none of these ran in this forward.")
     return [name for _, name in found]
+
+
+def meant(model: nn.Module, layers: Which) -> list[str]:
+    """The names of layers, of which ``"conv"`` means all convolutions.
+
+    Raises:
+        LayerError: A name is unknown, or nothing is meant.
+    """
+    asked = _as_list(layers)
+    if not asked:
+        raise LayerError("layers is empty; give one or more.")
+    if "conv" in asked and not any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+        raise LayerError("layers='conv', but the model has no convolution; give names, patterns or types of layers.")
+    return select(model, [_is_convolution if each == "conv" else each for each in asked])
 
 
 def _as_list(layers: Any) -> list[Any]:
@@ -261,8 +282,8 @@ def _evidence(loaded: Loaded, batch: Batch, layers: Sequence[Layer], want: Any) 
 
 
 def _each_scaled(values: Any) -> Any:
-    """Each channel from 0, its lowest value, to 1; one that is constant is 0."""
-    flat = values.reshape(len(values), -1)
-    low, high = flat.min(1), flat.max(1)
-    shape = (-1, *[1] * (values.ndim - 1))
-    return (values - low.reshape(shape)) / np.where(high > low, high - low, 1).reshape(shape)
+    """Each channel from 0, its lowest finite value, to 1; one that is constant is 0, and what is not finite is NaN."""
+    finite, within = np.isfinite(values), tuple(range(1, values.ndim))
+    low = values.min(within, keepdims=True, where=finite, initial=np.inf)
+    high = values.max(within, keepdims=True, where=finite, initial=-np.inf)
+    return (np.where(finite, values, np.nan) - low) / np.where(high > low, high - low, 1)

@@ -10,12 +10,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure as Figure  # others take it from here
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -43,9 +41,11 @@ __all__ = [
     "picture",
     "plane",
     "scale",
+    "sheet",
     "standing_bar",
     "text_width",
     "write",
+    "write_above",
     "write_at",
     "write_beside",
     "write_file",
@@ -65,6 +65,7 @@ INK, QUIET = "#1c1e22", "#70747c"
 
 _PALE, _BLUE = "#d6d8dc", "#2b5c8a"
 _HAIR = 0.5  # the width of the finest line, in points
+_PAD = 3  # between a picture and the words above it, in points
 _SCREEN_DPI = 150
 _LINE: dict[str, Any] = {"linestyle": "-", "marker": ""}
 _PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False, "fontweight": "normal"}  # $ and _ mean nothing
@@ -76,6 +77,8 @@ _SETTINGS: Any = {
     "svg.hashsalt": "camtool",
     "svg.id": None,
     "savefig.bbox": None,
+    "text.hinting": "none",  # letters as wide as they are, at any resolution: what fits here fits there
+    "image.composite_image": False,  # each picture stays one that can be moved
 }
 _UNDATED: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
@@ -123,15 +126,30 @@ def frame(figure: Figure, box: Box) -> Axes:
     return axes
 
 
-def picture(axes: Axes, pixels: NDArray[np.uint8], *, smooth: bool = True) -> None:
-    """A picture ``(H, W, 3)`` uint8 that fills the axes; where it is not smooth, each pixel is seen as a square."""
-    axes.imshow(pixels, origin="upper", aspect="equal", interpolation="antialiased" if smooth else "nearest")
+def sheet(figure: Figure, box: Box) -> Axes:
+    """Axes for many pictures, each in a box of its own: places are inches from the axes' top left.
+
+    Axes cost much more than a picture does, so a grid of pictures is one of these and not an axes each.
+    """
+    axes = frame(figure, box)
+    axes.set_xlim(0, box[2])
+    axes.set_ylim(box[3], 0)
+    return axes
 
 
-def plane(axes: Axes, values: NDArray[np.floating[Any]], limits: Limits, colormap: str) -> None:
-    """Numbers ``(h, w)`` in colours, each a rectangle of its own; what is not finite stays white."""
-    shown = np.ma.masked_invalid(values)
-    axes.imshow(shown, colormap, vmin=limits[0], vmax=limits[1], origin="upper", interpolation="nearest", aspect="auto")
+def picture(axes: Axes, pixels: NDArray[np.uint8]) -> None:
+    """A picture ``(H, W, 3)`` uint8 that fills the axes."""
+    axes.imshow(pixels, origin="upper", aspect="equal", interpolation="antialiased")
+
+
+def plane(axes: Axes, values: NDArray[Any], limits: Limits, colormap: str, box: Box | None = None) -> None:
+    """Numbers ``(h, w)`` in colours, or colours ``(h, w, 3)`` uint8 as they are, each a rectangle of its own.
+
+    They fill the axes or, on a :func:`sheet`, a box. Numbers that are not finite stay white.
+    """
+    place = None if box is None else (box[0], box[0] + box[2], box[1] + box[3], box[1])
+    style: dict[str, Any] = {"origin": "upper", "interpolation": "nearest", "aspect": "auto", "extent": place}
+    axes.imshow(np.ma.masked_invalid(values), colormap, vmin=limits[0], vmax=limits[1], **style)
 
 
 def curve(axes: Axes, values: NDArray[np.floating[Any]], limits: Limits) -> None:
@@ -154,7 +172,13 @@ def lattice(axes: Axes, across: int, down: int, wide: int, high: int) -> None:
 
 def write(axes: Axes, words: str, size: float, *, color: str = INK) -> None:
     """Words above axes, in the middle."""
-    axes.set_title(words, fontsize=size, color=color, pad=3, loc="center", y=1.0, **_PLAIN)
+    axes.set_title(words, fontsize=size, color=color, pad=_PAD, loc="center", y=1.0, **_PLAIN)
+
+
+def write_above(axes: Axes, box: Box, words: str, size: float, *, color: str = INK) -> None:
+    """Words above a box on a :func:`sheet`, in the middle."""
+    left, top, wide, _ = box
+    axes.text(left + wide / 2, top - _PAD / 72, words, fontsize=size, color=color, ha="center", va="baseline", **_PLAIN)
 
 
 def write_beside(axes: Axes, words: str, size: float, away: float) -> None:
@@ -192,19 +216,17 @@ def number_tiles(axes: Axes, size: float, across: Tiles, down: Tiles) -> None:
         axis.set_tick_params(length=0, pad=2)
 
 
-def lying_bar(figure: Figure, box: Box, colors: NDArray[np.uint8], limits: Limits, words: Ends, size: float) -> None:
+def lying_bar(figure: Figure, box: Box, colors: NDArray[np.uint8], words: Ends, size: float) -> None:
     """A bar that tells what the colours mean, with words before it and at its ends.
 
     Args:
         figure: Where.
         box: The bar's alone.
         colors: ``(K, 3)`` uint8.
-        limits: The numbers at its ends.
         words: What stands before all, at the lower end and at the upper end.
         size: The words' height, in points.
     """
-    axes = frame(figure, box)
-    _fill(figure, axes, ListedColormap(colors / 255), limits, "horizontal")
+    axes = _bar(figure, box, colors[None], (0, 1, 0, 1))
     before, low, high = words
     near: dict[str, Any] = {"fontsize": size, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
     gap = 0.06 / box[2]
@@ -216,17 +238,21 @@ def standing_bar(
     figure: Figure, box: Box, colormap: str, limits: Limits, size: float, ends: Sequence[str] = ()
 ) -> None:
     """A bar that tells what the colours mean, with numbers, or words in their place, to its right."""
-    axes = frame(figure, box)
-    _fill(figure, axes, colormap, limits, "vertical")
+    axes = _bar(figure, box, np.linspace(*limits, 256)[:, None], (0, 1, *limits), colormap)
     scale(axes, limits, size, ends)
 
 
-def _fill(figure: Figure, axes: Axes, colormap: Any, limits: Limits, which: Literal["vertical", "horizontal"]) -> None:
-    mappable = ScalarMappable(Normalize(*limits), colormap)
-    bar = figure.colorbar(mappable, cax=axes, orientation=which, ticks=[])
-    bar.outline.set_visible(False)
-    if bar.solids is not None:  # hair lines between the colours show in some PDF viewers
-        bar.solids.set(edgecolor="face", rasterized=True)
+def _bar(
+    figure: Figure, box: Box, ramp: NDArray[Any], ends: tuple[float, float, float, float], colormap: str | None = None
+) -> Axes:
+    """Axes from ``(left, right, bottom, top)`` that colours fill, under the name that matplotlib gives to such.
+
+    One picture, and not a patch a colour as matplotlib has it: no hair lines in PDFs, and hundreds are quickly drawn.
+    """
+    axes = frame(figure, box)
+    axes.set_label("<colorbar>")
+    axes.imshow(ramp, colormap, origin="lower", interpolation="nearest", aspect="auto", extent=ends)
+    return axes
 
 
 def scale(axes: Axes, limits: Limits, size: float, ends: Sequence[str] = ()) -> None:

@@ -13,7 +13,17 @@ from camtool import overlay
 from camtool.errors import CamtoolError
 from camtool.explanation import Explainer, Explanation
 from camtool.figures.grids import GAP, MARGIN, Cell, Key, Row, Words, grid
-from camtool.figures.paper import SCALES, Scale, Width, balanced, check_choice, check_count, in_inches
+from camtool.figures.paper import (
+    SCALES,
+    WIDTHS,
+    Scale,
+    Width,
+    balanced,
+    check_choice,
+    check_columns,
+    check_count,
+    in_inches,
+)
 from camtool.figures.signs import short, sides
 from camtool.methods import find
 from camtool.models import Loaded
@@ -32,8 +42,9 @@ __all__ = ["classes_grid", "comparison", "gallery", "layers_sweep", "methods_gri
 Images: TypeAlias = "Source | Sequence[Source]"
 Methods: TypeAlias = "Sequence[str | MethodFunction] | Mapping[str, str | MethodFunction]"
 
-_SMALLEST, _SMALL = 0.72, 1.0  # how wide pictures are at least: of many columns, and of those with words of their own
-_NOT_A_PHOTO = 3.2  # and of sheets of slices and of plotted lines, which hold words
+_TINY = 0.2  # how wide pictures are at least, in inches, whatever a person asks for
+_SMALLEST, _SMALL = 0.72, 1.0  # where nothing is asked for: of many columns, and of those with words of their own
+_NOT_A_PHOTO = WIDTHS["double"]  # and of sheets of slices and of plotted lines, whose words must be read
 _NOTHING = Words("")
 
 
@@ -220,8 +231,9 @@ def _sheet(cells: Sequence[Cell], columns: int | None, least: float, width: Widt
     """Pictures in rows, in one column of a page where few are shown, else in two."""
     check_count("columns", columns)
     if width is None:
-        width = "single" if (columns or len(cells)) <= _fitting(in_inches("single"), least) else "double"
+        width = "single" if (columns or len(cells)) * (least + GAP) <= WIDTHS["single"] + GAP else "double"
     inches = in_inches(width)
+    check_columns(columns or 1, _fitting(inches, _TINY))
     return grid(_in_rows(cells, columns or _fitting(inches, least)), inches, key)
 
 
@@ -263,7 +275,7 @@ class _Style:
         colors = overlay.blend(white, ramp, alpha=self.alpha, colormap=self.colormap)[0]
         if limits is None:
             return Key(colors, f"{whose}:", ("low", "high"))
-        return Key(colors, "all maps:", (short(limits[0]), short(limits[1])), limits)
+        return Key(colors, "all maps:", (short(limits[0]), short(limits[1])))
 
 
 def _limits(explanations: Sequence[Explanation]) -> tuple[float, float]:

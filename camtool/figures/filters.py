@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Iterator
+from math import ceil, log10, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from camtool.errors import LayerError
-from camtool.figures.activity import CONVOLUTIONS
+from camtool.figures.activity import CONVOLUTIONS, meant
 from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_high, page, room_for_scale
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
-from camtool.figures.signs import MINUS, short, sides
+from camtool.figures.signs import MINUS, lost, short, sides
 from camtool.models import Loaded
 from camtool.modules import module_named, modules_by_name, name_of
+from camtool.recorder import Which
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from camtool.figures.canvas import PaperFigure
 
-__all__ = ["kernels"]
+__all__ = ["kernel_pages", "kernels"]
 
 _COLORMAP = "RdBu_r"
 _OWN = (f"{MINUS}max", "max")
 _MANY, _FEW = 64, 16  # how many filters are shown by default: of one picture each, and of many
-_HIGHEST = 0.6  # how high a kernel is drawn in a table at most, in inches
-_FLATTEST = 0.5  # how high it is drawn at least, in its widths
-_TALLEST_BAR = 1.6
+_LARGEST = 0.6  # how high a kernel is drawn in a table at most, in inches, and a square one how wide
+_FLATTEST = 0.25  # how high it is drawn at least, in its widths
+_TALLEST_BAR, _LOWEST_BAR = 1.6, 2.1 * LINE
+_ROWS, _COLUMNS = "filter", "input channel"
 
 
 def kernels(
@@ -66,25 +69,81 @@ def kernels(
     check_choice("scale", scale, SCALES)
     inches = in_inches(width)
     name, weight = _filters(model.model if isinstance(model, Loaded) else model, layer)
-    words = f"{len(weight)} filters of {sides(weight.shape[1:])}"
+    words = f"{len(weight)} filter{'s' * (len(weight) > 1)} of {sides(weight.shape[1:])}"
     if weight.ndim == 5:
         middle = weight.shape[2] // 2
         weight, words = weight[:, :, middle], f"{words}, slice {middle}"
     if weight.shape[1] == 1 or (weight.shape[1] == 3 and weight.ndim == 4):
-        return page([_panel(name, words, weight[: filters or _MANY], scale)], inches, columns)
-    return _table(name, words, weight[: filters or _FEW, :inputs], scale, inches)
+        weight = weight[: filters or _MANY]
+        return page([_panel(name, f"{words}{lost(weight)}", weight, scale)], inches, columns)
+    weight = weight[: filters or _FEW, :inputs]
+    return _table(name, f"{words}{lost(weight)}", weight, scale, inches)
+
+
+def kernel_pages(
+    model: nn.Module | Loaded,
+    layers: Which = "conv",
+    *,
+    filters: int | None = None,
+    inputs: int = 16,
+    scale: Scale = "shared",
+    columns: int | None = None,
+    width: Width = "double",
+) -> Iterator[tuple[str, PaperFigure]]:
+    """:func:`kernels` of several layers, a figure each; each is made when its turn comes.
+
+    Args:
+        model: Any module, or what :func:`camtool.load` returned.
+        layers: As for :func:`feature_maps`; of what a pattern, a type or a function means, the convolutions.
+        filters: As for :func:`kernels`, as are all that follow.
+        inputs: How many input channels a table shows.
+        scale: ``"shared"`` or ``"each"``.
+        columns: How many filters stand in a row.
+        width: ``"single"``, ``"double"`` or inches.
+
+    Yields:
+        The layer's name and its figure.
+
+    Raises:
+        LayerError: A name is unknown or that of no convolution, or no convolution is meant.
+        CamtoolError: An argument does not fit.
+    """
+    module = model.model if isinstance(model, Loaded) else model
+    asked = layers if isinstance(layers, (list, tuple)) else [layers]
+    names = [name for name in meant(module, layers) if name in asked or _has_filters(module_named(module, name))]
+    if not names:
+        raise LayerError(f"layers={layers!r}: none of these is a convolution.")
+    for name in names:  # a fault in the last is told before the first is drawn
+        _checked(module, name)
+    for name in names:
+        yield name, kernels(model, name, filters=filters, inputs=inputs, scale=scale, columns=columns, width=width)
+
+
+def _has_filters(module: nn.Module) -> bool:
+    return isinstance(module, CONVOLUTIONS)
+
+
+def _checked(model: nn.Module, name: str) -> Any:
+    """A convolution.
+
+    Raises:
+        LayerError: It is none.
+    """
+    module = module_named(model, name)
+    if not _has_filters(module):
+        others = [other for other, each in modules_by_name(model).items() if _has_filters(each)]
+        some = f"; {', '.join(others[:3])} have" if others else ""
+        raise LayerError(f"layer {name!r} is a {type(module).__name__}, which has no filters{some}.")
+    return module
 
 
 def _filters(model: nn.Module, layer: str | nn.Module | None) -> tuple[str, NDArray[np.float32]]:
     """A convolution's name and its filters, ``(F, C, *size)``."""
-    convolutions = [name for name, module in modules_by_name(model).items() if isinstance(module, CONVOLUTIONS)]
-    if not convolutions:
+    first = next((name for name, module in modules_by_name(model).items() if _has_filters(module)), None)
+    if first is None:
         raise LayerError("the model has no convolution, so it has no filters to show.")
-    name = convolutions[0] if layer is None else name_of(model, layer)
-    module: Any = module_named(model, name)
-    if not isinstance(module, CONVOLUTIONS):
-        some = ", ".join(convolutions[:3])
-        raise LayerError(f"layer {name!r} is a {type(module).__name__}, which has no filters; {some} have.")
+    name = first if layer is None else name_of(model, layer)
+    module = _checked(model, name)
     weight: NDArray[np.float32] = module.weight.detach().float().cpu().numpy()
     if module.transposed:  # (C, F / groups, ...), of which each group is by itself
         weight = np.concatenate([part.swapaxes(0, 1) for part in np.split(weight, module.groups)])
@@ -93,9 +152,10 @@ def _filters(model: nn.Module, layer: str | nn.Module | None) -> tuple[str, NDAr
 
 def _in_units(weight: NDArray[np.float32], scale: str) -> tuple[NDArray[np.float32], float, tuple[str, ...]]:
     """Filters, the number that is the scale's end, and what stands there in place of numbers."""
+    size = np.where(np.isfinite(weight), np.abs(weight), np.float32(0))
     if scale == "shared":
-        return weight, float(np.abs(weight).max()) or 1.0, ()
-    reach = np.abs(weight).reshape(len(weight), -1).max(1).reshape(-1, *[1] * (weight.ndim - 1))
+        return weight, float(size.max()) or 1.0, ()
+    reach = size.max(tuple(range(1, weight.ndim)), keepdims=True)
     return weight / np.where(reach > 0, reach, np.float32(1)), 1.0, _OWN
 
 
@@ -105,7 +165,8 @@ def _panel(name: str, words: str, weight: NDArray[np.float32], scale: str) -> Pa
     limits, numbers = (-reach, reach), range(len(weight))
     if weight.shape[1] == 1:
         return Panel(name, words, weight[:, 0], numbers, _COLORMAP, limits, ends)
-    colors = np.rint(127.5 * (1 + weight.transpose(0, 2, 3, 1) / reach)).astype(np.uint8)
+    shades = np.where(np.isfinite(weight), 127.5 * (1 + weight / reach), 255)
+    colors = np.rint(shades).transpose(0, 2, 3, 1).astype(np.uint8)
     extremes = "each black to white" if ends else f"black and white ±{short(reach)}"
     return Panel(name, f"{words}, grey is 0, {extremes}", colors, numbers, _COLORMAP, limits, ends)
 
@@ -117,23 +178,28 @@ def _table(name: str, words: str, weight: NDArray[np.float32], scale: str, width
     down, across, high, wide = tiles.shape
     left, top = 2 * LINE + 0.16, EDGE + head_high(name, words, width) + 2 * LINE
     slope = max(high / wide, _FLATTEST)
-    tile = min(_HIGHEST / slope, (width - left - room_for_scale(limits, ends)) / across)
-    box = (left, top, tile * across, tile * slope * down)
-    below = max(EDGE, (LINE - tile * slope) / 2)  # the last row's number may be higher than the row
-    figure: PaperFigure = canvas().blank(width, top + box[3] + below)
+    largest = _LARGEST / max(slope, sqrt(slope))  # flat ones may be wider, but not as high as square ones
+    tile = min(largest, (width - left - room_for_scale(limits, ends)) / across)
+    each = max(tile * slope, LINE / down)  # the height of a row: thousands of columns would leave nothing of it
+    box = (left, top, tile * across, each * down)
+    tall = min(max(box[3], _LOWEST_BAR), _TALLEST_BAR)
+    sticks_out = max(LINE - each, canvas().text_width(_ROWS, TEXT) - box[3]) / 2  # words beside few, low rows
+    figure: PaperFigure = canvas().blank(width, top + max(box[3] + max(EDGE, sticks_out), tall))
     head(figure, name, words, EDGE)
     axes = canvas().frame(figure, box)
     canvas().plane(axes, tiles.transpose(0, 2, 1, 3).reshape(down * high, across * wide), limits, _COLORMAP)
     if high * wide > 1:
         canvas().lattice(axes, across, down, wide, high)
-    columns = _numbered("input channel", across, wide, ceil(0.3 / tile))
-    canvas().number_tiles(axes, TEXT, columns, _numbered("filter", down, high, ceil(LINE / (tile * slope))))
-    bar = (left + box[2] + BAR_GAP, top, BAR_WIDE, min(box[3], _TALLEST_BAR))
+    columns, rows = _numbered(_COLUMNS, across, wide, 0.3 / tile), _numbered(_ROWS, down, high, LINE / each)
+    canvas().number_tiles(axes, TEXT, columns, rows)
+    bar = (left + box[2] + BAR_GAP, top, BAR_WIDE, tall)
     canvas().standing_bar(figure, bar, _COLORMAP, limits, TEXT, ends)
     return figure
 
 
-def _numbered(name: str, count: int, size: int, step: int) -> Any:
-    """The numbers of tiles of so many squares, of which each ``step``-th has room for its number."""
+def _numbered(name: str, count: int, size: int, room: float) -> Any:
+    """The numbers of tiles of so many squares, where a number needs the room of so many tiles: in round steps."""
+    decade = 10 ** max(0, ceil(log10(room)) - 1)
+    step = next(step * decade for step in (1, 2, 5, 10) if step * decade >= room)
     numbers = range(0, count, step)
     return canvas().Tiles(name, numbers, [number * size + (size - 1) / 2 for number in numbers])

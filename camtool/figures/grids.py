@@ -24,12 +24,10 @@ GAP = 0.05
 _EDGE = 0.02  # above all and below all
 _BETWEEN_ROWS = 0.07
 _ABOVE = 0.05  # between words and what they stand above or beside
-_TITLE_LINES, _LABEL_LINES = 3, 3
+_TITLE_LINES, _LABEL_LINES = 4, 3
+_LONG = 0.8  # so much of a label's longest word has room beside a row, however low its pictures are
 _MORE_OF_A_NAME = 2  # lines: a layer's name that is cut short may be another layer's
-_TALLEST, _WIDEST = (
-    1.4,
-    1.8,
-)  # a picture that is higher to its width, or wider to its height, is smaller than the others
+_TALLEST, _WIDEST = 1.4, 1.8  # height to width, width to height: a picture beyond that is smaller than the others
 MARGIN = LINE * _LABEL_LINES + _ABOVE
 """The room for words on the left of rows, in inches, at most."""
 
@@ -49,9 +47,13 @@ class Words:
         """All in one line."""
         return f"{self.words} {self.kept}".strip()
 
+    @property
+    def longest(self) -> float:
+        """How wide the longest single word is, in inches."""
+        return max((float(canvas().text_width(word, TEXT)) for word in self.line.split()), default=0.0)
+
     def below_one_another(self, room: float, lines: int) -> str:
         """The words, in lines of no more than so many inches, and the last one below them."""
-        lines += _MORE_OF_A_NAME if " " not in self.words else 0
         words = fitted(self.words, room, lines - 1 if self.kept else lines)
         return f"{words}\n{self.kept}".strip()
 
@@ -86,13 +88,11 @@ class Key:
         colors: ``(256, 3)`` uint8, from the lowest value to the highest.
         before: Words before the bar.
         ends: Words for its lowest and its highest value.
-        limits: Those values.
     """
 
     colors: NDArray[np.uint8]
     before: str
     ends: tuple[str, str]
-    limits: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _below_one_another(rows: Sequence[Row], width: float, margin: float, label_l
         slots = _slots(row.cells, margin, column)
         above = max((slot.title.count("\n") + 1 for slot in slots if slot.title), default=0)
         top = (settled[-1].below + _BETWEEN_ROWS if settled else _EDGE) + (above * LINE + _ABOVE if above else 0)
-        high = max(slot.high for slot in slots)
+        high = max(max(slot.high for slot in slots), min(_LONG, row.label.longest))
         settled.append(_Line(slots, _in_lines([row.label], [high], label_lines)[0], top, high))
     return settled
 
@@ -170,7 +170,7 @@ def _slots(cells: Sequence[Cell], left: float, column: float) -> list[_Slot]:
     shares = [min(max(1 / cell.slope, 1 / _TALLEST), _WIDEST) for cell in cells]
     high = min(len(cells) * column / sum(shares), _TALLEST * column)
     room = [share / sum(shares) * len(cells) * column for share in shares]
-    titles = _in_lines([cell.title for cell in cells], room, _TITLE_LINES)
+    titles = _in_lines([cell.title for cell in cells], room, _TITLE_LINES, _MORE_OF_A_NAME)
     slots = []
     for cell, wide, title in zip(cells, room, titles, strict=True):
         slots.append(_Slot(cell, left, wide, min(high, wide * cell.slope), title))
@@ -178,11 +178,12 @@ def _slots(cells: Sequence[Cell], left: float, column: float) -> list[_Slot]:
     return slots
 
 
-def _in_lines(words: Sequence[Words], room: Sequence[float], lines: int) -> list[str]:
-    """Each in one line where all of them find room in one, else each in several."""
+def _in_lines(words: Sequence[Words], room: Sequence[float], lines: int, more: int = 0) -> list[str]:
+    """Each in one line where all of them find room in one, else each in several; names may have some more."""
     if lines == 1 or all(map(fits, [each.line for each in words], room)):
         return [fitted(each.line, wide) for each, wide in zip(words, room, strict=True)]
-    return [each.below_one_another(wide, lines) for each, wide in zip(words, room, strict=True)]
+    several = [lines + (0 if " " in each.words else more) for each in words]
+    return [each.below_one_another(wide, n) for each, wide, n in zip(words, room, several, strict=True)]
 
 
 def _draw(figure: PaperFigure, slot: _Slot, line: _Line, label: str, margin: float) -> None:
@@ -209,4 +210,4 @@ def _draw_key(figure: PaperFigure, key: Key, top: float) -> None:
     width = figure.get_size_inches()[0]
     room = canvas().text_width(key.ends[1], TEXT) + 0.1
     box = (width - room - _KEY_WIDE, top + (LINE - _KEY_HIGH) / 2, _KEY_WIDE, _KEY_HIGH)
-    canvas().lying_bar(figure, box, key.colors, key.limits, (key.before, *key.ends), TEXT)
+    canvas().lying_bar(figure, box, key.colors, (key.before, *key.ends), TEXT)

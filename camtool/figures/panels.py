@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.figures.paper import HEADING, LINE, TEXT, balanced, canvas, fitted
+from camtool.figures.paper import HEADING, LINE, TEXT, balanced, canvas, check_columns, fitted
 from camtool.figures.signs import short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.figures.canvas import Limits, PaperFigure
+    from camtool.figures.canvas import Box, Limits, PaperFigure
 
 __all__ = ["BAR_GAP", "BAR_WIDE", "EDGE", "Panel", "head", "head_high", "limits_of", "page", "room_for_scale"]
 
@@ -23,14 +23,16 @@ EDGE = 0.03
 
 BAR_GAP, BAR_WIDE = 0.08, 0.08
 _HEAD, _RISE, _BEHIND = 0.19, 0.11, 0.12  # a panel's name: with what is below it, where its letters stand, and after it
-_GAP = 0.05  # between the small pictures
+_GAP, _GAP_OF_LINES = 0.05, 0.15  # between the small pictures: lines have no edge where they end
 _BETWEEN = 0.2  # between panels
 _TALLEST_BAR, _LOWEST_BAR = 1.6, 2.1 * LINE
 _LINE_SLOPE = 0.4  # how high the plot of a line is, in its widths
 _STEEPEST, _FLATTEST = 1.5, 0.25  # how high a plane may be drawn, in its widths
 _LEAST, _WIDE = ((16, 0.72), (64, 0.5)), 6.25  # up to so many planes, alone on a page so wide, are at least so wide
 _LEAST_OF_MANY = 0.3
+_MOST = 2.0  # and however few they are, at most so wide
 _LEAST_LINE = 1.2
+_LINES_OF_WORDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,11 @@ class Panel:
         high, wide = self.values.shape[1:3]
         return float(min(max(high / wide, _FLATTEST), _STEEPEST))
 
+    @property
+    def gap(self) -> float:
+        """How far apart they stand in a row."""
+        return _GAP_OF_LINES if self.is_lines else _GAP
+
 
 def limits_of(values: NDArray[Any]) -> Limits:
     """The lowest and the highest of the numbers that are finite; some room where they are all the same."""
@@ -88,23 +95,27 @@ def page(panels: Sequence[Panel], width: float, columns: int | None = None) -> P
         panels: Not empty.
         width: In inches.
         columns: How many small pictures stand in a row; by default as many as can be well seen.
+
+    Raises:
+        CamtoolError: So many do not find room side by side.
     """
-    room = max(0.0 if panel.is_colors else room_for_scale(panel.limits, panel.ends) for panel in panels)
-    across = _in_columns(panels, width - room) if columns is None else [columns] * len(panels)
+    inner = width - max(0.0 if panel.is_colors else room_for_scale(panel.limits, panel.ends) for panel in panels)
+    across = _in_columns(panels, inner) if columns is None else [columns] * len(panels)
+    grids = [_Grid.of(panel, inner, n) for panel, n in zip(panels, across, strict=True)]
     heads = [head_high(panel.name, panel.words, width) for panel in panels]
-    heights = [above + _height(panel, width - room, n) for panel, n, above in zip(panels, across, heads, strict=True)]
+    heights = [above + grid.height for grid, above in zip(grids, heads, strict=True)]
     figure: PaperFigure = canvas().blank(width, sum(heights) + _BETWEEN * (len(panels) - 1) + 2 * EDGE)
-    top = EDGE
-    for panel, n, above, high in zip(panels, across, heads, heights, strict=True):
+    top, right = EDGE, max(grid.width for grid in grids)
+    for panel, grid, above, high in zip(panels, grids, heads, heights, strict=True):
         head(figure, panel.name, panel.words, top)
-        _draw(figure, panel, n, top + above, width - room)
+        grid.draw(figure, top + above, right)
         top += high + _BETWEEN
     return figure
 
 
 def head_high(name: str, words: str, width: float) -> float:
     """How much room a panel's name and words take, with what is between them and what stands below."""
-    return _HEAD if _in_one_line(name, words, width) else _HEAD + LINE
+    return _HEAD if _in_one_line(name, words, width) else _HEAD + LINE * len(_below(words, width))
 
 
 def head(figure: PaperFigure, name: str, words: str, top: float) -> None:
@@ -115,11 +126,16 @@ def head(figure: PaperFigure, name: str, words: str, top: float) -> None:
         behind = canvas().text_width(name, HEADING) + _BEHIND
         canvas().write_at(figure, behind, top + _RISE, words, TEXT, color=quiet)
     else:
-        canvas().write_at(figure, 0, top + _RISE + LINE, fitted(words, width), TEXT, color=quiet)
+        for number, line in enumerate(_below(words, width), 1):
+            canvas().write_at(figure, 0, top + _RISE + LINE * number, line, TEXT, color=quiet)
 
 
 def _in_one_line(name: str, words: str, width: float) -> bool:
     return bool(canvas().text_width(name, HEADING) + _BEHIND + canvas().text_width(words, TEXT) <= width)
+
+
+def _below(words: str, width: float) -> list[str]:
+    return fitted(words, width, _LINES_OF_WORDS).split("\n")
 
 
 def room_for_scale(limits: Limits, ends: Sequence[str] = ()) -> float:
@@ -138,42 +154,70 @@ def _columns(panel: Panel, width: float, *, alone: bool) -> int:
     count = len(panel.values)
     fine = next((inches for most, inches in _LEAST if alone and count <= most), _LEAST_OF_MANY)
     least = _LEAST_LINE if panel.is_lines else max(_LEAST_OF_MANY, fine * width / _WIDE)
-    return balanced(count, max(1, int((width + _GAP) / (least + _GAP))))
+    return balanced(count, max(1, int((width + panel.gap) / (least + panel.gap))))
 
 
-def _cell(panel: Panel, width: float, columns: int) -> tuple[float, float]:
-    """How wide and how high each small picture is."""
-    wide = (width - _GAP * (columns - 1)) / columns
-    return wide, wide * panel.slope
+@dataclass(frozen=True)
+class _Grid:
+    """A panel's small pictures in their places: how many stand in a row, and how wide and how high each is."""
 
+    panel: Panel
+    columns: int
+    wide: float
+    high: float
 
-def _height(panel: Panel, width: float, columns: int) -> float:
-    """How high the small pictures are together, or the scale beside them where that is higher."""
-    rows = -(-len(panel.values) // columns)
-    high = rows * (LINE + _cell(panel, width, columns)[1]) + (rows - 1) * _GAP
-    return high if panel.is_lines or panel.is_colors else max(high, LINE + _LOWEST_BAR)
+    @classmethod
+    def of(cls, panel: Panel, room: float, columns: int) -> _Grid:
+        """Share so much room.
 
+        Raises:
+            CamtoolError: There is less of it than the numbers above the pictures need.
+        """
+        least = canvas().text_width(str(max(panel.numbers)), TEXT)
+        check_columns(columns, max(1, int((room + panel.gap) / (least + panel.gap))))
+        wide = (room - panel.gap * (columns - 1)) / columns
+        wide = wide if panel.is_lines else min(wide, _MOST)
+        return cls(panel, columns, wide, wide * panel.slope)
 
-def _draw(figure: PaperFigure, panel: Panel, columns: int, top: float, width: float) -> None:
-    wide, high = _cell(panel, width, columns)
-    for i, (values, number) in enumerate(zip(panel.values, panel.numbers, strict=True)):
-        row, column = divmod(i, columns)
-        box = (column * (wide + _GAP), top + LINE + row * (LINE + high + _GAP), wide, high)
-        axes = canvas().frame(figure, box)
-        _show(axes, panel, values)
-        canvas().write(axes, str(number), TEXT, color=canvas().QUIET)
-        if panel.is_lines and column == min(columns, len(panel.values)) - 1 and row == 0:
-            canvas().scale(axes, panel.limits, TEXT, panel.ends)
-    if not panel.is_lines and not panel.is_colors:
-        tall = min(_height(panel, width, columns) - LINE, _TALLEST_BAR)
-        bar = (width + BAR_GAP, top + LINE, BAR_WIDE, tall)
-        canvas().standing_bar(figure, bar, panel.colormap, panel.limits, TEXT, panel.ends)
+    @property
+    def width(self) -> float:
+        """How wide they are together."""
+        return self.columns * (self.wide + self.panel.gap) - self.panel.gap
 
+    @property
+    def height(self) -> float:
+        """How high they are together, or the scale beside them where that is higher."""
+        rows = -(-len(self.panel.values) // self.columns)
+        high = rows * (LINE + self.high) + (rows - 1) * _GAP
+        return high if self.panel.is_lines or self.panel.is_colors else max(high, LINE + _LOWEST_BAR)
 
-def _show(axes: Any, panel: Panel, values: NDArray[Any]) -> None:
-    if panel.is_lines:
-        canvas().curve(axes, values, panel.limits)
-    elif panel.is_colors:
-        canvas().picture(axes, values, smooth=False)
-    else:
-        canvas().plane(axes, values, panel.limits, panel.colormap)
+    def draw(self, figure: PaperFigure, top: float, right: float) -> None:
+        """Draw them here, and the scale on their right, from ``right`` on."""
+        if self.panel.is_lines:
+            self._draw_lines(figure, top)
+            return
+        self._draw_planes(figure, top)
+        if not self.panel.is_colors:
+            bar = (right + BAR_GAP, top + LINE, BAR_WIDE, min(self.height - LINE, _TALLEST_BAR))
+            canvas().standing_bar(figure, bar, self.panel.colormap, self.panel.limits, TEXT, self.panel.ends)
+
+    def _draw_lines(self, figure: PaperFigure, top: float) -> None:
+        for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
+            left, below, wide, high = self._box(place)
+            axes = canvas().frame(figure, (left, top + below, wide, high))
+            canvas().curve(axes, values, self.panel.limits)
+            canvas().write(axes, str(number), TEXT, color=canvas().QUIET)
+            if place == min(self.columns, len(self.panel.values)) - 1:
+                canvas().scale(axes, self.panel.limits, TEXT, self.panel.ends)
+
+    def _draw_planes(self, figure: PaperFigure, top: float) -> None:
+        sheet = canvas().sheet(figure, (0, top, self.width, self.height))
+        for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
+            box = self._box(place)
+            canvas().plane(sheet, values, self.panel.limits, self.panel.colormap, box)
+            canvas().write_above(sheet, box, str(number), TEXT, color=canvas().QUIET)
+
+    def _box(self, place: int) -> Box:
+        """Where a picture stands, from the top left of all of them."""
+        row, column = divmod(place, self.columns)
+        return column * (self.wide + self.panel.gap), LINE + row * (LINE + self.high + _GAP), self.wide, self.high

@@ -27,6 +27,7 @@ __all__ = [
     "balanced",
     "canvas",
     "check_choice",
+    "check_columns",
     "check_count",
     "fits",
     "fitted",
@@ -104,6 +105,18 @@ def check_count(name: str, number: int | None) -> None:
     """
     if number is not None and number < 1:
         raise CamtoolError(f"{name} is {number}; give 1 or more.")
+
+
+def check_columns(columns: int, most: int) -> None:
+    """See that so many columns find room.
+
+    Raises:
+        CamtoolError: They do not.
+    """
+    if columns > most:
+        raise CamtoolError(
+            f"columns is {columns}, but {most} find room side by side; give {most} or less, or more width."
+        )
 
 
 def balanced(count: int, most: int) -> int:
