@@ -3,9 +3,10 @@
 A model's layers are recorded where they arise, forward after forward into the same :class:`camtool.Recorder`; against
 the same model's plain forward in ``inference_mode``, in turns. The figure is the median of the turns' ratios.
 
-Beside each stands what cannot be had for less: hooks without any recorder that put each output aside. They keep no
-copies, so where a ReLU writes to what came before it, they end up with what it wrote; but they keep as much memory
-from being used again, and that is most of what it costs to record many layers. Run nothing else meanwhile.
+Beside each stand two kinds of hooks that a person would write by hand. The bare ones put each output aside, which
+cannot be had for less: they keep memory from being used again, and that is most of what it costs to record many layers.
+But where a ReLU writes to what came before it, they end up with what it wrote. The careful ones clone each output, and
+so are right as the recorder is. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _WAYS: dict[str, tuple[Any, str]] = {
 }
 """What is measured: how it is called → which layers, and what is kept of them."""
 
-_BARE = ["stages", "convolutions", "all modules"]
-"""Which of these bare hooks are measured for, too."""
+_BY_HAND: dict[str, Callable[[Any], Any]] = {"bare": lambda output: output, "careful": torch.clone}
+"""Hooks by hand: what they are called → what they keep of an output."""
+
+_MEASURED_BY_HAND = ["stages", "convolutions", "all modules"]
 
 
 def main(
@@ -62,7 +65,11 @@ def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
     blocks: dict[str, AbstractContextManager[Any]] = {}
     for way, (layers, keep) in _WAYS.items():
         blocks[way] = camtool.Recorder(model, layers, keep=keep)  # type: ignore[arg-type]
-    hooks = {f"{way}, bare": _Bare(model, _WAYS[way][0]) for way in _BARE}
+    hooks = {
+        f"{way}, {name}": _Hooks(model, _WAYS[way][0], kept)
+        for way in _MEASURED_BY_HAND
+        for name, kept in _BY_HAND.items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", camtool.recorder.SeveralCallsWarning)  # a block's ReLU runs twice
         times = in_turns(dict.fromkeys(["forward", *blocks, *hooks], run), turns, inside=blocks | hooks)
@@ -71,14 +78,17 @@ def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
         "batch": batch_size,
         "forward_ms": round(1000 * statistics.median(times["forward"]), 1),
         "ratios": {way: ratio(times, way, "forward") for way in _WAYS},
-        "bare_hooks": {way: ratio(times, f"{way}, bare", "forward") for way in _BARE},
+        "by_hand": {
+            way: {name: ratio(times, f"{way}, {name}", "forward") for name in _BY_HAND} for way in _MEASURED_BY_HAND
+        },
     }
 
 
-class _Bare:
-    """Hooks that put each output aside, in the place of the one before, and do nothing else."""
+class _Hooks:
+    """Hooks that put something of each output aside, in the place of the one before, and do nothing else."""
 
-    def __init__(self, model: nn.Module, layers: Any) -> None:
+    def __init__(self, model: nn.Module, layers: Any, kept: Callable[[Any], Any]) -> None:
+        self._what = kept
         self._modules = {name: model.get_submodule(name) for name in select(model, layers)}
         self._kept: dict[str, Any] = {}
         self._stack = ExitStack()
@@ -92,7 +102,7 @@ class _Bare:
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            self._kept[name] = output
+            self._kept[name] = self._what(output)
 
         return keep
 
@@ -106,8 +116,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _cell(row: dict[str, Any], way: str) -> str:
-    bare = row["bare_hooks"].get(way)
-    return f"{row['ratios'][way]:.3f} x" + ("" if bare is None else f" (bare {bare:.3f})")
+    by_hand = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row["by_hand"].get(way, {}).items())
+    return f"{row['ratios'][way]:.3f} x" + (f" ({by_hand})" if by_hand else "")
 
 
 if __name__ == "__main__":

@@ -321,9 +321,10 @@ def forward_hook(
     ``always`` it is called with ``None`` where the module fails.
 
     ``module`` may be running in other threads while hooks come and go. Torch reads a call's hooks first and asks only
-    then which of them take keyword arguments, so a hook of ours must take its arguments in either form.
+    then which of them take keyword arguments, so a hook of ours must take its arguments in either form. And who copies
+    the module in the block copies the hook, which nobody removes from there: so it has no owner any more in the end.
     """
-    owner = threading.get_ident()
+    owner: int | None = threading.get_ident()
 
     def hook(module: nn.Module, *args: Any) -> Any:
         return see(module, args[-1]) if threading.get_ident() == owner else None
@@ -332,6 +333,7 @@ def forward_hook(
     try:
         yield
     finally:
+        owner = None
         handle.remove()
 
 
@@ -346,7 +348,7 @@ def forward_pre_hook(
 
     With ``first`` it goes ahead of the hooks that are there already.
     """
-    owner = threading.get_ident()
+    owner: int | None = threading.get_ident()
 
     def hook(module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> Any:  # in either form, as above
         return see(module, args, *kwargs) if threading.get_ident() == owner else None
@@ -355,6 +357,7 @@ def forward_pre_hook(
     try:
         yield
     finally:
+        owner = None
         handle.remove()
 
 

@@ -31,6 +31,8 @@ def test_noise_is_the_same_for_every_type_and_has_its_deviation() -> None:
     assert noise.std().item() == pytest.approx(3, rel=0.02)
     assert noise.mean().item() == pytest.approx(0, abs=0.1)
     torch.testing.assert_close(add_noise(3, 1)(x.double()).float(), noise)
+    with torch.device("meta"):  # whatever the device that torch makes tensors on
+        assert torch.equal(add_noise(3, 1)(x), noise)
 
 
 @pytest.mark.parametrize(

@@ -102,4 +102,4 @@ def add_noise(std: float, seed: int) -> Edit:
     if std < 0:
         raise CamtoolError(f"add_noise: std is {std}; a standard deviation is 0 or more.")
     dice = torch.Generator().manual_seed(seed)
-    return lambda tensor: tensor + std * torch.randn(tensor.shape, generator=dice).to(tensor)
+    return lambda tensor: tensor + std * torch.randn(tensor.shape, generator=dice, device="cpu").to(tensor)

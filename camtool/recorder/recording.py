@@ -98,11 +98,13 @@ class Recorder:
         device: Where records are kept, ``"cpu"`` say; by default where they arise.
         dtype: The type in which floating tensors are kept, ``torch.float16`` say; by default their own.
         graph: Keep tensors on their graph, so that gradients can be taken at them. The model then goes on with copies:
-            where it relies on a layer's writing to its input, its output may be another.
+            where it relies on a layer's writing to its input, its output may be another. What is brought to another
+            ``device`` or ``dtype`` branches off: gradients lead back from it, but the output is not made of it.
 
     Raises:
         LayerError: A layer is unknown, or none matches.
-        CamtoolError: ``keep`` is unknown, does not go with ``graph``, or an edit is no function.
+        CamtoolError: The model is none, ``keep``, ``device`` or ``dtype`` is unknown, ``keep`` does not go with
+            ``graph``, or an edit is no function.
     """
 
     def __init__(
@@ -122,6 +124,8 @@ class Recorder:
         dtype: torch.dtype | None = None,
         graph: bool = False,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise CamtoolError(f"model must be an nn.Module, not {type(model).__name__}; it comes ahead of its layers.")
         self._model = model
         self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
         kinds = inputs * ["inputs"] + outputs * ["outputs"] + gradients * ["grad_inputs", "grad_outputs"]
@@ -197,7 +201,7 @@ class Recorder:
         return self._records[name]
 
     def __contains__(self, layer: object) -> bool:
-        return layer in self._records
+        return layer in self._records or any(layer is self._at(name) for name in self._records)
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         return iter(self._records.items())
@@ -493,6 +497,8 @@ def _edited_gradient(gradient: Tensor, edit: Edit, what: str) -> Tensor:
 
 
 def _by_name(model: nn.Module, edits: Edits | None, argument: str) -> list[tuple[str, Edit]]:
+    if edits is not None and not isinstance(edits, Mapping):
+        raise CamtoolError(f"{argument} must map layers to functions, {{'layer4': scale(2)}} say, not {edits!r}.")
     for edit in (edits or {}).values():
         if not callable(edit):
             raise CamtoolError(f"{argument}: {edit!r} is no function of a tensor; use replace(value) to put a value.")
@@ -516,7 +522,8 @@ def select(model: nn.Module, which: Which | None) -> list[str]:
             list of these. ``None`` means all modules, the model itself included, whose name is ``""``.
 
     Raises:
-        LayerError: A name is unknown, or nothing matches; the message suggests near names.
+        LayerError: A name is unknown, or nothing matches; the message suggests near names. Or all that is meant is
+            TorchScript.
     """
     if which is None:
         return _taking_hooks(model, list(modules_by_name(model)))
@@ -535,6 +542,7 @@ def _matching(model: nn.Module, which: Any) -> list[str]:
 
 
 def _taking_hooks(model: nn.Module, names: list[str]) -> list[str]:
+    """Those of the names whose modules take hooks."""
     found = [name for name in names if not isinstance(module_named(model, name), torch.jit.ScriptModule)]
     if not found:
         raise LayerError(

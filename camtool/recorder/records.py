@@ -32,7 +32,7 @@ class Keeping:
         graph: Keep tensors on their graph.
 
     Raises:
-        CamtoolError: ``keep`` is none of these, or a reducer is to keep a graph.
+        CamtoolError: ``keep`` is none of these, a reducer is to keep a graph, or torch has no such device or type.
     """
 
     def __init__(
@@ -40,9 +40,13 @@ class Keeping:
     ) -> None:
         self.how = keep if keep in ("all", "last", "concat") else "reduce"
         self.graph = graph
-        self._device, self._dtype, self._is_plain = device, dtype, device is None and dtype is None
+        self._device, self._dtype = _device(device), dtype
         self._reducer = None if self.how != "reduce" else _reducer(keep)
-        if graph and self._reducer:
+        # What is reduced is converted when it is shown: until then it is exact, and small.
+        self._converts = self._reducer is None and not (device is None and dtype is None)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise CamtoolError(f"dtype must be one of torch's, torch.float16 say, not {dtype!r}.")
+        if graph and self._reducer is not None:
             raise CamtoolError("graph=True keeps every forward's graph, so it cannot go with a reducer; leave one out.")
 
     def entry(self, structure: Any, tensors: int) -> Entry:
@@ -54,8 +58,7 @@ class Keeping:
     def put(self, entry: Entry, place: int, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> None:
         """Keep what comes to that place: ``copied``, unless it is another tensor already as it had to be converted."""
         tensor = tensor.detach() if tensor.requires_grad and not self.graph else tensor
-        # What is reduced is converted when it is shown: until then it is exact, and small.
-        taken = tensor if self._reducer or self._is_plain else self._converted(tensor)
+        taken = self._converted(tensor) if self._converts else tensor
         taken = copied(tensor) if taken is tensor else taken
         if self._reducer is None:
             entry.held[place] = taken
@@ -73,6 +76,15 @@ class Keeping:
 
     def _converted(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self._device, dtype=self._dtype if tensor.is_floating_point() else None)
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise CamtoolError(
+            f"device: torch knows no {device!r}; give 'cpu', 'cuda' or another of its devices."
+        ) from error
 
 
 def _reducer(keep: Any) -> Reducer:

@@ -21,7 +21,7 @@ __all__ = ["Counts", "Fold", "Histogram", "Max", "Mean", "Reducer"]
 _AT_ONCE, _AT_ONCE_ON_A_GPU = 2**17, 2**22
 """How many numbers are sorted into bins at once: few enough for a processor's cache, or for a small part of a GPU."""
 
-_LARGE = 2**15
+_LARGE = 2**14
 """How many numbers an image has that is better added by itself: a batch of them is too large for such a cache."""
 
 
