@@ -34,9 +34,10 @@ class Shared:
 def main_tensor(output: Any) -> Tensor | None:
     """The first floating tensor in a module's output, searched depth first.
 
-    Tuples, lists, mappings and data classes are looked into.
+    Tuples, lists, mappings and data classes are looked into. Nested tensors, in which transformers leave out padding,
+    have no shape to read a map from, and are passed over.
     """
-    return next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
+    return next((tensor for tensor in tensors_in(output) if tensor.is_floating_point() and not tensor.is_nested), None)
 
 
 def with_main_tensor(output: Any, tensor: Tensor) -> Any:

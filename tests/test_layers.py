@@ -12,6 +12,7 @@ import torchvision.models as zoo
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 
+import camtool
 from camtool.errors import LayerError
 from camtool.hooks import observe
 from camtool.layers import Layer, Layout, resolve, survey
@@ -548,3 +549,24 @@ def test_latents_of_the_models_own_are_no_grid_though_they_could_be_read_as_one(
     assert {c.name: c.verdict for c in survey(model, torch.randn(1, 3, 64, 64))}["read"] == (
         "it holds tokens that are the model's own, not the picture's"
     )
+
+
+class Padded(nn.Module):
+    """A transformer that is told to leave out its last three tokens, for which torch makes nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 8, stride=8)
+        self.blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        is_padding = torch.arange(tokens.shape[1]).expand(tokens.shape[:2]) >= tokens.shape[1] - 3
+        return self.head(self.blocks(tokens, src_key_padding_mask=is_padding).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_transformer_that_works_on_nested_tensors_is_explained() -> None:
+    [explanation] = camtool.explain(Padded().eval(), torch.randn(1, 3, 64, 64))
+    assert (explanation.layer, explanation.raw.shape) == ("blocks", (8, 8))

@@ -200,8 +200,8 @@ class Record:
     def see(self, output: Sequence[Tensor]) -> None:
         """Note the shape of the layer's output, which has these tensors in it."""
         for tensor in output:
-            if tensor.is_floating_point():
-                self.shape = _shape_of(tensor)
+            if tensor.is_floating_point() and not tensor.is_nested:
+                self.shape = tuple(tensor.shape)
                 break
 
     def begin(self, forward: int) -> Call:
@@ -270,10 +270,3 @@ class Record:
             f"layer {self.name!r}: its {kind} do not have the same shape in each forward, so they cannot be "
             f"concatenated; use keep='all'."
         )
-
-
-def _shape_of(tensor: Tensor) -> tuple[int, ...] | None:
-    try:
-        return tuple(tensor.shape)
-    except RuntimeError:  # nested tensors have none
-        return None
