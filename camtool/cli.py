@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from enum import Enum
 from io import StringIO, TextIOWrapper
@@ -239,9 +239,9 @@ def _loaded(model: str, weights: Path | None, labels: Path | None, device: str, 
     from camtool.models import load
 
     where = _device(device)
-    waiting = nullcontext() if quiet else _err.status(f"Loading {escape(model)} ...")
-    # Standard output is for results; torch tells of its downloads there.
-    with waiting, redirect_stdout(StringIO() if quiet else sys.stderr):
+    waiting = redirect_stderr(StringIO()) if quiet else _err.status(f"Loading {escape(model)} ...")
+    # Standard output is for results; torch tells of its downloads there, older ones on standard error.
+    with waiting, redirect_stdout(sys.stderr):
         return load(model, weights, labels=_read_labels(labels), device=where)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -101,10 +101,7 @@ def _put_back(module: nn.Module, before: _Buffers) -> None:
 def _as_written(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Run compiled modules as they were written: their compiled form does not know of hooks that came after it."""
     is_compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
-    if is_compiled and hasattr(torch.compiler, "set_stance"):  # torch 2.5 has none
-        with _EAGERLY:
-            yield
-    else:
+    with _EAGERLY if is_compiled else nullcontext():
         yield
 
 

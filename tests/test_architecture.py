@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
@@ -373,7 +374,8 @@ def test_a_module_says_what_it_owns_and_what_is_public(module):
 @pytest.mark.parametrize("module", [m for m in modules() if hasattr(m, "__all__")], ids=lambda m: m.__name__)
 def test_every_public_function_class_and_method_has_a_docstring(module):
     public = [getattr(module, name) for name in module.__all__]
-    things = [thing for thing in public if inspect.isclass(thing) or inspect.isfunction(thing)]
+    written = [thing for thing in public if get_origin(thing) is None]  # Python 3.10 takes Callable[...] for a class
+    things = [thing for thing in written if inspect.isclass(thing) or inspect.isfunction(thing)]
     methods = [
         member
         for thing in things

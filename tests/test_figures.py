@@ -212,7 +212,7 @@ def test_words_are_as_wide_in_a_file_as_they_were_measured(dpi):
     figures.canvas.write_at(figure, 0, 0.3, "encoder.illimitable_tail", 9)
     with Image.open(BytesIO(png(figure, dpi))) as image:
         ink = np.flatnonzero(np.asarray(image.convert("L")).min(0) < 200)
-    assert abs((ink.max() + 1) / dpi - figures.canvas.text_width("encoder.illimitable_tail", 9)) < 0.02
+    assert abs((ink.max() + 1) / dpi - figures.canvas.text_width("encoder.illimitable_tail", 9)) < 0.025
 
 
 def test_signals_are_shown_so_wide_that_their_words_can_be_read():
@@ -892,6 +892,8 @@ def distance(one: bytes, other: bytes) -> float:
 def test_figures_look_as_they_did_when_they_were_last_looked_at(kind):
     if matplotlib.rcParams["font.family"] != ["sans-serif"]:
         pytest.skip("another typeface")
+    if tuple(map(int, matplotlib.__version__.split(".")[:2])) < (3, 11):
+        pytest.skip("letters lay elsewhere before matplotlib 3.11")
     assert distance(png(drawn()[kind]()), file_of(kind).read_bytes()) < 1.5
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 import random
 import re
+from email.message import Message
+from io import BytesIO
 from pathlib import Path
 from urllib.error import URLError
+from urllib.response import addinfourl
 
 import pytest
 import torch
@@ -333,12 +336,13 @@ def test_the_cache_of_torch_hub_serves_without_internet(tmp_path, monkeypatch):
 
 def test_a_download_is_read_through_its_hash(tmp_path, monkeypatch):
     """A portal of a hotel that answers every address with its own page is the usual case."""
-    (tmp_path / "page").write_text("<html>Please log in</html>")
-    page = (tmp_path / "page").as_uri()
-    real = torch.hub.download_url_to_file
+
+    def urlopen(*args, **kwargs):
+        return addinfourl(BytesIO(b"<html>Please log in</html>"), Message(), "https://portal.example")
+
     assert HASH_REGEX.search(zoo.get_model_weights(NAME)["DEFAULT"].url)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, *args, **kwargs: real(page, *args, **kwargs))
+    monkeypatch.setattr(torch.hub, "urlopen", urlopen)
     with pytest.raises(ModelError, match=r"could not be fetched .*hash") as error:
         camtool.load(NAME)
     assert_one_sentence(error)
