@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, LayerError
+from camtool.hooks import forward_hook
 from camtool.recorder import (
     Histogram,
     Max,
@@ -1527,3 +1528,50 @@ def test_memory_is_flat_over_a_thousand_batches(keep) -> None:
     assert recorder["2"].calls == 1100
     assert tensors <= tensors_before
     assert mib - mib_before < 4
+
+
+def test_a_running_forward_can_be_looked_at_too() -> None:
+    model, seen = nn.Sequential(identity_layer(2), nn.Tanh()), []
+    with Recorder(model) as recorder:
+        with forward_hook(model[1], lambda *_: seen.append(recorder["0"].outputs[0].tolist())):
+            model(torch.ones(1, 2))
+        assert seen == [[[1, 1]]]
+        assert [record.calls for _, record in recorder] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"inputs": True}])
+def test_of_the_latest_forward_there_is_nothing_from_a_layer_that_did_not_run_in_it(options) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.at_times = identity_layer(2), identity_layer(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.at_times(self.always(x)) if x.sum() > 0 else self.always(x)
+
+    with Recorder(model := Branching(), keep="last", **options) as recorder:
+        model(torch.ones(1, 2))
+        assert len(recorder["at_times"].outputs) == 1
+        model(-torch.ones(1, 2))
+    assert recorder["at_times"].outputs == []
+    assert recorder["always"].outputs[0].tolist() == [[-1, -1]]
+
+
+def test_a_list_that_the_model_changes_later_on_is_recorded_as_it_was() -> None:
+    class Listing(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [x, x + 1]
+
+    class Popping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.listing = Listing()
+
+        def forward(self, x: Tensor) -> Tensor:
+            both = self.listing(x)
+            both.pop().mul_(0)
+            return both[0]
+
+    with Recorder(model := Popping(), "listing") as recorder:
+        model(torch.ones(2))
+    assert [each.tolist() for each in recorder["listing"].outputs[0]] == [[1, 1], [2, 2]]

@@ -141,6 +141,7 @@ class Recorder:
         self._switch = _Switch()
         self._stack = ExitStack()
         self._taps: list[_Tap] = []
+        self._waiting: list[tuple[Record, Any]] = []
         self._leaf_hooks: MutableSet[_LeafHook] = set()
         self._not_arising: frozenset[int | None] = frozenset()
         self._given: frozenset[int | None] = frozenset()
@@ -195,6 +196,7 @@ class Recorder:
             self._warn_of_several_calls()
 
     def __getitem__(self, layer: str | nn.Module) -> Record:
+        self._settle()
         name = name_of(self._model, layer) if isinstance(layer, nn.Module) else layer
         if name not in self._records:
             raise LayerError(f"layer {name!r} is not recorded.{near(name, self._records)}")
@@ -204,6 +206,7 @@ class Recorder:
         return layer in self._records or any(layer is self._at(name) for name in self._records)
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
+        self._settle()
         return iter(self._records.items())
 
     def __len__(self) -> int:
@@ -223,6 +226,8 @@ class Recorder:
     def _register(self) -> None:
         self._taps.clear()
         self._leaf_hooks = weakref.WeakSet()
+        can_wait = self._outputs and not self._inputs and not self._gradients and self._keeping.can_wait
+        after = self._after_in_short if can_wait else self._after
         with ExitStack() as stack:  # all hooks or, should one fail to register, none
             enter = stack.enter_context
             enter(forward_pre_hook(self._model, self._begin_forward))
@@ -238,7 +243,7 @@ class Recorder:
                 self._taps.append(tap)
                 if self._inputs or self._gradients:
                     enter(forward_pre_hook(self._at(name), partial(self._before, tap)))
-                enter(forward_hook(self._at(name), partial(self._after, tap)))
+                enter(forward_hook(self._at(name), partial(after, tap)))
             enter(forward_hook(self._model, self._end_forward, always=True))
             self._stack = stack.pop_all()
         self._not_arising = frozenset([None, *map(_storage, [*self._model.parameters(), *self._model.buffers()])])
@@ -248,6 +253,7 @@ class Recorder:
         self._entered -= 1
         if not self._entered:
             self._switch.on = self._running = False
+            self._settle()
             self._taps.clear()
             for hook in list(self._leaf_hooks):
                 hook.remove()
@@ -272,14 +278,17 @@ class Recorder:
     # ----------------------------------------------------------------------------------------------- during a forward
 
     def _begin_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._settle()
         self._forward += 1
         self._running = True
         for tap in self._taps:
             tap.running.clear()  # calls that never ended, as the forward did not
+            tap.record.forget_the_forward_before()
         self._given = frozenset(map(_storage, tensors_in((args, kwargs))))
 
     def _end_forward(self, *_: object) -> None:
         self._running = False
+        self._settle()
 
     def _begin(self, tap: _Tap) -> Call:
         if not self._running:  # somebody calls a part of the model by itself
@@ -315,6 +324,27 @@ class Recorder:
             self._end_early(self._awaited, tap.record.name, module)
         return map_tensors(output, Tensor.clone) if self._keeping.graph and self._outputs else None
 
+    def _after_in_short(self, tap: _Tap, module: nn.Module, output: Any) -> Any:
+        """:meth:`_after` where nothing but outputs is kept: only the copy is made at once, and the rest can wait.
+
+        Between a model's layers, when a processor's caches are full of numbers, Python takes several times as long as
+        at the end of the forward, when all records are dealt with one after the other.
+        """
+        if not self._running:
+            return self._after(tap, module, output)
+        self._waiting.append((tap.record, map_tensors(output, self._taken)))
+        if self._awaited is not None:
+            self._end_early(self._awaited, tap.record.name, module)
+        return None
+
+    def _settle(self) -> None:
+        """Record what waits."""
+        waiting, self._waiting = self._waiting, []
+        for record, output in waiting:
+            call, tensors = record.begin(self._forward), tensors_in(output)
+            record.see(tensors)
+            record.entry(call, "outputs", output, len(tensors)).held[:] = tensors
+
     def _end_early(self, awaited: set[str], name: str, module: nn.Module) -> None:
         awaited.discard(name)
         if not awaited and module is not self._model:
@@ -324,9 +354,12 @@ class Recorder:
         entry = record.entry(call, kind, structure, len(tensors))
         try:
             for place, tensor in enumerate(tensors):
-                self._keeping.put(entry, place, tensor, self._as_it_is_now)
+                self._keeping.put(entry, place, self._taken(tensor))
         except CamtoolError as error:  # a reducer's, which does not know whose tensors it gets
             raise LayerError(f"layer {record.name!r}, {kind}: {error}") from error
+
+    def _taken(self, tensor: Tensor) -> Tensor:
+        return self._keeping.taken(tensor, self._as_it_is_now)
 
     def _as_it_is_now(self, tensor: Tensor) -> Tensor:
         """The tensor as it is: what is written to it later is not seen."""
@@ -351,7 +384,7 @@ class Recorder:
         def keep(place: int, gradient: Tensor) -> None:
             entry = reference()
             if switch.on and entry is not None:
-                keeping.put(entry, place, gradient, torch.clone)
+                keeping.put(entry, place, keeping.taken(gradient, torch.clone))
 
         return keep
 

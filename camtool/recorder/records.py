@@ -49,21 +49,29 @@ class Keeping:
         if graph and self._reducer is not None:
             raise CamtoolError("graph=True keeps every forward's graph, so it cannot go with a reducer; leave one out.")
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether what was taken may be put in its place later on: it is not reduced, and the model goes on with it."""
+        return self._reducer is None and not self.graph
+
     def entry(self, structure: Any, tensors: int) -> Entry:
         """Where that structure of so many tensors is kept; nothing has come yet."""
         if self._reducer is None:
             return Entry(structure, [None] * tensors)
         return Entry(structure, [copy.deepcopy(self._reducer) for _ in range(tensors)])
 
-    def put(self, entry: Entry, place: int, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> None:
-        """Keep what comes to that place: ``copied``, unless it is another tensor already as it had to be converted."""
+    def taken(self, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tensor to keep: ``copied``, unless it is another already as it had to be converted."""
         tensor = tensor.detach() if tensor.requires_grad and not self.graph else tensor
         taken = self._converted(tensor) if self._converts else tensor
-        taken = copied(tensor) if taken is tensor else taken
+        return copied(tensor) if taken is tensor else taken
+
+    def put(self, entry: Entry, place: int, tensor: Tensor) -> None:
+        """Keep a tensor that was :meth:`taken` at that place."""
         if self._reducer is None:
-            entry.held[place] = taken
+            entry.held[place] = tensor
         else:
-            entry.held[place].update(taken)
+            entry.held[place].update(tensor)
 
     def shown(self, held: Any) -> Any:
         """What is held at a place; ``None`` where nothing has come to it."""
@@ -139,6 +147,8 @@ class Record:
     forward; with ``"concat"`` or a reducer there is one entry for all that were the first call in their forward, one
     for all that were the second, and so on: a single entry for a layer that runs once.
 
+    It is complete when a forward has ended; to see a running one, take it from the recorder anew: ``recorder[name]``.
+
     In an entry, tensors stand in the structure in which the layer got or gave them: what was one tensor is one, and an
     LSTM's ``(output, (h, c))`` stays that. What is no tensor is kept as it is.
 
@@ -212,12 +222,17 @@ class Record:
         self.calls += 1
         if self._nth >= self.most_calls:
             self.most_calls = self._nth + 1
-        if self._keeping.how == "last" and not again:
-            self._seen = []
+        if not again:
+            self.forget_the_forward_before()
         if self._keeping.how == "reduce" and self._nth < len(self._seen):
             return self._seen[self._nth]
         self._seen.append(Call(self._nth))
         return self._seen[-1]
+
+    def forget_the_forward_before(self) -> None:
+        """Make room as a forward begins, where only the latest is kept."""
+        if self._keeping.how == "last":
+            self._seen = []
 
     def entry(self, call: Call, kind: str, structure: Any, tensors: int) -> Entry:
         """Where that which is seen of a kind in a call is kept.
