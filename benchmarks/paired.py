@@ -22,16 +22,24 @@ _NONE: Mapping[str, AbstractContextManager[Any]] = {}
 
 
 def in_turns(
-    runs: Mapping[str, Run], turns: int, *, warm_up: int = 2, inside: Mapping[str, AbstractContextManager[Any]] = _NONE
+    runs: Mapping[str, Run],
+    turns: int,
+    *,
+    warm_up: int = 2,
+    inside: Mapping[str, AbstractContextManager[Any]] = _NONE,
+    again: bool = False,
 ) -> dict[str, list[float]]:
     """The seconds that each takes in each turn; every other turn goes in the other order.
 
-    ``inside`` are blocks that some run in; what it takes to enter and to leave them is not measured.
+    ``inside`` are blocks that some run in; what it takes to enter and to leave them is not measured. With ``again``
+    each run follows upon one of its own kind, as in a loop, and not upon another.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, turns):  # the first run loads, allocates, and resolves the layer
         for name in list(runs) if turn % 2 else list(runs)[::-1]:
             with inside.get(name, nullcontext()):
+                if again:
+                    seconds(runs[name])
                 times[name].append(seconds(runs[name]))
     return {name: measured[warm_up:] for name, measured in times.items()}
 
