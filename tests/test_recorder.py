@@ -243,7 +243,7 @@ def test_each_module_sends_back_its_own_part_of_a_gradient() -> None:
 def test_a_module_that_returns_its_very_input_sends_back_all_that_arrives_there() -> None:
     model = Residual(nn.Identity())
     x = torch.ones(2, requires_grad=True)
-    with Recorder(model, gradients=True, edit_gradients={"branch": scale(5)}) as recorder:
+    with Recorder(model, "*", gradients=True, edit_gradients={"branch": scale(5)}) as recorder:
         model(x).sum().backward()
     assert recorder["branch"].grad_inputs[0].tolist() == [10, 10]
     assert recorder["shortcut"].grad_outputs[0].tolist() == [11, 11]  # torch's module hook would tell 1
@@ -1356,7 +1356,7 @@ def test_each_thread_has_a_recorder_of_its_own_on_one_model() -> None:
     def rounds(value: float) -> None:
         together.wait()
         for _ in range(100):
-            with Recorder(model, keep="max", edit={"0": scale(value)}) as recorder:
+            with Recorder(model, "*", keep="max", edit={"0": scale(value)}) as recorder:
                 for _ in range(3):
                     model(torch.ones(1, 2))
             if recorder["2"].outputs[0].tolist() != [value, value] or recorder["1"].calls != 3:
@@ -1575,3 +1575,13 @@ def test_a_list_that_the_model_changes_later_on_is_recorded_as_it_was() -> None:
     with Recorder(model := Popping(), "listing") as recorder:
         model(torch.ones(2))
     assert [each.tolist() for each in recorder["listing"].outputs[0]] == [[1, 1], [2, 2]]
+
+
+def test_where_edits_are_all_that_is_asked_for_the_edited_layers_are_recorded() -> None:
+    model = nn.Sequential(identity_layer(2), relu := nn.ReLU(), relu, identity_layer(2))
+    edits = {"edit": {"3": scale(2)}, "edit_inputs": {nn.Linear: scale(3)}, "edit_gradients": {"0": zero()}}
+    with Recorder(model, **edits) as recorder:  # and no word of the ReLU that runs twice
+        model(torch.ones(1, 2))
+    assert [name for name, _ in recorder] == ["3", "0"]
+    assert recorder["3"].outputs[0].tolist() == [[18, 18]]
+    assert len(Recorder(model, "*", **edits)) == len(Recorder(model)) == 4

@@ -82,7 +82,8 @@ class Recorder:
     Args:
         model: Any module.
         layers: Which of its modules, see :func:`select`: a dotted name, a wildcard (``"layer*.conv1"``), a type
-            (``nn.Conv2d``), a function of name and module, or a list of these. All modules where it is left out.
+            (``nn.Conv2d``), a function of name and module, or a list of these. Where it is left out: the layers that
+            are edited or, if there are none, all modules.
         inputs: Record what the layers receive.
         outputs: Record what the layers return.
         gradients: Record the gradients at the layers' inputs and outputs when a backward pass runs in the block.
@@ -130,10 +131,12 @@ class Recorder:
         self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
         kinds = inputs * ["inputs"] + outputs * ["outputs"] + gradients * ["grad_inputs", "grad_outputs"]
         self._keeping = Keeping(keep, device, dtype, graph=graph)
-        self._records = {name: Record(name, self._keeping, kinds) for name in select(model, layers)}
         self._edits = _by_name(model, edit, "edit")
         self._edits_of_inputs = _by_name(model, edit_inputs, "edit_inputs")
         self._edits_of_gradients = _by_name(model, edit_gradients, "edit_gradients")
+        edited = [name for name, _ in [*self._edits, *self._edits_of_inputs, *self._edits_of_gradients]]
+        names = list(dict.fromkeys(edited)) if layers is None and edited else select(model, layers)
+        self._records = {name: Record(name, self._keeping, kinds) for name in names}
         self._stop_after_last = stop_after_last
         self._awaited: set[str] | None = None
         self._entered, self._owner, self._has_warned = 0, 0, False
