@@ -1585,3 +1585,18 @@ def test_where_edits_are_all_that_is_asked_for_the_edited_layers_are_recorded() 
     assert [name for name, _ in recorder] == ["3", "0"]
     assert recorder["3"].outputs[0].tolist() == [[18, 18]]
     assert len(Recorder(model, "*", **edits)) == len(Recorder(model)) == 4
+
+
+def test_another_thread_that_looks_on_sees_the_forwards_that_have_ended_and_loses_nothing() -> None:
+    model, seen = nn.Sequential(identity_layer(2), nn.Tanh()), []
+    with Recorder(model, "0") as recorder:
+
+        def let_another_look_on(*_: object) -> None:
+            thread = threading.Thread(target=lambda: seen.append(recorder["0"].calls))
+            thread.start()
+            thread.join()
+
+        with forward_hook(model[1], let_another_look_on):
+            model(torch.ones(1, 2))
+    assert seen == [0]
+    assert len(recorder["0"].outputs) == recorder["0"].calls == 1

@@ -342,6 +342,8 @@ class Recorder:
 
     def _settle(self) -> None:
         """Record what waits."""
+        if threading.get_ident() != self._owner:  # it looks on, in the middle of a forward perhaps
+            return
         waiting, self._waiting = self._waiting, []
         for record, output in waiting:
             call, tensors = record.begin(self._forward), tensors_in(output)
