@@ -12,6 +12,7 @@ import stat
 import struct
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -183,12 +184,12 @@ def show(pixels: npt.NDArray[np.uint8]) -> None:
         picture.show()
 
 
-class Shown:
+class Shown(ABC):
     """What a person sees as one picture: it is saved, shown, and in a notebook shows itself."""
 
+    @abstractmethod
     def picture(self) -> npt.NDArray[np.uint8]:
         """The pixels, ``(H, W, 3)``."""
-        raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the :meth:`picture`, whole or not at all; the suffix decides the format (png, jpg, webp).

@@ -6,9 +6,10 @@
 """
 
 from camtool.recorder.edits import Edit, add_noise, clip, replace, scale, zero
-from camtool.recorder.recording import Recorder, SeveralCallsWarning, Which, select
+from camtool.recorder.recording import Recorder, SeveralCallsWarning
 from camtool.recorder.records import Record
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
+from camtool.recorder.selecting import Which, select
 
 __all__ = [
     "Edit",

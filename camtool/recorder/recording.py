@@ -10,38 +10,31 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Iterator, MutableSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, LayerError, near
 from camtool.hooks import call, forward_hook, forward_pre_hook, gradient_hook
-from camtool.modules import module_named, modules_by_name, name_of
+from camtool.modules import module_named, name_of
 from camtool.recorder.backward import SentBack
+from camtool.recorder.editing import Edits, edit_inputs, edit_output, edited_gradient, edits_by_name, main_tensor_of
 from camtool.recorder.edits import Edit
 from camtool.recorder.records import Call, Entry, Keep, Keeping, Record
-from camtool.structures import Inputs, main_tensor, map_tensors, tensors_in, with_main_tensor
+from camtool.recorder.selecting import Which, select
+from camtool.structures import Inputs, map_tensors, tensors_in, with_main_tensor
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-__all__ = ["Recorder", "SeveralCallsWarning", "Which", "select"]
-
-_Selector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
-
-Which: TypeAlias = _Selector | Sequence[_Selector]
-"""Layers: by dotted name, wildcard, type, function of name and module, the module itself, or a list of these."""
-
-Edits: TypeAlias = Mapping[_Selector, Edit]
-"""What is done at which layers."""
+__all__ = ["Recorder", "SeveralCallsWarning"]
 
 
 class SeveralCallsWarning(UserWarning):
@@ -81,9 +74,9 @@ class Recorder:
 
     Args:
         model: Any module.
-        layers: Which of its modules, see :func:`select`: a dotted name, a wildcard (``"layer*.conv1"``), a type
-            (``nn.Conv2d``), a function of name and module, or a list of these. Where it is left out: the layers that
-            are edited or, if there are none, all modules.
+        layers: Which of its modules, see :func:`camtool.recorder.select`: a dotted name, a wildcard
+            (``"layer*.conv1"``), a type (``nn.Conv2d``), a function of name and module, or a list of these. Where it is
+            left out: the layers that are edited or, if there are none, all modules.
         inputs: Record what the layers receive.
         outputs: Record what the layers return.
         gradients: Record the gradients at the layers' inputs and outputs when a backward pass runs in the block.
@@ -131,9 +124,9 @@ class Recorder:
         self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
         kinds = inputs * ["inputs"] + outputs * ["outputs"] + gradients * ["grad_inputs", "grad_outputs"]
         self._keeping = Keeping(keep, device, dtype, graph=graph)
-        self._edits = _by_name(model, edit, "edit")
-        self._edits_of_inputs = _by_name(model, edit_inputs, "edit_inputs")
-        self._edits_of_gradients = _by_name(model, edit_gradients, "edit_gradients")
+        self._edits = edits_by_name(model, edit, "edit")
+        self._edits_of_inputs = edits_by_name(model, edit_inputs, "edit_inputs")
+        self._edits_of_gradients = edits_by_name(model, edit_gradients, "edit_gradients")
         edited = [name for name, _ in [*self._edits, *self._edits_of_inputs, *self._edits_of_gradients]]
         names = list(dict.fromkeys(edited)) if layers is None and edited else select(model, layers)
         self._records = {name: Record(name, self._keeping, kinds) for name in names}
@@ -236,11 +229,11 @@ class Recorder:
             enter(forward_pre_hook(self._model, self._begin_forward))
             # Edits go ahead of all other hooks, other recorders' too; the last one to say so comes first.
             for name, edit in reversed(self._edits_of_inputs):
-                enter(forward_pre_hook(self._at(name), partial(_edit_inputs, name, edit), first=True))
+                enter(forward_pre_hook(self._at(name), partial(edit_inputs, name, edit), first=True))
             for name, edit in reversed(self._edits_of_gradients):
                 enter(forward_hook(self._at(name), partial(self._edit_gradient, name, edit), first=True))
             for name, edit in reversed(self._edits):
-                enter(forward_hook(self._at(name), partial(_edit_output, name, edit), first=True))
+                enter(forward_hook(self._at(name), partial(edit_output, name, edit), first=True))
             for name, record in self:
                 tap = _Tap(record)
                 self._taps.append(tap)
@@ -397,9 +390,9 @@ class Recorder:
         switch = self._switch
 
         def change(gradient: Tensor) -> Tensor | None:
-            return _edited_gradient(gradient, edit, f"edit_gradients of layer {name!r}") if switch.on else None
+            return edited_gradient(gradient, edit, f"edit_gradients of layer {name!r}") if switch.on else None
 
-        tensor = _main_tensor_of(name, output)
+        tensor = main_tensor_of(name, output)
         if not tensor.requires_grad or torch.is_inference_mode_enabled():
             return None
         with torch.enable_grad():
@@ -493,121 +486,3 @@ def _copied_on_write(tensor: Tensor) -> Tensor:
 
 
 _lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
-
-
-def _main_tensor_of(name: str, structure: Any) -> Tensor:
-    tensor = main_tensor(structure)
-    if tensor is None:
-        raise LayerError(f"layer {name!r} has no floating tensor there that could be edited; choose another layer.")
-    return tensor
-
-
-def _edit_inputs(
-    name: str, edit: Edit, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    edited = _edited(_main_tensor_of(name, (args, kwargs)), edit, f"edit_inputs of layer {name!r}")
-    changed: tuple[Any, dict[str, Any]] = with_main_tensor((args, kwargs), edited)
-    return changed
-
-
-def _edit_output(name: str, edit: Edit, _: nn.Module, output: Any) -> Any:
-    return with_main_tensor(output, _edited(_main_tensor_of(name, output), edit, f"edit of layer {name!r}"))
-
-
-def _edited(tensor: Tensor, edit: Edit, what: str) -> Tensor:
-    given = tensor.clone()  # it may be written to
-    edited = edit(given)
-    if edited is None:
-        return given
-    if not isinstance(edited, Tensor):
-        raise CamtoolError(f"{what}: it returned {type(edited).__name__}; return a tensor, or nothing.")
-    return edited
-
-
-def _edited_gradient(gradient: Tensor, edit: Edit, what: str) -> Tensor:
-    edited = _edited(gradient, edit, what)
-    if edited.shape != gradient.shape:
-        raise CamtoolError(
-            f"{what}: it returned a tensor of shape {tuple(edited.shape)} for a gradient of shape "
-            f"{tuple(gradient.shape)}; the shape must stay."
-        )
-    return edited
-
-
-def _by_name(model: nn.Module, edits: Edits | None, argument: str) -> list[tuple[str, Edit]]:
-    if edits is not None and not isinstance(edits, Mapping):
-        raise CamtoolError(f"{argument} must map layers to functions, {{'layer4': scale(2)}} say, not {edits!r}.")
-    for edit in (edits or {}).values():
-        if not callable(edit):
-            raise CamtoolError(f"{argument}: {edit!r} is no function of a tensor; use replace(value) to put a value.")
-    return [(name, edit) for which, edit in (edits or {}).items() for name in select(model, which)]
-
-
-# ---------------------------------------------------------------------------------------------------- choosing layers
-
-
-def select(model: nn.Module, which: Which | None) -> list[str]:
-    """The dotted names of the layers that are meant, each once.
-
-        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
-        >>> select(net, nn.Conv2d), select(net, "[01]"), select(net, lambda name, module: name > "1")
-        (['0', '2'], ['0', '1'], ['2'])
-
-    Args:
-        model: Any module.
-        which: A dotted name; a wildcard such as ``"layer*.conv1"``, in which ``*`` stands for any characters, dots
-            included; a type; a module of the model; a function of name and module that tells whether it is meant; or a
-            list of these. ``None`` means all modules, the model itself included, whose name is ``""``.
-
-    Raises:
-        LayerError: A name is unknown, or nothing matches; the message suggests near names. Or all that is meant is
-            TorchScript.
-    """
-    if which is None:
-        return _taking_hooks(model, list(modules_by_name(model)))
-    if isinstance(which, Sequence) and not isinstance(which, (str, nn.Module)):
-        return list(dict.fromkeys(name for each in which for name in _matching(model, each)))
-    return _matching(model, which)
-
-
-def _matching(model: nn.Module, which: Any) -> list[str]:
-    if isinstance(which, nn.Module) or (isinstance(which, str) and not set(which) & set("*?[")):
-        return _taking_hooks(model, [name_of(model, which)])
-    found, nothing = _searched(model, which)
-    if not found:
-        raise LayerError(nothing)
-    return _taking_hooks(model, found)
-
-
-def _taking_hooks(model: nn.Module, names: list[str]) -> list[str]:
-    """Those of the names whose modules take hooks."""
-    found = [name for name in names if not isinstance(module_named(model, name), torch.jit.ScriptModule)]
-    if not found:
-        raise LayerError(
-            f"layer {names[0]!r} is TorchScript, whose modules take no hooks; record the layers around it, or the "
-            f"model that it was made of."
-        )
-    return found
-
-
-def _searched(model: nn.Module, which: Any) -> tuple[list[str], str]:
-    """The names that match, and what to say should there be none."""
-    if isinstance(which, str):
-        names = _first_names(model, lambda name, _: fnmatchcase(name, which))
-        return names, f"the model has no layer {which!r}.{near(which, modules_by_name(model))}"
-    if isinstance(which, type):
-        kinds = {type(module).__name__ for module in model.modules()}
-        names = _first_names(model, lambda _, module: isinstance(module, which))
-        return names, f"the model has no layer of type {which.__name__}.{near(which.__name__, kinds)}"
-    if callable(which):
-        return _first_names(model, which), "layers: the function is true of no layer of the model."
-    raise LayerError(f"layers: {which!r} is no name, wildcard, type, module, or function of name and module.")
-
-
-def _first_names(model: nn.Module, is_meant: Callable[[str, nn.Module], bool]) -> list[str]:
-    """Of each module that is meant by any of its names, the first such name."""
-    found: dict[nn.Module, str] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if module not in found and is_meant(name, module):
-            found[module] = name
-    return list(found.values())
