@@ -15,8 +15,7 @@ from camtool.modules import module_named, modules_by_name, name_of
 __all__ = ["Selector", "Which", "select"]
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
-
-"""One way to say it."""
+"""One way to say which layers are meant."""
 
 Which: TypeAlias = Selector | Sequence[Selector]
 """Layers: by dotted name, wildcard, type, function of name and module, the module itself, or a list of these."""
