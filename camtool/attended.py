@@ -7,14 +7,15 @@ tokens, with what each of them means to a row's score.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from camtool.attention import Attention, Block, Captured
 from camtool.errors import MethodError
+from camtool.guards import with_gradients
 from camtool.layouts import Layout, token_layout
+from camtool.lazy import cached_property
 from camtool.maps import widened
 
 __all__ = ["Attended", "Rescore", "Slopes"]
@@ -91,7 +92,7 @@ class Attended:
             MethodError: The blocks do not return tokens of one shape, or no gradient passes.
         """
         blocks = self._blocks_of_one_shape()
-        with torch.inference_mode(False), torch.enable_grad():
+        with with_gradients():
             own = self._own_scores(blocks)
             return [
                 self._towards(scores, [call.matrix])[0]

@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.guards import left_as_found, outside_inference_mode
-from camtool.hooks import call, watched
+from camtool.hooks import call, watch_modules
 from camtool.maps import widened
 from camtool.structures import Inputs, main_tensor
 
@@ -119,12 +119,13 @@ def capture(model: nn.Module, inputs: Inputs) -> Captured:
 def _capture(model: nn.Module, inputs: Inputs, *, grad_in_trunk: bool) -> tuple[Captured, bool]:
     """What was seen, and whether its graph leads, in one piece, from the first attention to the output."""
     with (
-        left_as_found(model),
+        left_as_found(model) as cleanup,
         outside_inference_mode(model, inputs, grad=True) as inputs,
         torch.set_grad_enabled(grad_in_trunk),
     ):
         watch = _Watch(main_tensor(inputs))
-        with watched(model, watch.enter, watch.leave), watch:
+        watch_modules(cleanup, model, watch.enter, watch.leave)
+        with watch:
             output = call(model, inputs)
     tensor = main_tensor(output)
     whole = not watch.cut and (not watch.calls or tensor is None or tensor.requires_grad)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from camtool import outputs, targets
 from camtool.attended import Attended
 from camtool.attention import Block, Captured, capture
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.guards import left_as_found
+from camtool.guards import left_as_found, with_gradients
 from camtool.hooks import Observation, call, nth_call, observe, resume, trace
 from camtool.layers import Layer, resolve
+from camtool.lazy import cached_property
 from camtool.maps import widened
 from camtool.streaming import Twin, in_chunks, largest_behind, room_for
 from camtool.structures import Inputs, main_tensor, map_batch
@@ -108,7 +109,7 @@ class Scene:
 
     def _on_a_graph(self) -> Any:
         """The output for the first image, on a graph from its picture."""
-        with torch.inference_mode(False), torch.enable_grad(), self.as_called(), left_as_found(self.model):
+        with with_gradients(), self.as_called(), left_as_found(self.model):
             picture = _picture(self.inputs)[:1].detach().clone().requires_grad_()
             return outputs.of_images(call(self.model, self.inputs_of(0, picture)), 1)
 
@@ -139,6 +140,8 @@ class Scene:
 
     def as_called(self) -> AbstractContextManager[None]:
         """The autocast mode that the forward ran in, for other forwards that are to be like it."""
+        if (torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)) == self._autocast:
+            return nullcontext()
         return torch.autocast(self._kind, dtype=self._autocast[1], enabled=self._autocast[0])
 
     def inputs_of(self, image: int, pictures: Tensor | None = None) -> Inputs:
@@ -217,7 +220,7 @@ def _question(scene: Scene, wanted: Sequence[targets.Target], images: Sequence[i
     """A question to a scene; the same as the latest is not asked again, so methods and layers share its gradients."""
     latest = scene.latest
     if latest is None or (latest.targets, latest.images) != (list(wanted), list(images)):
-        with torch.inference_mode(False), torch.enable_grad():
+        with with_gradients():
             scores = targets.score(wanted, scene.observation.output, images)
         seen = {layer.name: scene.tensor(layer) for layer in scene.layers}
         latest = scene.latest = _Question(list(wanted), list(images), scores, seen)
@@ -260,7 +263,7 @@ def _bend(score: Tensor, tensor: Tensor, along: Tensor) -> Tensor:
 
 
 def _gradients(scores: Tensor, tensors: Sequence[Tensor], weights: Tensor, *, batched: bool = False) -> list[Tensor]:
-    with torch.inference_mode(False), torch.enable_grad():
+    with with_gradients():
         # Other targets may ask the same graph again, so it is kept; it goes when the scene goes.
         return list(
             torch.autograd.grad(
@@ -326,7 +329,7 @@ class Evidence:
         """
         own, layout = self._scene.tensor(self._layer), self._layer.layout
         try:
-            with torch.inference_mode(False), torch.enable_grad():
+            with with_gradients():
                 still = torch.zeros_like(own[:1])
                 along = layout.from_grid(direction.detach().to(own.dtype).clone(), still)
                 return self._on_grid(self._question.curvature(own, along))
@@ -344,7 +347,7 @@ class Evidence:
             MethodError: The model runs no attention that can be seen, or not all of it is over the same tokens.
         """
         captured = self._scene.attention
-        with torch.inference_mode(False), torch.enable_grad():
+        with with_gradients():
             output = outputs.of_images(captured.output, len(self.inputs))
             scores = targets.score(self.targets, output, self.images)
 
@@ -486,7 +489,7 @@ class Evidence:
                 "method 'cam' weighs channels by the logits, and target_class is a function of the model's whole "
                 "output; use method='gradcam', which works on any target."
             )
-        with torch.inference_mode(False), torch.enable_grad():
+        with with_gradients():
             logits = self.logits.clone().requires_grad_()
             scores = targets.score(self.targets, logits, self.images)
             (by_class,) = _by_row(scores, self.images, [logits])
@@ -528,7 +531,7 @@ class Evidence:
         """The rows' scores ``(R,)`` on other pictures ``(R, C, *size)``, joined to them by a graph."""
         main = main_tensor(self._scene.inputs)
         inputs = map_batch(self._scene.inputs, lambda tensor: pictures if tensor is main else tensor[self.images])
-        with torch.inference_mode(False), torch.enable_grad(), self._scene.as_called(), left_as_found(self.model):
+        with with_gradients(), self._scene.as_called(), left_as_found(self.model):
             return targets.score(self.targets, outputs.of_images(call(self.model, inputs), len(pictures)))
 
     def score(self, pictures: Tensor, row: int = 0) -> Tensor:
@@ -621,7 +624,7 @@ class Evidence:
 def _rescored(scene: Scene, question: _Question, block: Block, tokens: Tensor, rows: Sequence[int]) -> Tensor:
     """The scores ``(M, rows)`` of rows about one image if a block returned one of ``(M, ...)``; on the graph."""
     inputs = scene.inputs_of(question.images[rows[0]])
-    with torch.inference_mode(False), torch.enable_grad(), scene.as_called():
+    with with_gradients(), scene.as_called():
         output = resume(scene.model, block.name, tokens, inputs, nth=block.nth, grad=True)
         output = outputs.of_images(output, len(tokens))
         return _scored(output, [question.targets[row] for row in rows])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,11 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, overlay, targets
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
+from camtool.guards import left_as_found, thread_left_as_found
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import resolve
+from camtool.lazy import cached_property
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
 from camtool.modules import name_of, preparation_of
@@ -298,6 +301,12 @@ class Explainer:
 
     def __call__(self, img: Pictures, target_class: Wants = None) -> Any:
         """Explain; the arguments and the results are those of :func:`explain`."""
+        # The first block takes over if an interrupt arrives just as one of the others ends.
+        with Cleanup(), thread_left_as_found(), left_as_found(self._model):
+            return self._explain_all(img, target_class)
+
+    def _explain_all(self, img: Pictures, target_class: Wants) -> Any:
+        """Explain one image, several, or several inputs."""
         if isinstance(img, (Inputs, Mapping)):
             return self._of_inputs(Inputs.of(img, self._picture), target_class)
         several = self._prepare.is_batch(img)
@@ -321,7 +330,7 @@ class Explainer:
     def _of_one(self, source: Any, want: Any) -> Any:
         """The explanation of an entry of a list, which is one image, with or without the axis of a batch."""
         if not isinstance(source, (Inputs, Mapping)):
-            return self(source, want)
+            return self._explain_all(source, want)
         batch, _, nth = self._looked_at(Inputs.of(source, self._picture))
         if len(batch.pictures) != 1:
             raise ImageError(f"img: an entry of the list holds {len(batch.pictures)} pictures; give each its own.")
@@ -406,7 +415,7 @@ class Explainer:
     def _raw_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
         """The method's maps of all layers, merged: ``(R, *grid)``."""
         options = {name: value for name, value in self._options.items() if name in method.options}
-        with torch.inference_mode(False), torch.no_grad(), _without_autocast(evidence[0].scores.device.type):
+        with torch.no_grad(), _without_autocast(evidence[0].scores.device.type):
             found = [method(each, **options) for each in evidence]
             for each, raw in zip(evidence, found, strict=True):
                 _check_maps(method, each, raw)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from camtool.cleanup import Cleanup
 from camtool.errors import GeometryError
-from camtool.rng import generators_kept
+from camtool.lazy import cached_property
+from camtool.rng import keep_generators
 
 __all__ = ["Geometry", "averaged", "geometry_of", "interpolation", "probe", "unwrapped"]
 
@@ -647,9 +649,10 @@ def _largest_bias(residual: Floats, trusted: NDArray[np.bool_]) -> float:
 
 def _push(transform: Transform, pictures: list[Floats]) -> list[Floats]:
     """What the transform makes of grey pictures (H, W) in 0 .. 255; the same picture must give the same."""
-    with generators_kept() as used:
+    with Cleanup() as cleanup:
+        were_used = keep_generators(cleanup)
         outputs = [_pixels(transform, picture) for picture in pictures + pictures[-1:] * _REPEATS]
-        drawn = used()
+        drawn = were_used()
     pushed, repeated = outputs[: len(pictures)], outputs[len(pictures) :]
     same_size = len({output.shape for output in outputs}) == 1
     if drawn or not same_size or not all(np.array_equal(output, pushed[-1]) for output in repeated):

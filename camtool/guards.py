@@ -1,57 +1,72 @@
-"""Leaving no trace: what runs in these blocks finds a model fit to be asked, and leaves it exactly as it was."""
+"""Leave no trace: code in these blocks finds a model in evaluation mode, and leaves model and thread as they were."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError
 from camtool.modules import all_modules
-from camtool.rng import generators_kept
+from camtool.rng import keep_generators
 from camtool.structures import Inputs, map_tensors
 
-__all__ = ["left_as_found", "outside_inference_mode", "version"]
+__all__ = [
+    "left_as_found",
+    "outside_inference_mode",
+    "thread_left_as_found",
+    "version",
+    "with_gradients",
+]
 
 
-@contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
+_inference_mode: Callable[[bool], AbstractContextManager[Any]] = torch._C._InferenceMode
+"""Torch's own guard for inference mode, which begins as it is made. Around it, ``torch.inference_mode`` is written in
+Python: if an interrupt arrives as a block ends, the mode is left only when the traceback is freed, and the modes that
+others have set since are overwritten then."""
+
+
+def left_as_found(model: nn.Module) -> Cleanup:
     """Run the block with ``model`` in evaluation mode, and put back whatever a forward may change.
 
     That is every module's own ``training`` flag (not only the root's: a frozen batch norm stays frozen), the buffers,
     and the global random states of torch, numpy and Python. Flags are set as attributes, because ``train()`` may be
     overridden to do more; a model that is in evaluation mode already is not written to at all, so threads may share it.
+    Of several blocks about one model that overlap, in one thread or in many, the last to end puts the flags back.
 
     What a model sets up for good at its first forward, whoever runs it, stays: Hugging Face's put hooks of their own on
     their blocks, and note that these are there. Other threads' forwards may be relying on them by then.
     """
-    modules = all_modules(model)
-    training = [(module, getattr(module, "training", False)) for module in modules]  # a frozen script has no flag
-    at_risk = [module for module in modules if type(module).__module__ not in _NEVER_WRITE_BUFFERS]
-    buffers = [_buffers(module) if module._buffers else {} for module in at_risk]
-    with generators_kept(), _as_written(modules):
-        try:
-            for module, was_training in training:
-                if was_training:
-                    module.training = False
-            yield
-        finally:
-            for module, was_training in training:
-                if getattr(module, "training", False) is not was_training:
-                    module.training = was_training
-            for module, before in zip(at_risk, buffers, strict=True):
-                if module._buffers or before:
-                    _put_back(module, before)
+    return Cleanup(partial(_leave_as_found, model))
+
+
+def thread_left_as_found() -> Cleanup:
+    """Put back, at the end of the block, the thread's modes of torch and the global random generators.
+
+    The modes are grad mode, inference mode, autocast and function modes. In the block, inference mode is off.
+    """
+    return Cleanup(_leave_thread_as_found)
+
+
+def with_gradients() -> AbstractContextManager[Any]:
+    """Record graphs in the block, whatever mode the caller works in."""
+    if not torch.is_inference_mode_enabled():  # in most calls it is off already, and to enter it takes time
+        return torch.enable_grad()
+    return _inference_mode(False)  # grad mode comes with it
 
 
 @contextmanager
 def outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> Iterator[Inputs]:
     """Make gradients possible where the caller works in ``torch.inference_mode``; yields inputs that allow them."""
-    with torch.inference_mode(False):
+    with Cleanup(_leave_inference_mode):
         try:
             yield map_tensors(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         except RuntimeError as error:
@@ -64,64 +79,283 @@ def outside_inference_mode(model: nn.Module, inputs: Inputs, *, grad: bool) -> I
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written to; tensors made in inference mode do not count it."""
+    """Return how often the tensor was written to; 0 for tensors made in inference mode, which do not count it."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-_Buffers: TypeAlias = dict[str, tuple[Tensor, Tensor, int] | None]
-"""A module's buffers by name: the tensor itself, a copy of its values, and its version; ``None`` for an empty one."""
-
-_NEVER_WRITE_BUFFERS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
-"""Where the classes live that leave their buffers alone in evaluation mode. Other code may write to any module's, a
-plain ``nn.Sequential``'s included."""
+# --------------------------------------------------------------------------------------------------- the thread
 
 
-def _buffers(module: nn.Module) -> _Buffers:
-    return {
-        name: None if buffer is None else (buffer, buffer.clone(), version(buffer))
-        for name, buffer in module._buffers.items()
-    }
+def _leave_thread_as_found(cleanup: Cleanup) -> None:
+    keep_generators(cleanup)
+    cleanup.push(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+    kinds = {"cpu", *(["cuda"] if torch.cuda.is_initialized() else [])}
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+    cleanup.push(partial(_restore_autocast, autocast))
+    cleanup.push(partial(_restore_function_modes, _get_current_function_mode_stack()))
+    _leave_inference_mode(cleanup)
 
 
-@torch.inference_mode()  # there, tensors of either kind may be written to
-def _put_back(module: nn.Module, before: _Buffers) -> None:
-    """Give the module the buffers it had; what is as it was is not touched, because other threads may be reading it."""
-    present = dict(module._buffers.items())  # a scripted module has less than a dictionary there
+def _leave_inference_mode(cleanup: Cleanup) -> None:
+    if torch.is_inference_mode_enabled():
+        guards: list[Any] = []
+        cleanup.push(partial(_end, guards))
+        guards.append(_inference_mode(False))
+
+
+def _end(guards: list[Any]) -> None:
+    for guard in guards:
+        guard.__exit__(None, None, None)  # it may be called twice
+
+
+def _restore_autocast(states: dict[str, tuple[bool, torch.dtype]]) -> None:
+    for kind, (enabled, dtype) in states.items():
+        if torch.is_autocast_enabled(kind) != enabled:
+            torch.set_autocast_enabled(kind, enabled)
+        if torch.get_autocast_dtype(kind) != dtype:
+            torch.set_autocast_dtype(kind, dtype)
+
+
+def _restore_function_modes(modes: list[Any]) -> None:
+    current = _get_current_function_mode_stack()
+    if len(current) == len(modes) and all(map(_is, current, modes)):
+        return
+    for _ in current:
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+# ---------------------------------------------------------------------------------------------------- the model
+
+
+def _leave_as_found(model: nn.Module, cleanup: Cleanup) -> None:
+    keep_generators(cleanup)
+    holder = _Holder()
+    cleanup.push(partial(_release, model, holder))
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            use = _USES.by_model[id(model)] = _Use(model)
+        use.holders.add(holder)
+        use.buffers.restore()  # to what they were before an earlier forward of an outer block
+        use.evaluate()
+    if use.is_compiled:
+        _EAGERLY.hold(cleanup)
+
+
+def _release(model: nn.Module, holder: _Holder) -> None:
+    """Let go of the model; the last block of a thread puts back the buffers, the last of all the flags.
+
+    An inner block leaves the buffers to the outer one, because a backward pass that follows may need what was written.
+    It may be called twice.
+    """
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            return
+        others = use.holders - {holder}
+        if not any(each.thread == holder.thread for each in others):
+            use.buffers.restore()
+        use.holders = others
+        if not others:
+            use.restore_flags()
+            del _USES.by_model[id(model)]
+
+
+class _Holder:
+    """One block that uses a model."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+class _Use:
+    """A model in use: what it was like before, and the blocks that use it.
+
+    Args:
+        model: Any module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model  # its id is a key as long as this lives
+        modules = all_modules(model)
+        self.is_compiled = any(
+            module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules
+        )
+        self.holders: set[_Holder] = set()
+        self.buffers = _Buffers(modules)
+        # A frozen script has no flag.
+        self._training = [(module, getattr(module, "training", False)) for module in modules]
+
+    def evaluate(self) -> None:
+        """Put all modules in evaluation mode."""
+        for module, was_training in self._training:
+            if was_training and module.training:
+                module.training = False
+
+    def restore_flags(self) -> None:
+        """Put back the training flags, those that the model itself has set included."""
+        for module, was_training in self._training:
+            if getattr(module, "training", False) is not was_training:
+                module.training = was_training
+
+
+class _Uses:
+    """The models in use in this process, and how often."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_model: dict[int, _Use] = {}
+
+    def forget_other_threads(self) -> None:
+        """In a forked child: the other threads are gone, which may have held the lock and used models."""
+        self.lock = threading.Lock()
+        here = threading.get_ident()
+        for key, use in list(self.by_model.items()):
+            use.holders = {holder for holder in use.holders if holder.thread == here}
+            if not use.holders:
+                use.buffers.restore()
+                use.restore_flags()
+                del self.by_model[key]
+
+
+_USES = _Uses()
+
+
+class _Buffers:
+    """The buffers of some modules: which tensors they are, and the values in them.
+
+    Values are compared and not only versions, because batch norm writes its statistics without counting a version. To
+    copy many small tensors into one takes a fourth of the time of copying each.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = [(module, dict(module._buffers.items())) for module in modules]
+        # Of TorchScript it is no dictionary, but made anew each time.
+        are_dictionaries = all(isinstance(module._buffers, dict) for module in modules)
+        self._slots = [(module, name) for module, own in self._modules for name in own] if are_dictionaries else None
+        self._tensors = [each for _, own in self._modules for each in own.values()]
+        groups: dict[Any, list[Tensor]] = {}
+        for each in {id(each): each for each in self._tensors if each is not None}.values():
+            groups.setdefault((each.dtype, each.device) if _is_small(each) else id(each), []).append(each)
+        self._groups = list(map(_Group, groups.values()))
+
+    def restore(self) -> None:
+        """Put back tensors and values; what is as it was is not touched, as other threads may be reading it."""
+        for group in self._groups:
+            group.restore()
+        if not self._has_the_same_tensors():
+            for module, before in self._modules:
+                _restore_tensors(module, before)
+
+    def _has_the_same_tensors(self) -> bool:
+        if self._slots is None:
+            return False
+        now = [module._buffers.get(name) for module, name in self._slots]
+        count = sum(len(module._buffers) for module, _ in self._modules)
+        return count == len(self._slots) and all(map(_is, now, self._tensors))
+
+
+class _Group:
+    """Buffers of one type on one device, or a single one, and a copy of their values."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._buffers, self._are_small = buffers, _is_small(buffers[0])
+        self._values = self._in_a_row()
+        self._versions = list(map(version, buffers))
+
+    def restore(self) -> None:
+        """Copy back the values of those that were written to."""
+        if self._is_written():
+            parts = [self._values]
+            if self._are_small:
+                parts = list(self._values.split([each.numel() for each in self._buffers]))
+            for buffer, part, written in zip(self._buffers, parts, self._versions, strict=True):
+                before = part.reshape(buffer.shape) if self._are_small else part
+                _restore_values(buffer, before, counts=version(buffer) != written)
+            self._versions = list(map(version, self._buffers))
+
+    def _is_written(self) -> bool:
+        if any(map(Tensor.is_inference, self._buffers)) or list(map(version, self._buffers)) != self._versions:
+            return True
+        return self._are_small and not torch.equal(self._in_a_row(), self._values)
+
+    @torch.no_grad()
+    def _in_a_row(self) -> Tensor:
+        if not self._are_small:
+            return self._buffers[0].clone()
+        return torch.cat([each if each.ndim == 1 else each.reshape(-1) for each in self._buffers])
+
+
+_SMALL = 4096
+"""Buffers of up to so many elements are compared by their values, e.g. those of a batch norm. For larger ones, e.g.
+masks, that would take too long; their version tells that they were written to."""
+
+
+def _is_small(buffer: Tensor) -> bool:
+    is_plain = buffer.layout == torch.strided and not (buffer.is_quantized or buffer.is_nested or buffer.is_meta)
+    return is_plain and buffer.numel() <= _SMALL
+
+
+def _restore_values(buffer: Tensor, before: Tensor, *, counts: bool) -> None:
+    """Copy back values; what was written without counting a version, by batch norm, is so restored too.
+
+    A graph that was recorded in between refuses to run backward if the version of what it holds has changed.
+    """
+    if not _is_small(buffer) or not torch.equal(buffer, before):
+        with _inference_mode(True):  # there, tensors of either kind may be written to
+            target = buffer if counts or buffer.is_inference() else buffer.data
+            target.copy_(before)
+
+
+def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:
+    present = dict(module._buffers.items())
     for name in present.keys() - before.keys():
         delattr(module, name)
-    for name, known in before.items():
-        buffer, value, written = known or (None, None, 0)
-        if buffer is not None and value is not None and (buffer.is_inference() or buffer._version != written):
-            buffer.copy_(value)
+    for name, buffer in before.items():
         if present.get(name) is not buffer:
             module._buffers[name] = buffer
 
 
-@contextmanager
-def _as_written(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Run compiled modules as they were written: their compiled form does not know of hooks that came after it."""
-    is_compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
-    with _EAGERLY if is_compiled else nullcontext():
-        yield
-
-
 class _Eagerly:
-    """A ``with`` block in which nothing compiled runs. It holds for all threads, so the last to leave ends it."""
+    """Run compiled modules as they were written, as their compiled form does not know of hooks that came after it.
+
+    It holds for all threads, so the last to leave ends it.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._stance = threading.Lock(), 0, ExitStack()
+        self.lock = threading.Lock()
+        self._holders: set[object] = set()
+        self._stance: Any = None
 
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+    def hold(self, cleanup: Cleanup) -> None:
+        holder = object()
+        cleanup.push(partial(self._release, holder))
+        with self.lock:
+            self._holders.add(holder)
+            if self._stance is None:
+                self._stance = torch.compiler.set_stance("force_eager")
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._stance.close()
+    def _release(self, holder: object) -> None:
+        with self.lock:
+            self._holders.discard(holder)
+            if not self._holders and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
 
 
 _EAGERLY = _Eagerly()
+
+
+def _after_fork() -> None:
+    _EAGERLY.lock = threading.Lock()
+    _USES.forget_other_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

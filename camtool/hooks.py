@@ -1,13 +1,13 @@
-"""Hooks: the one room that looks inside a running model; what it does there, the guards undo.
+"""Hooks: the only module that looks inside a running model; what it does there, the guards undo.
 
 :func:`observe` runs a model once and brings back what chosen layers returned, joined to the output by a graph of the
 tail alone. Every explanation stands on it. :func:`resume` is its counterpart: it runs only the tail, on other
-activations. The hooks themselves, each for the length of a ``with`` block, serve other rooms too; with them
-:mod:`camtool.recorder` records for people.
+activations. The hooks themselves, each for the length of a :class:`~camtool.cleanup.Cleanup`, serve other modules too,
+e.g. :mod:`camtool.recorder`.
 
 Three rules hold for all. A hook acts only in the thread that registered it. What :func:`observe` keeps is the tensor
 itself, and what the model works on from there is a clone, so an in-place operation after the layer cannot change it.
-Whatever happens, ``finally`` removes every hook.
+The cleanup removes every hook, wherever an error or an interrupt arrives.
 
 The trick of :func:`observe` is to start with grad mode off. When the first chosen layer returns, its hook makes the
 output a leaf and switches grad mode on, so autograd records only what follows. The trunk costs what inference costs,
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.guards import left_as_found, outside_inference_mode, version
 from camtool.modules import module_named, preparation_of, watchable
@@ -43,17 +44,19 @@ from camtool.structures import (
 __all__ = [
     "Call",
     "Observation",
+    "add_forward_hook",
+    "add_forward_pre_hook",
     "call",
-    "forward_hook",
-    "forward_pre_hook",
     "gradient_hook",
+    "has_hooks_of_others",
     "node_hook",
     "nth_call",
     "observe",
     "prepared",
+    "remove_gradient_hook",
     "resume",
     "trace",
-    "watched",
+    "watch_modules",
 ]
 
 _T = TypeVar("_T")
@@ -125,10 +128,13 @@ def _observe(
         calls[layer].append(kept)
         return with_main_tensor(output, kept.clone())
 
-    with left_as_found(model), outside_inference_mode(model, inputs, grad=grad) as inputs, ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(grad_in_trunk))
+    with (
+        left_as_found(model) as cleanup,
+        outside_inference_mode(model, inputs, grad=grad) as inputs,
+        torch.set_grad_enabled(grad_in_trunk),
+    ):
         for layer in calls:
-            stack.enter_context(forward_hook(module_named(model, layer), partial(keep, layer), first=True))
+            add_forward_hook(cleanup, module_named(model, layer), partial(keep, layer), first=True)
         output = _answer(model, inputs)
     for layer, tensors in calls.items():
         nth_call(layer, tensors, -1)
@@ -181,7 +187,8 @@ def _resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, n
         torch.set_grad_enabled(grad)  # until the forward's own grad mode ends, below
         return with_main_tensor(output, activations.clone())
 
-    with left_as_found(model), torch.no_grad(), forward_hook(module_named(model, layer), replace, first=True):
+    with left_as_found(model) as cleanup, torch.no_grad():
+        add_forward_hook(cleanup, module_named(model, layer), replace, first=True)
         output = call(model, inputs)
     if ran <= nth:
         raise LayerError(f"layer {layer!r} ran {ran} times, so there is no call {nth} to replace.")
@@ -268,25 +275,26 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         latest.append((tensor, content))
 
     with (
-        left_as_found(model),
+        left_as_found(model) as cleanup,
         outside_inference_mode(model, inputs, grad=False) as inputs,  # where tensors tell whether they were written to
         torch.no_grad(),
-        ExitStack() as stack,
     ):
         for name, module in watchable(model):
-            stack.enter_context(forward_pre_hook(module, partial(meet, name)))
-            stack.enter_context(forward_hook(module, partial(note, name)))
+            add_forward_pre_hook(cleanup, module, partial(meet, name))
+            add_forward_hook(cleanup, module, partial(note, name))
         output = _answer(model, inputs)
     if not calls:
         note("", model, output)
     return calls
 
 
-@contextmanager
-def watched(model: nn.Module, before: Callable[[str, Any], None], after: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call ``before(name, given)`` ahead of every module's calls in this thread, ``after(name, output)`` behind them.
+def watch_modules(
+    cleanup: Cleanup, model: nn.Module, before: Callable[[str, Any], None], after: Callable[[str, Any], None]
+) -> None:
+    """Call ``before(name, given)`` before every module's calls in this thread, ``after(name, output)`` after them.
 
-    What is given are the positional arguments and the keyword arguments, in this order.
+    ``given`` holds the positional arguments and the keyword arguments, in this order. The hooks are removed at the end
+    of the cleanup's block.
     """
 
     def ahead(name: str, _: nn.Module, *given: Any) -> None:
@@ -295,11 +303,9 @@ def watched(model: nn.Module, before: Callable[[str, Any], None], after: Callabl
     def behind(name: str, _: nn.Module, output: Any) -> None:
         after(name, output)
 
-    with ExitStack() as stack:
-        for name, module in watchable(model):
-            stack.enter_context(forward_pre_hook(module, partial(ahead, name)))
-            stack.enter_context(forward_hook(module, partial(behind, name)))
-        yield
+    for name, module in watchable(model):
+        add_forward_pre_hook(cleanup, module, partial(ahead, name))
+        add_forward_hook(cleanup, module, partial(behind, name))
 
 
 def _content(tensor: Tensor) -> tuple[int, int, int]:
@@ -310,65 +316,91 @@ def _content(tensor: Tensor) -> tuple[int, int, int]:
 # ------------------------------------------------------------------------------------------- leaving no trace
 
 
-@contextmanager
-def forward_hook(
-    module: nn.Module, see: Callable[[nn.Module, Any], Any], *, first: bool = False, always: bool = False
-) -> Iterator[None]:
+class _Hook:
+    """A hook that acts in the thread that registered it, and nowhere else.
+
+    The module may be running in other threads while hooks come and go. Torch reads a call's hooks first and asks only
+    then which of them take keyword arguments, so a hook must take its arguments in either form. A copy of the module,
+    or a pickle, holds a function of the standard library that does nothing: nobody would remove a hook from there.
+    """
+
+    def __init__(self, see: Callable[..., Any]) -> None:
+        self._see = see
+        self.owner: int | None = threading.get_ident()
+
+    def __call__(self, module: nn.Module, *args: Any) -> Any:
+        return self._see(module, *args) if threading.get_ident() == self.owner else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def add_forward_hook(
+    cleanup: Cleanup,
+    module: nn.Module,
+    see: Callable[[nn.Module, Any], Any],
+    *,
+    first: bool = False,
+    always: bool = False,
+) -> None:
     """Call ``see(module, output)`` after the module's calls in this thread; what it returns replaces the output.
 
     What replaces it must be what all the rest of the model works on, and some models collect their blocks' outputs by
     hooks of their own (Hugging Face's, for the heads that look at several depths): ``first`` goes before those. With
-    ``always`` it is called with ``None`` where the module fails.
-
-    ``module`` may be running in other threads while hooks come and go. Torch reads a call's hooks first and asks only
-    then which of them take keyword arguments, so a hook of ours must take its arguments in either form. And who copies
-    the module in the block copies the hook, which nobody removes from there: so it has no owner any more in the end.
+    ``always`` it is called with ``None`` where the module fails. The hook is removed at the end of the cleanup's block.
     """
-    owner: int | None = threading.get_ident()
-
-    def hook(module: nn.Module, *args: Any) -> Any:
-        return see(module, args[-1]) if threading.get_ident() == owner else None
-
-    handle = module.register_forward_hook(hook, prepend=first, always_call=always)
-    try:
-        yield
-    finally:
-        owner = None
-        handle.remove()
+    hook = _Hook(lambda module, *args: see(module, args[-1]))
+    cleanup.push(partial(_remove, module, hook))
+    module.register_forward_hook(hook, prepend=first, always_call=always)
 
 
-@contextmanager
-def forward_pre_hook(
+def add_forward_pre_hook(
+    cleanup: Cleanup,
     module: nn.Module,
     see: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None],
     *,
     first: bool = False,
-) -> Iterator[None]:
+) -> None:
     """Call ``see(module, args, kwargs)`` before the module's calls in this thread; what it returns replaces both.
 
-    With ``first`` it goes ahead of the hooks that are there already.
+    With ``first`` it goes ahead of the hooks that are there already. It is removed at the end of the cleanup's block.
     """
-    owner: int | None = threading.get_ident()
-
-    def hook(module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> Any:  # in either form, as above
-        return see(module, args, *kwargs) if threading.get_ident() == owner else None
-
-    handle = module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
-    try:
-        yield
-    finally:
-        owner = None
-        handle.remove()
+    hook = _Hook(see)
+    cleanup.push(partial(_remove, module, hook))
+    module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
 
 
-def gradient_hook(tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+def has_hooks_of_others(module: nn.Module) -> bool:
+    """Return whether the module has hooks on its forward that are not of this library, which another thread may use."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return not all(isinstance(each, _Hook) for each in hooks)
+
+
+def _remove(module: nn.Module, hook: _Hook) -> None:
+    """Remove a hook that may be registered: an interrupt may have come before torch returned a handle."""
+    hook.owner = None
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key in [key for key, each in list(hooks.items()) if each is hook]:
+            for flags in (module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
+                flags.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+            hooks.pop(key, None)
+
+
+def gradient_hook(tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> None:
     """Call ``see(gradient)`` whenever a backward pass has the tensor's whole gradient; what it returns replaces it.
 
-    The hook lies on the graph and goes when the graph goes. Only a leaf has none, and keeps the hook until the function
-    that comes back is called.
+    The hook lies on the graph and goes when the graph goes. A leaf has none, and keeps the hook until
+    :func:`remove_gradient_hook` is called with the same function.
     """
-    remove: Callable[[], None] = tensor.register_hook(see).remove
-    return remove
+    tensor.register_hook(see)
+
+
+def remove_gradient_hook(tensor: Tensor, see: Callable[[Tensor], Tensor | None]) -> None:
+    """Remove the hook that :func:`gradient_hook` put on a leaf, if it is there."""
+    hooks: dict[int, Any] = tensor._backward_hooks or {}
+    for key in [key for key, each in list(hooks.items()) if each is see]:
+        hooks.pop(key, None)
 
 
 def node_hook(node: Node, see: Callable[[tuple[Tensor | None, ...]], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from camtool import images, modules, overlay, structures
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
 from camtool.inputs import AXES, SHAPES, Inputs, Key, Kind, channels_over, is_photo, kind_of, looked_at
+from camtool.lazy import cached_property
 from camtool.models import Transform, own_transform, usual_size, usual_transform
 from camtool.views import Clip, Photo, Signal, View, Volume
 

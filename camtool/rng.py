@@ -5,32 +5,26 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["generators_kept", "noisy"]
+from camtool.cleanup import Cleanup
+
+__all__ = ["keep_generators", "noisy"]
 
 
-@contextmanager
-def generators_kept() -> Iterator[Callable[[], bool]]:
-    """Put the global random generators back at the end of the block.
+def keep_generators(cleanup: Cleanup) -> Callable[[], bool]:
+    """Put the global random generators back at the end of the cleanup's block.
 
-    Yields:
-        A function that tells whether any of them has been used since the block began.
+    Returns:
+        A function that tells whether any of them has been used since.
     """
     before = _states()
-    try:
-        yield lambda: not _same(_states(), before)
-    finally:
-        torch.set_rng_state(before["torch"])
-        random.setstate(before["python"])
-        if "cuda" in before:
-            torch.cuda.set_rng_state_all(before["cuda"])
-        if "numpy" in before:
-            sys.modules["numpy"].random.set_state(before["numpy"])
+    cleanup.push(partial(_restore, before))
+    return lambda: not _same(_states(), before)
 
 
 def noisy(pictures: Tensor, samples: int, level: float, seed: int) -> Iterator[Tensor]:
@@ -56,6 +50,15 @@ def _states() -> dict[str, Any]:
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     return states
+
+
+def _restore(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ last in memory.
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.errors import MethodError
 from camtool.guards import left_as_found
-from camtool.hooks import Call, call, trace
+from camtool.hooks import Call, call, has_hooks_of_others, trace
 from camtool.sealed import is_for_one_picture
 from camtool.structures import Inputs, main_tensor, map_tensors, tensors_in
 
@@ -41,7 +42,7 @@ _SAME, _SAME_IN_TF32 = 1e-5, 5e-3
 """The most that a twin's output may differ, in units of the output's largest magnitude; the second where convolutions
 are left to round their factors to ten bits, with which the model itself is no truer."""
 
-_PATIENCE = 2.0  # seconds after which a person wants to know
+_PATIENCE = 2.0  # seconds after which the user wants to see progress
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -63,20 +64,26 @@ def quiet() -> Iterator[None]:
 def in_chunks(count: int, size: int) -> Iterator[slice]:
     """The slices of ``range(count)`` that are at most ``size`` long.
 
-    Where a person is looking, which is to say at a terminal or a notebook, and it takes more than two seconds, a bar
-    shows how far it is and how long it will still take.
+    At a terminal or in a notebook, a bar shows the progress and the remaining time of what takes more than two seconds.
 
     Raises:
         MethodError: ``size`` is below 1.
     """
     if size < 1:
         raise MethodError(f"chunk must be 1 or more, got {size}; leave it out to run as many at once as fit.")
-    hidden = True if _is_quiet.get() else None  # None hides it where no terminal is
-    with _tqdm()(total=count, unit="pass", disable=hidden, delay=_PATIENCE, leave=False) as bar:
+    bar, began = None, time.monotonic()
+    try:
         for start in range(0, count, size):
             part = slice(start, min(start + size, count))
             yield part
-            bar.update(part.stop - part.start)
+            if bar is not None:
+                bar.update(part.stop - part.start)
+            elif time.monotonic() - began > _PATIENCE and not _is_quiet.get():
+                # Not earlier: tqdm holds locks, on which a process that is forked from another thread would wait.
+                bar = _tqdm()(total=count, initial=part.stop, unit="pass", disable=None, leave=False)
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 @cache
@@ -192,7 +199,7 @@ def _is_plain(module: nn.Module) -> bool:
     """Whether nobody listens at the module, and whether it knows its statistics, in numbers precise enough to fold."""
     statistics = getattr(module, "running_mean", module.weight)
     is_wide = isinstance(statistics, Tensor) and statistics.dtype in (torch.float32, torch.float64)
-    return is_wide and not module._forward_hooks and not module._forward_pre_hooks
+    return is_wide and not has_hooks_of_others(module)
 
 
 def _fold(convolution: Any, norm: Any) -> None:

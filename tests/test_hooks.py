@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from camtool import Recorder
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ForwardError, LayerError
-from camtool.hooks import call, observe, resume, trace, watched
+from camtool.hooks import call, observe, resume, trace, watch_modules
 from camtool.structures import main_tensor
 
 Pair = namedtuple("Pair", ["ids", "features"])
@@ -463,7 +464,8 @@ def test_every_modules_calls_are_watched_in_this_thread_and_no_longer_than_the_b
     def after(name: str, output: object) -> None:
         met.append(("after", name, main_tensor(output).shape))
 
-    with watched(model, before, after), ThreadPoolExecutor(1) as pool:
+    with Cleanup() as cleanup, ThreadPoolExecutor(1) as pool:
+        watch_modules(cleanup, model, before, after)
         pool.submit(model, x).result()
         assert met == []
         model(input=x)  # by name

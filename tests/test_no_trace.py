@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
 import random
+import signal
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +25,9 @@ from nets import Attend
 from torch import Tensor, nn
 
 import camtool
+from camtool.cleanup import Cleanup
 from camtool.evidence import Scene
-from camtool.hooks import observe, resume, trace
+from camtool.hooks import add_forward_hook, observe, resume, trace
 from camtool.layers import Layer, Layout
 from camtool.targets import ClassScore
 
@@ -261,6 +267,70 @@ def test_each_way_into_the_model_leaves_nothing(road, mode, training) -> None:
         ROADS[road](model, x)
 
 
+class SetsItsNormTraining(nn.Module):
+    """Normalizes by the batch's own statistics whatever its mode, as some style networks do; three ways to write it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.bn, self.way = nn.BatchNorm2d(4), way
+        self.bn.running_mean.add_(rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "flag":
+            self.bn.training = True
+            return self.bn(x)
+        if self.way == "function":
+            return nn.functional.batch_norm(x, self.bn.running_mean, self.bn.running_var, training=True)
+        self.bn.running_mean.mul_(0.9)
+        self.bn.num_batches_tracked += 1
+        return self.bn(x)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "smoothgrad", "fullgrad"])
+@pytest.mark.parametrize("way", ["flag", "function", "written"])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_that_the_model_itself_trains_stay_as_they_were(method, way, training) -> None:
+    model = net(sets=SetsItsNormTraining(way)).train(training)
+    with unchanged(model):
+        camtool.explain(model, pictures(), [[0, 2], [1, 1]], method=method, layer=LAYER)
+
+
+class RandomBackward(torch.autograd.Function):
+    """Draws random numbers in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient + torch.rand(1)
+
+
+def random_target(output: Tensor) -> Tensor:
+    return output[0] + torch.rand(1)[0] + random.random()
+
+
+def random_method(evidence: camtool.Evidence) -> Tensor:
+    return (evidence.activations * torch.rand(1)).sum(1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"target_class": random_target},
+        {"method": random_method},
+        {"merge": lambda stacked: stacked.mean(0) + torch.rand(1), "layer": ["relu1", "relu2"]},
+        {"target_class": lambda output: RandomBackward.apply(output)[0]},
+    ],
+    ids=["target", "method", "merge", "backward"],
+)
+def test_functions_of_the_user_that_draw_random_numbers_leave_the_generators_alone(arguments) -> None:
+    model = net()
+    with unchanged(model):
+        camtool.explain(model, pictures(), **arguments)
+
+
 def test_the_picture_is_not_touched() -> None:
     x = pictures().requires_grad_()
     before = x.detach().clone()
@@ -320,6 +390,110 @@ def test_a_thread_that_plainly_runs_the_model_notices_nothing(eager_switching) -
         assert all(explained)
         assert len(runs.result()) > 10
         assert all(runs.result())
+
+
+@pytest.mark.parametrize("counting", [True, False])
+def test_threads_that_explain_on_a_model_in_training_mode_leave_it_so(counting, eager_switching) -> None:
+    model = (net(counts=Counts()) if counting else net()).train()
+    model.norm.eval()
+    explainer = camtool.Explainer(model, "gradcam", LAYER)
+    batches = [rand(1, 3, 16, 16, seed=seed) for seed in range(4)]
+    alone, together = [explainer(x, 1)[0].raw for x in batches], threading.Barrier(4)
+
+    def rounds(i: int) -> int:
+        together.wait()
+        return sum(np.array_equal(explainer(batches[i], 1)[0].raw, alone[i]) for _ in range(30))
+
+    with unchanged(model), ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(rounds, range(4))) == [30] * 4
+
+
+@pytest.fixture
+def in_another_thread() -> Iterator[Callable[[nn.Module], None]]:
+    """Lets another thread explain on a model until the test ends, and waits until it is at it."""
+    done, pool = threading.Event(), ThreadPoolExecutor(1)
+    at_it = threading.Event()
+
+    def start(model: nn.Module) -> None:
+        # In the cheapest of the tests' nets an explanation has hooks on the model for a tenth of its time.
+        def target(output: Tensor) -> Tensor:
+            at_it.set()
+            return output[0]
+
+        def run() -> None:
+            while not done.is_set():
+                camtool.explain(model, pictures(), target, method="scorecam", layer=LAYER)
+
+        runs.append(pool.submit(run))
+        assert at_it.wait(30)
+
+    runs: list[Any] = []
+    try:
+        yield start
+    finally:
+        done.set()
+        pool.shutdown()
+    for each in runs:
+        each.result()
+
+
+@pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
+def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_another_thread) -> None:
+    model, x = net().eval(), pictures()
+    expected = model(x)
+    seen = []
+
+    def look(_: nn.Module, output: Tensor) -> None:
+        seen.append(copied(model))
+
+    with Cleanup() as cleanup:  # with hooks of this thread, as the other's come and go
+        add_forward_hook(cleanup, model.conv1, look)
+        in_another_thread(model)
+        assert torch.equal(model(x), expected)
+        copies = [*seen, *(copied(model) for _ in range(50))]
+        assert len(seen) == 1
+        assert all(torch.equal(each(x), expected) for each in copies)
+    assert len(seen) == 1  # copies hold no hook that looks
+    assert not any("camtool" in type(hook).__module__ for each in copies for hook in each.conv1._forward_hooks.values())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["gradcam", "scorecam"])
+def test_a_process_forked_while_another_thread_explains_can_explain_too(method, in_another_thread) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # OpenMP's own pool does not survive a fork
+    model, x = net().train(), pictures()
+    expected = camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw
+    try:
+        in_another_thread(model)
+        for _ in range(12):
+            assert child_exits_with_zero(
+                lambda: (
+                    np.array_equal(camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw, expected)
+                    and all(module.training for module in model.modules())
+                )
+            )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def child_exits_with_zero(succeeds: Callable[[], bool]) -> bool:
+    """Fork; the child exits with 0 if the function says so. One that hangs is killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if succeeds() else 3)
+        finally:
+            os._exit(4)
+    for _ in range(3000):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
 
 
 # ----------------------------------------------------------------------------------------------------- memory

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from camtool import Recorder
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks import forward_hook
+from camtool.hooks import add_forward_hook
 from camtool.recorder import (
     Histogram,
     Max,
@@ -1533,7 +1534,8 @@ def test_memory_is_flat_over_a_thousand_batches(keep) -> None:
 def test_a_running_forward_can_be_looked_at_too() -> None:
     model, seen = nn.Sequential(identity_layer(2), nn.Tanh()), []
     with Recorder(model) as recorder:
-        with forward_hook(model[1], lambda *_: seen.append(recorder["0"].outputs[0].tolist())):
+        with Cleanup() as cleanup:
+            add_forward_hook(cleanup, model[1], lambda *_: seen.append(recorder["0"].outputs[0].tolist()))
             model(torch.ones(1, 2))
         assert seen == [[[1, 1]]]
         assert [record.calls for _, record in recorder] == [1, 1, 1]
@@ -1596,7 +1598,8 @@ def test_another_thread_that_looks_on_sees_the_forwards_that_have_ended_and_lose
             thread.start()
             thread.join()
 
-        with forward_hook(model[1], let_another_look_on):
+        with Cleanup() as cleanup:
+            add_forward_hook(cleanup, model[1], let_another_look_on)
             model(torch.ones(1, 2))
     assert seen == [0]
     assert len(recorder["0"].outputs) == recorder["0"].calls == 1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from camtool.evidence import Evidence
+from camtool.guards import with_gradients
 from camtool.maps import is_constant, min_max, peaks, per_row, resize
 from camtool.methods.masking import probability_or_score
 from camtool.methods.options import check_choice, check_count, check_number
@@ -120,7 +121,7 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
     """
     check_count("steps", steps)
     check_number("rate", rate, above=0)
-    with torch.inference_mode(False), torch.enable_grad():
+    with with_gradients():
         A, pictures = evidence.activations.clone(), evidence.inputs[evidence.images]
 
         def combined(u: Tensor) -> Tensor:

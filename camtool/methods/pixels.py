@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.errors import MethodError
 from camtool.evidence import Evidence
+from camtool.guards import with_gradients
 from camtool.maps import resize, widened
 from camtool.methods.gradient import gradcam
 from camtool.methods.options import check_count, check_number
@@ -215,7 +216,7 @@ def slopes_at(evidence: Evidence, pictures: Tensor, on_the_way: Callable[[Tensor
     Raises:
         MethodError: No gradient reaches the picture.
     """
-    with torch.inference_mode(False), torch.enable_grad():
+    with with_gradients():
         leaf = pictures.to(evidence.inputs.dtype, copy=True).requires_grad_()
         scores = evidence.on_graph(leaf.clone())  # a model may write to what it is given, but not to a leaf
         wanted = [leaf, *on_the_way(leaf)]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
 from camtool.errors import MethodError, near
 from camtool.evidence import Evidence
+from camtool.lazy import cached_property
 from camtool.sealed import is_quantised, sealed_as
 
 __all__ = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.errors import ModelError
+from camtool.lazy import cached_property
 from camtool.models.base import Loaded, Transform
 from camtool.models.towers import TextTower, Tokenizer, has_two_towers
 from camtool.models.weights import fill, read_state

@@ -11,16 +11,17 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, MutableSet
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
+from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, LayerError, near
-from camtool.hooks import call, forward_hook, forward_pre_hook, gradient_hook
+from camtool.hooks import add_forward_hook, add_forward_pre_hook, call, gradient_hook, remove_gradient_hook
 from camtool.modules import module_named, name_of
 from camtool.recorder.backward import SentBack
 from camtool.recorder.editing import Edits, edit_inputs, edit_output, edited_gradient, edits_by_name, main_tensor_of
@@ -39,6 +40,32 @@ __all__ = ["Recorder", "SeveralCallsWarning"]
 
 class SeveralCallsWarning(UserWarning):
     """A recorded layer ran more than once in a forward, so the first entry of its record is not all there is of it."""
+
+
+class _Exit:
+    """An ``__exit__`` that is made up for if an interrupt arrives before its first line.
+
+    Python looks for interrupts when it begins a function, so one that arrives while the block's last tensors are freed
+    skips ``__exit__``. But a ``with`` statement looks ``__exit__`` up as it begins, and drops what it found as it ends.
+    If the recorder's block is open when that is dropped, it is left then.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __get__(self, recorder: Recorder | None, owner: type) -> Callable[..., None]:
+        if recorder is None:
+            return self._function
+        bound, entered = partial(self._function, recorder), recorder._entered
+        leave = partial(_leave_dropped_block, weakref.ref(recorder), entered)
+        recorder._statements[entered] = weakref.ref(bound, leave)
+        return bound
+
+
+def _leave_dropped_block(reference: weakref.ref[Recorder], entered: int, _: object) -> None:
+    recorder = reference()
+    if recorder is not None and recorder._entered > entered:
+        recorder._leave(entered)
 
 
 class Recorder:
@@ -135,7 +162,8 @@ class Recorder:
         self._entered, self._owner, self._has_warned = 0, 0, False
         self._forward, self._running = 0, False
         self._switch = _Switch()
-        self._stack = ExitStack()
+        self._cleanup = Cleanup(steps=[])
+        self._statements: dict[int, weakref.ref[partial[None]]] = {}
         self._taps: list[_Tap] = []
         self._waiting: list[tuple[Record, Any]] = []
         self._leaf_hooks: MutableSet[_LeafHook] = set()
@@ -161,35 +189,50 @@ class Recorder:
         Returns:
             The model's output, ``None`` where the forward ended early.
         """
-        self.__enter__()
-        self._awaited = set(self._records) if self._stop_after_last else None
+        self._check_thread()
+        entered = self._entered
         try:
-            output = call(self._model, inputs)
-        except _EndedEarly as end:
-            if end.recorder is not self:
-                raise
-            output = None
+            try:
+                output = self._run(inputs)
+            finally:
+                self._leave(entered)
         finally:
-            self._awaited, self._running = None, False
-            self._leave()
+            self._leave(entered)  # again, as an interrupt may have cut it short
         self._warn_of_several_calls()
         return output
 
-    def __enter__(self) -> Self:
-        if self._entered and self._owner != threading.get_ident():
-            raise CamtoolError("another thread is in this recorder's block; give each thread a Recorder of its own.")
-        if not self._entered:
-            self._owner = threading.get_ident()
-            self._register()
-        self._entered += 1
-        return self
+    def _run(self, inputs: Inputs) -> Any:
+        self._enter()
+        self._awaited = set(self._records) if self._stop_after_last else None
+        try:
+            return call(self._model, inputs)
+        except _EndedEarly as end:
+            if end.recorder is not self:
+                raise
+            return None
 
-    def __exit__(
+    def __enter__(self) -> Self:
+        self._check_thread()
+        entered = self._entered
+        try:
+            self._enter()
+            return self
+        except BaseException:  # without an __enter__ that returned there will be no __exit__
+            self._leave(entered)
+            raise
+
+    def _exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave()
+        entered = self._entered - 1
+        try:
+            self._leave(entered)
+        finally:
+            self._leave(entered)  # again, as an interrupt may have cut it short
         if error is None:
             self._warn_of_several_calls()
+
+    __exit__ = _Exit(_exit)
 
     def __getitem__(self, layer: str | nn.Module) -> Record:
         self._settle()
@@ -219,42 +262,59 @@ class Recorder:
 
     # ----------------------------------------------------------------------------------------------- hooks come and go
 
-    def _register(self) -> None:
+    def _check_thread(self) -> None:
+        if self._entered and self._owner != threading.get_ident():
+            raise CamtoolError("another thread is in this recorder's block; give each thread a Recorder of its own.")
+
+    def _enter(self) -> None:
+        if not self._entered:
+            self._owner = threading.get_ident()
+            self._cleanup.__enter__()
+            self._register(self._cleanup)
+        self._entered += 1
+
+    def _leave(self, entered: int) -> None:
+        """Go back to a block that was entered so often; it may be called twice."""
+        self._entered, self._awaited, self._running = entered, None, False
+        self._statements.pop(entered, None)
+        if not entered:
+            try:
+                self._switch.on = self._running = False
+                self._settle()
+            finally:
+                self._cleanup.close()
+
+    def _register(self, cleanup: Cleanup) -> None:
         self._taps.clear()
         self._leaf_hooks = weakref.WeakSet()
+        cleanup.push(self._forget)
         can_wait = self._outputs and not self._inputs and not self._gradients and self._keeping.can_wait
         after = self._after_in_short if can_wait else self._after
-        with ExitStack() as stack:  # all hooks or, should one fail to register, none
-            enter = stack.enter_context
-            enter(forward_pre_hook(self._model, self._begin_forward))
-            # Edits go ahead of all other hooks, other recorders' too; the last one to say so comes first.
-            for name, edit in reversed(self._edits_of_inputs):
-                enter(forward_pre_hook(self._at(name), partial(edit_inputs, name, edit), first=True))
-            for name, edit in reversed(self._edits_of_gradients):
-                enter(forward_hook(self._at(name), partial(self._edit_gradient, name, edit), first=True))
-            for name, edit in reversed(self._edits):
-                enter(forward_hook(self._at(name), partial(edit_output, name, edit), first=True))
-            for name, record in self:
-                tap = _Tap(record)
-                self._taps.append(tap)
-                if self._inputs or self._gradients:
-                    enter(forward_pre_hook(self._at(name), partial(self._before, tap)))
-                enter(forward_hook(self._at(name), partial(after, tap)))
-            enter(forward_hook(self._model, self._end_forward, always=True))
-            self._stack = stack.pop_all()
+        add_forward_pre_hook(cleanup, self._model, self._begin_forward)
+        # Edits go ahead of all other hooks, other recorders' too; the last one to say so comes first.
+        for name, edit in reversed(self._edits_of_inputs):
+            add_forward_pre_hook(cleanup, self._at(name), partial(edit_inputs, name, edit), first=True)
+        for name, edit in reversed(self._edits_of_gradients):
+            add_forward_hook(cleanup, self._at(name), partial(self._edit_gradient, name, edit), first=True)
+        for name, edit in reversed(self._edits):
+            add_forward_hook(cleanup, self._at(name), partial(edit_output, name, edit), first=True)
+        for name, record in self:
+            tap = _Tap(record)
+            self._taps.append(tap)
+            if self._inputs or self._gradients:
+                add_forward_pre_hook(cleanup, self._at(name), partial(self._before, tap))
+            add_forward_hook(cleanup, self._at(name), partial(after, tap))
+        add_forward_hook(cleanup, self._model, self._end_forward, always=True)
         self._not_arising = frozenset([None, *map(_storage, [*self._model.parameters(), *self._model.buffers()])])
         self._switch.on = True
 
-    def _leave(self) -> None:
-        self._entered -= 1
-        if not self._entered:
-            self._switch.on = self._running = False
-            self._settle()
-            self._taps.clear()
-            for hook in list(self._leaf_hooks):
-                hook.remove()
-            self._leaf_hooks = set()
-            self._stack.close()
+    def _forget(self) -> None:
+        """Let go of what only an open block needs, hooks on leaves included."""
+        self._switch.on = self._running = False
+        self._taps.clear()
+        for hook in list(self._leaf_hooks):
+            hook.remove()
+        self._leaf_hooks = set()
 
     def _at(self, name: str) -> nn.Module:
         return module_named(self._model, name)
@@ -417,7 +477,9 @@ class Recorder:
 
     def _on_gradient(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
         if tensor.is_leaf:
-            self._leaf_hooks.add(_LeafHook(tensor, see))
+            hook = _LeafHook(tensor, see)
+            self._leaf_hooks.add(hook)
+            hook.register()
         else:
             gradient_hook(tensor, see)
 
@@ -441,14 +503,26 @@ class _Tap:
 
 
 class _LeafHook:
-    """A hook on a leaf, which alone holds it: so it goes with the leaf, where nobody removes it before."""
+    """A hook on a leaf. Only the leaf holds it, so it goes with the leaf if nobody removes it before."""
 
     def __init__(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
         self._see = see
-        self.remove = gradient_hook(tensor, self)
+        self._leaf = TensorWeakRef(tensor)
 
     def __call__(self, gradient: Tensor) -> None:
         self._see(gradient)
+
+    def register(self) -> None:
+        """Start to listen."""
+        leaf = self._leaf()
+        if leaf is not None:
+            gradient_hook(leaf, self)
+
+    def remove(self) -> None:
+        """Stop; it may be called before :meth:`register`, and twice."""
+        leaf = self._leaf()
+        if leaf is not None:
+            remove_gradient_hook(leaf, self)
 
 
 class _EndedEarly(BaseException):
