@@ -232,6 +232,9 @@ class Call:
         given: The place in the list of the call, one of the latest few, whose output it was given untouched; ``None``
             where it was given something else.
         returned: What the model itself returned, as it was; of a module within it only the shape is kept.
+        strides: The strides of what it returned, in numbers; empty where that was no floating tensor.
+        given_strides: The strides of what it was given from ``given``: other than those of that call's output where
+            it was given a view with the axes in another order. Empty where ``given`` is ``None``.
     """
 
     name: str
@@ -241,6 +244,8 @@ class Call:
     follows: bool
     given: int | None
     returned: Any = None
+    strides: tuple[int, ...] = ()
+    given_strides: tuple[int, ...] = ()
 
 
 def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
@@ -254,14 +259,14 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     calls: list[Call] = []
     # What the latest calls returned: the tensors are held so that their memory is not given to others.
     latest: deque[tuple[Tensor | None, object]] = deque(maxlen=_LATEST)
-    given: dict[str, tuple[int, bool]] = {}
+    given: dict[str, tuple[int, bool, tuple[int, ...]]] = {}
 
     def meet(name: str, _: nn.Module, *arguments: Any) -> None:
         tensor = main_tensor(arguments)
         content = None if tensor is None else _content(tensor)
         for back, (_kept, known) in enumerate(reversed(latest), start=1):
-            if content is not None and content == known:
-                given[name] = len(calls) - back, back == 1
+            if tensor is not None and content == known:
+                given[name] = len(calls) - back, back == 1, tensor.stride()
                 return
 
     def note(name: str, module: nn.Module, output: Any) -> None:
@@ -269,9 +274,10 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         shape = None if tensor is None else tuple(tensor.shape)
         content = None if tensor is None else _content(tensor)
         handed_on = content is not None and bool(latest) and content == latest[-1][1]
-        place, follows = given.pop(name, (None, False))
+        place, follows, given_strides = given.pop(name, (None, False, ()))
         returned = None if name else output
-        calls.append(Call(name, module, shape, handed_on, follows, place, returned))
+        strides = () if tensor is None else tensor.stride()
+        calls.append(Call(name, module, shape, handed_on, follows, place, returned, strides, given_strides))
         latest.append((tensor, content))
 
     with (

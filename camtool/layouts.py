@@ -10,11 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from camtool.channel_axes import channel_axes
 from camtool.hooks import Call
 
 __all__ = ["Layout", "Reader", "enclosing", "reading_that_moves", "token_layout"]
 
 _MOST_PREFIX_TOKENS = 16
+
+_CLEARLY = 1.2
+"""How many times as much as the likely reading another must move. Of random networks that mix the positions widely, the
+wrong one moved up to 1.2 times as much in 90 of 100, the right one at least 1.28 times in all that were tried."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -109,9 +114,14 @@ class Reader:
             self._beside.setdefault(call.name.rpartition(".")[0], []).append(call.shape or ())
         # A convolution has no other layout, so its grid is one even where the model reshaped the picture before it.
         self._convolved = [call.shape[2:] for call in calls if call.shape and self._is_convolved(call)]
+        self._channels = {id(call): axis for call, axis in zip(calls, channel_axes(calls), strict=True)}
+        self._calls = calls  # they stay alive, so that an id is not given to another one
 
     def readings(self, call: Call) -> list[Layout]:
-        """The ways in which one image's output can be read as a grid of more than one position."""
+        """Return the ways to read one image's output as a grid of more than one position, the likely one first.
+
+        There is only one where the modules around tell which axis holds the channels.
+        """
         shape = call.shape
         if shape is None or shape[:1] != (1,):  # windows or regions in the place of images are not a grid
             return []
@@ -119,11 +129,19 @@ class Reader:
             either = self._with_queries(shape[1]), token_layout(shape[1], self._size, self._convolved)
             layout = min(filter(None, either), key=lambda layout: layout.prefix, default=None)
             return [] if layout is None or self._swaps_channels(call, shape) else [layout]
-        found = []
-        if len(shape) == len(self._size) + 2:
-            for kind, grid in (("channels first", shape[2:]), ("channels last", shape[1:-1])):
-                if self._is_grid(grid) and not self._attends(call, shape, grid):
-                    found.append(Layout(kind, grid))  # type: ignore[arg-type]
+        if len(shape) != len(self._size) + 2:
+            return []
+        either = Layout("channels first", shape[2:]), Layout("channels last", shape[1:-1])
+        found = [each for each in either if self._is_grid(each.grid) and not self._attends(call, shape, each.grid)]
+        return self._as_told(call, found)
+
+    def _as_told(self, call: Call, found: list[Layout]) -> list[Layout]:
+        """Return those of several readings whose channels lie where the modules around have them."""
+        channels = self._channels.get(id(call))
+        axes = {"channels first": 1, "channels last": len(call.shape or ()) - 1}
+        told = [each for each in found if channels is not None and axes[each.kind] == channels.axis]
+        if told or (channels is not None and channels.is_certain):
+            return told
         # Ten channels over 8 x 8 positions can be read as 10 x 8; what has the picture's very proportions comes first.
         return [layout for layout in found if _is_in_proportion(layout.grid, self._size)] or found
 
@@ -170,11 +188,11 @@ def enclosing(name: str) -> Iterator[str]:
 
 
 def reading_that_moves(tensor: Tensor, readings: Sequence[Layout]) -> Layout:
-    """Of several readings the one that moved most where the picture was changed.
+    """Return the first of several readings, or another one that moved clearly more where the picture was changed.
 
     Args:
         tensor: ``(V, ...)``, what a layer returned for a picture and for others with another corner at the top left.
-        readings: The ways to read it; one or more.
+        readings: The ways to read it, the likely one first; one or more.
     """
     if len(readings) == 1 or len(tensor) < 2:
         return readings[0]
@@ -185,7 +203,8 @@ def reading_that_moves(tensor: Tensor, readings: Sequence[Layout]) -> Layout:
         corner = moved[tuple(slice(math.ceil(cells / 2)) for cells in layout.grid)]
         return float(corner.mean() / moved.mean().clamp_min(torch.finfo(moved.dtype).tiny))
 
-    return max(readings, key=share)
+    first, best = readings[0], max(readings, key=share)
+    return best if share(best) > _CLEARLY * share(first) else first
 
 
 def _follows(grid: Grid, size: Grid) -> bool:

@@ -53,7 +53,8 @@ ROOMS = {
         *("recorder.selecting",),
     },
     "layers": {"errors", "hooks", "layouts", "modules", "outputs", "sealed", "structures"},
-    "layouts": {"hooks"},
+    "channel_axes": {"hooks"},
+    "layouts": {"channel_axes", "hooks"},
     "inputs": {"errors", "hooks", "images", "layers", "structures"},
     "outputs": {"errors", "structures"},
     "targets": {

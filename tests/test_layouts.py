@@ -202,3 +202,11 @@ def test_of_two_readings_the_one_that_moved_in_the_corner_is_taken(kind: str) ->
     maps[1, :, :4, :4] = 1
     tensor = maps if kind == FIRST else maps.movedim(1, -1)
     assert reading_that_moves(tensor, [Layout(FIRST, (8, 8)), Layout(LAST, (8, 8))]).kind == kind
+
+
+@pytest.mark.parametrize(("times", "kind"), [(1.1, FIRST), (1.5, LAST)])
+def test_the_likely_reading_is_taken_unless_another_moved_clearly_more(times: float, kind: str) -> None:
+    maps = torch.zeros(2, 8, 8, 8)
+    maps[1, :4] = times  # in the corner of what is read as channels last; all of what is read as channels first moves
+    maps[1, 4:] = 2 - times
+    assert reading_that_moves(maps, [Layout(FIRST, (8, 8)), Layout(LAST, (8, 8))]).kind == kind
