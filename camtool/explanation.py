@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import images, maps, overlay, targets
+from camtool import images, maps, model_cache, overlay, structures, targets
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
@@ -361,9 +361,7 @@ class Explainer:
         """Explanations by image, target and method, from one forward of all the pictures."""
         pictures, inputs = batch.pictures, batch.inputs
         wants = wants if self._text is None else targets.from_texts(wants, self._text)
-        looks_inside = not all(method.at_input for method in self._methods)
-        layers = resolve(self._model, inputs, self._layers, nth=-1 if nth is None else nth) if looks_inside else []
-        scene = Scene(self._model, inputs, layers, black=pictures[0].black, nth=nth)
+        scene = self._scene(inputs, pictures[0].black, nth)
         labels = labels_for(self._model, self._labels, scene.classes)
         choose = partial(targets.choose, link=scene.link)
         chosen = [
@@ -374,6 +372,20 @@ class Explainer:
         by_method = [self._answers(method, scene, rows, pictures, labels) for method in self._methods]
         by_row = iter(zip(*by_method, strict=True))
         return [[list(next(by_row)) for _ in own] for own in chosen]
+
+    def _scene(self, inputs: structures.Inputs, black: Tensor | None, nth: int | None) -> Scene:
+        """Return one forward pass, seen at the layers, which are looked for again where they return another grid."""
+
+        def run() -> Scene:
+            looks_inside = not all(method.at_input for method in self._methods)
+            layers = resolve(self._model, inputs, self._layers, nth=-1 if nth is None else nth) if looks_inside else []
+            return Scene(self._model, inputs, layers, black=black, nth=nth)
+
+        scene = run()
+        if all(layer.layout.fits(scene.tensor(layer).shape) for layer in scene.layers):
+            return scene
+        model_cache.forget(self._model)
+        return run()
 
     def _answers(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -17,6 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 from camtool import hooks, images, structures
 from camtool.errors import CamtoolError, ImageError, LayerError, near
 from camtool.layers import depends_on_picture, resolve
+from camtool.model_cache import remembered
+from camtool.modules import all_modules
 
 __all__ = [
     "AXES",
@@ -141,9 +142,9 @@ def is_photo(value: object) -> bool:
 def looked_at(
     model: nn.Module, candidates: Mapping[Key, structures.Inputs], layers: Sequence[str] | None, nth: int | None
 ) -> tuple[Key, int]:
-    """Which of several pictures a layer shows, and at which of its calls: the first that it depends on.
+    """Return which of several pictures a layer shows, and at which of its calls: the first that it depends on.
 
-    The answer is remembered as long as the model lives.
+    The answer is remembered, as :mod:`camtool.model_cache` tells.
 
     Args:
         model: Any module.
@@ -154,28 +155,27 @@ def looked_at(
     Raises:
         LayerError: The layers depend on none of the pictures, at that call or at any; or they do not fit.
     """
-    known = _LOOKED_AT.setdefault(model, {})
     shapes = tuple((key, _shape(inputs)) for key, inputs in candidates.items())
-    asked = shapes, None if layers is None else tuple(layers), nth
-    if asked not in known:
-        first, inputs = next(iter(candidates.items()))
-        calls = _calls(model, inputs, layers) if nth is None else (nth,)
-        shown = (
-            (key, call)
-            for call in calls
-            for key, each in candidates.items()
-            if depends_on_picture(model, each, layers, nth=call)
-        )
-        found = next(shown, None)
-        if found is None:  # where the layers do not fit at all, this says why
-            names = [layer.name for layer in resolve(model, inputs, layers, nth=-1 if nth is None else nth)]
-            when = "" if nth is None else f" at call={nth}"
-            raise LayerError(
-                f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
-                "layer=, another of its calls with call=, or another input with picture=."
-            )
-        known[asked] = found
-    return known[asked]
+    question = "picture", shapes, None if layers is None else tuple(layers), nth
+    return remembered(model, question, lambda: _look_for_picture(model, candidates, layers, nth))
+
+
+def _look_for_picture(
+    model: nn.Module, candidates: Mapping[Key, structures.Inputs], layers: Sequence[str] | None, nth: int | None
+) -> tuple[Key, int]:
+    """Return what :func:`looked_at` remembers; it takes several forward passes."""
+    first, inputs = next(iter(candidates.items()))
+    for call in _calls(model, inputs, layers) if nth is None else (nth,):
+        for key, each in candidates.items():
+            if depends_on_picture(model, each, layers, nth=call):
+                return key, call
+    # Where the layers do not fit at all, this says why.
+    names = [layer.name for layer in resolve(model, inputs, layers, nth=-1 if nth is None else nth)]
+    when = "" if nth is None else f" at call={nth}"
+    raise LayerError(
+        f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
+        "layer=, another of its calls with call=, or another input with picture=."
+    )
 
 
 def _calls(model: nn.Module, inputs: structures.Inputs, layers: Sequence[str] | None) -> range:
@@ -187,9 +187,6 @@ def _calls(model: nn.Module, inputs: structures.Inputs, layers: Sequence[str] | 
 def _shape(inputs: structures.Inputs) -> tuple[int, ...] | None:
     tensor = structures.main_tensor(inputs)
     return None if tensor is None else tuple(tensor.shape[1:])
-
-
-_LOOKED_AT: weakref.WeakKeyDictionary[nn.Module, dict[object, tuple[Key, int]]] = weakref.WeakKeyDictionary()
 
 
 # ------------------------------------------------------------------------------------------------------- kinds
@@ -218,6 +215,8 @@ def kind_of(model: nn.Module, shape: Sequence[int], asked: Kind | None = None) -
 
 
 def _told(model: nn.Module, shape: Sequence[int]) -> Kind:
+    if len(shape) in (3, 4) and any(_takes_pictures(module, shape[-3]) for module in model.modules()):
+        return "picture"  # mostly the first convolution tells it, and the others need not be asked
     convolutions = _convolutions(model)
     fitting = {axes: channels for axes, channels in convolutions.items() if len(shape) in (axes + 1, axes + 2)}
     takers = [axes for axes, channels in fitting.items() if shape[-axes - 1] in channels]
@@ -226,6 +225,10 @@ def _told(model: nn.Module, shape: Sequence[int]) -> Kind:
     if axes == 3:
         return "clip" if len(shape) > 3 and shape[-4] == 3 else "volume"
     return "signal" if axes == 1 else "picture"
+
+
+def _takes_pictures(module: nn.Module, channels: int) -> bool:
+    return isinstance(module, _ConvNd) and len(module.kernel_size) == 2 and module.in_channels == channels
 
 
 def _check_order(model: nn.Module, shape: Sequence[int]) -> None:
@@ -268,14 +271,12 @@ def example_shape(model: nn.Module, height: int, width: int) -> tuple[int, ...]:
 
 
 def _convolutions(model: nn.Module) -> dict[int, dict[int, None]]:
-    """Over how many axes the model's convolutions move, and how many channels they take: in the order they come."""
-    if model not in _CONVOLUTIONS:
-        found: dict[int, dict[int, None]] = {}
-        for module in model.modules():
-            if isinstance(module, _ConvNd):
-                found.setdefault(len(module.kernel_size), {})[module.in_channels] = None
-        _CONVOLUTIONS[model] = found
-    return _CONVOLUTIONS[model]
+    """Return over how many axes the model's convolutions move, and how many channels they take: in the order they come.
 
-
-_CONVOLUTIONS: weakref.WeakKeyDictionary[nn.Module, dict[int, dict[int, None]]] = weakref.WeakKeyDictionary()
+    It is not remembered: to check that an answer still holds takes as long as to find it.
+    """
+    found: dict[int, dict[int, None]] = {}
+    for module in all_modules(model):
+        if isinstance(module, _ConvNd):
+            found.setdefault(len(module.kernel_size), {})[module.in_channels] = None
+    return found

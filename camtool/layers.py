@@ -4,12 +4,11 @@ One forward on the real input lists what every module returned. Outputs that can
 candidates. A second forward asks the model what shapes alone cannot tell: whether the score's gradient reaches the
 grid's positions and, where a shape reads as a grid in two ways, which reading moves in the corner where the picture was
 changed. It is changed in two ways, because a rectified layer may be silent about one. The deepest candidate that passes
-is chosen, and the answer is kept per model and input shape.
+is chosen, and the answer is remembered per model and input shape.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.hooks import Call, nth_call, observe, prepared, trace
 from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
+from camtool.model_cache import remembered
 from camtool.modules import module_named, preparation_of
 from camtool.outputs import detections, levels, logits, query_count, top_score
 from camtool.sealed import is_quantised, sealed_as
@@ -95,9 +95,9 @@ def resolve(
     like: Layout | None = None,
     nth: int = -1,
 ) -> list[Layer]:
-    """The layers to look at: those asked for, or else the best one.
+    """Return the layers to look at: those asked for, or else the best one.
 
-    The answer is remembered as long as the model lives, per shape of input.
+    The answer is remembered per shape of input, as :mod:`camtool.model_cache` tells.
 
     Args:
         model: Any module.
@@ -110,12 +110,13 @@ def resolve(
         LayerError: A name is unknown, its output is no grid, or it has no such call; or nothing in the model qualifies.
             The message lists the near misses.
     """
-    known = _RESOLVED.setdefault(model, {})
-    key = (_shapes(inputs), None if names is None else tuple(names), like and replace(like, grid=()), nth)
-    if key not in known or not known[key].holds(model):
+    question = "layers", _shapes(inputs), None if names is None else tuple(names), like and replace(like, grid=()), nth
+
+    def look() -> tuple[Layer, ...]:
         found = [_best(model, inputs, nth)] if names is None else _asked_for(model, inputs, names, like, nth)
-        known[key] = _Resolved.of(model, found)
-    return known[key].layers
+        return tuple(found)
+
+    return [*remembered(model, question, look)]
 
 
 def depends_on_picture(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, *, nth: int = -1) -> bool:
@@ -126,27 +127,6 @@ def depends_on_picture(model: nn.Module, inputs: Inputs, names: Sequence[str] | 
         return False
     calls = observe(model, layers, _with_changed_corners(inputs), grad=False).calls
     return not any(_all_equal(calls[layer][nth].detach()) for layer in layers)
-
-
-@dataclass(frozen=True)
-class _Resolved:
-    layers: list[Layer]
-    modules: list[weakref.ref[nn.Module]]
-
-    @classmethod
-    def of(cls, model: nn.Module, layers: list[Layer]) -> _Resolved:
-        return cls(layers, [weakref.ref(module_named(model, layer.name)) for layer in layers])
-
-    def holds(self, model: nn.Module) -> bool:
-        """Whether the layers are still the modules they were: a head or a block may have been replaced since."""
-        try:
-            modules = [module_named(model, layer.name) for layer in self.layers]
-        except LayerError:
-            return False
-        return all(module is ref() for module, ref in zip(modules, self.modules, strict=True))
-
-
-_RESOLVED: weakref.WeakKeyDictionary[nn.Module, dict[object, _Resolved]] = weakref.WeakKeyDictionary()
 
 
 def _best(model: nn.Module, inputs: Inputs, nth: int) -> Layer:

@@ -43,6 +43,12 @@ class Layout:
     prefix: int = 0
     suffix: int = 0
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Check that a tensor of this shape has this layout's grid."""
+        if self.kind == "tokens":
+            return len(shape) == 3 and shape[1] == self.prefix + math.prod(self.grid) + self.suffix
+        return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
+
     def to_grid(self, tensor: Tensor) -> Tensor:
         """The layer's tensor as ``(N, C, *grid)``, without the tokens that are not of the grid."""
         if self.kind == "tokens":

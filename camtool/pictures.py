@@ -118,6 +118,7 @@ class Preparer:
         self._model, self._transform, self._kind = model, transform, kind
         self._device = _device_of(model, device)
         # Probing a transform takes a while, so it is done once a size; few are kept, as photos of all sizes may come.
+        self._usual_transform = lru_cache(maxsize=2)(usual_transform)
         self._geometry = lru_cache(maxsize=8)(lambda size: geometry_of(self._of_photos[0], size))
 
     def __call__(self, source: Source, *, is_prepared: bool = False) -> Picture:
@@ -144,20 +145,21 @@ class Preparer:
             yield from map(self._entry_of_list, img)
             return
         kind = self.kind(img)  # one of a batch alone might be taken for something else
-        if not self.is_batch(img):
+        if not _is_several(img, kind):
             yield self._of(img, kind, is_prepared=False)
             return
         for source in img:
             yield self._of(source, kind, is_prepared=isinstance(img, Tensor))
 
     def _entry_of_list(self, source: Any) -> Picture:
-        if self.is_batch(source):
+        kind = self.kind(source)
+        if _is_several(source, kind):
             came = f"a batch {tuple(source.shape)}" if hasattr(source, "shape") else "a list"
             raise ImageError(
                 f"img: an entry of the list is {came}; each is one picture. What a model takes together is given as "
                 "camtool.Inputs(first, second)."
             )
-        return self(source)
+        return self._of(source, kind, is_prepared=False)
 
     def _of(self, source: Source, kind: Kind, *, is_prepared: bool) -> Picture:
         if kind != "picture":
@@ -177,9 +179,7 @@ class Preparer:
 
     def is_batch(self, img: Any) -> bool:
         """Whether what was given is several: a list, or a tensor or an array with an axis for them."""
-        if isinstance(img, (list, tuple)):
-            return True
-        return isinstance(img, (Tensor, np.ndarray)) and img.ndim == AXES[self.kind(img)] + 2
+        return _is_several(img, self.kind(img))
 
     def several(self, inputs: Inputs, at: Key) -> tuple[Batch, bool]:
         """Several inputs, one of which is the picture, and whether it is a batch of pictures.
@@ -265,22 +265,35 @@ class Preparer:
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
         return Picture(tensor, Photo(np.asarray(photo), geometry), notes, _black(tensor, transform))
 
-    @cached_property
+    @property
     def _of_photos(self) -> tuple[Transform, tuple[str, ...]]:
-        """What prepares photos, and what a person should know of it: the model may tell, where nobody did."""
-        told = self._transform or own_transform(self._model)
+        """What prepares photos, and what the user should know of it: the model may tell, where nobody did."""
+        told = self._transform or self._own_transform
         return (told, ()) if told else self._assumed()
 
+    @cached_property
+    def _own_transform(self) -> Transform | None:
+        return own_transform(self._model)
+
     def _assumed(self) -> tuple[Transform, tuple[str, ...]]:
+        """Return the usual transform for the channels that the model takes now: its first layer may be a new one."""
         channels, side = channels_over(self._model, 2), usual_size(self._model)[0]
-        other = next((kind for kind, axes in AXES.items() if axes != 2 and channels_over(self._model, axes)), None)
-        if not channels and other is not None:
+        others = () if channels else (kind for kind, axes in AXES.items() if channels_over(self._model, axes))
+        other = next(iter(others), None)
+        if other is not None:
             raise ImageError(
                 f"img: a photo, but the model takes a {other} {SHAPES[AXES[other]]}, as its convolutions tell; give a "
                 "tensor, or pass transform=."
             )
         is_grey = channels[:1] == (1,)
-        return usual_transform(side, is_grey=is_grey), (_ASSUMED, _GREY) if is_grey else (_ASSUMED,)
+        return self._usual_transform(side, is_grey=is_grey), (_ASSUMED, _GREY) if is_grey else (_ASSUMED,)
+
+
+def _is_several(img: Any, kind: Kind) -> bool:
+    """Check whether what was given is a list, or a tensor or an array with an axis for several of that kind."""
+    if isinstance(img, (list, tuple)):
+        return True
+    return isinstance(img, (Tensor, np.ndarray)) and img.ndim == AXES[kind] + 2
 
 
 def _check_together(at: Key, picture: Tensor, others: Mapping[Key, Any], axes: int) -> None:

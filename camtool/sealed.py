@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import fx, nn
+
+from camtool.modules import all_modules
 
 __all__ = ["is_for_one_picture", "is_quantised", "sealed_as"]
 
@@ -33,13 +33,5 @@ def is_for_one_picture(model: nn.Module) -> bool:
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether torch has quantised modules of the model: from what these return no gradient leads back.
-
-    It is remembered as long as the model lives.
-    """
-    if model not in _QUANTISED:
-        _QUANTISED[model] = any(".quantized" in type(module).__module__ for module in model.modules())
-    return _QUANTISED[model]
-
-
-_QUANTISED: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+    """Check whether torch has quantized modules of the model: from what these return no gradient leads back."""
+    return any(".quantized" in type(module).__module__ for module in all_modules(model))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ModelError
 from camtool.guards import left_as_found
+from camtool.model_cache import remembered
 from camtool.structures import map_tensors
 
 __all__ = ["ImageTower", "TextTower", "Tokenizer", "has_two_towers", "image_tower"]
@@ -48,8 +49,7 @@ class ImageTower(nn.Module):
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
-        for name, module in whole.named_children():
-            self.add_module(name, module)
+        self.__dict__["_modules"] = whole._modules  # the very same, so a module that is replaced there is replaced here
         self.__dict__["whole"] = whole  # beside the modules, which are known by their names in it already
         self.training = whole.training
 
@@ -66,18 +66,13 @@ class ImageTower(nn.Module):
 
 
 def image_tower(whole: nn.Module) -> ImageTower:
-    """The tower for pictures of a model that the caller keeps; asked again, the same one, which remembers its layers.
+    """Return the tower for pictures of a model that the caller keeps, the same one each time.
 
-    It does not keep the model alive.
+    So what is remembered of the tower is found again. It does not keep the model alive.
     """
-    tower = _TOWERS.get(whole)
-    if tower is None or dict(tower.named_children()) != dict(whole.named_children()):
-        tower = _TOWERS[whole] = ImageTower(cast(nn.Module, weakref.proxy(whole)))
+    tower = remembered(whole, "image tower", lambda: ImageTower(cast(nn.Module, weakref.proxy(whole))))
     tower.training = whole.training
     return tower
-
-
-_TOWERS: weakref.WeakKeyDictionary[nn.Module, ImageTower] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
