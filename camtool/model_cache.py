@@ -61,7 +61,8 @@ class _Known:
         self.answers: dict[Hashable, Any] = {}
         modules, self._names = _structure(model)
         self._classes = [*map(type, modules)]
-        self._modules = [*map(weakref.ref, modules)]  # an id alone may be given to another module later
+        # An id alone may be given to another module later.
+        self._modules = [_nothing if module is None else weakref.ref(module) for module in modules]
 
     def is_valid_for(self, model: nn.Module) -> bool:
         """Check that the model is still built as it was."""
@@ -69,7 +70,7 @@ class _Known:
         return (
             names == self._names
             and [*map(type, modules)] == self._classes
-            and all(map(is_, modules, (reference() for reference in self._modules)))
+            and all(map(is_, modules, [reference() for reference in self._modules]))
         )
 
 
@@ -81,18 +82,22 @@ def _drop(key: int, _: object) -> None:
     _KNOWN.pop(key, None)
 
 
-def _structure(model: nn.Module) -> tuple[list[nn.Module], list[str | None]]:
+def _nothing() -> None:
+    """Stand for the reference to a module where there is none, e.g. after ``model.head = None``."""
+
+
+def _structure(model: nn.Module) -> tuple[list[nn.Module | None], list[str | None]]:
     """Return a model's modules, and the names of the children of each; ``None`` ends a module's names.
 
     A module that several others hold comes as often; its own children come once.
     """
-    modules: list[nn.Module] = [model]
+    modules: list[nn.Module | None] = [model]
     names: list[str | None] = []
     entered: set[int] = set()
     for module in modules:
-        children = module._modules
+        children = None if module is None else module._modules
         if children and id(module) not in entered:
             entered.add(id(module))
             names += [*children.keys(), None]  # those of TorchScript are no mapping, and have no more than methods
-            modules += [child for child in [*children.values()] if child is not None]
+            modules += children.values()
     return modules, names

@@ -34,4 +34,4 @@ def is_for_one_picture(model: nn.Module) -> bool:
 
 def is_quantised(model: nn.Module) -> bool:
     """Check whether torch has quantized modules of the model: from what these return no gradient leads back."""
-    return any(".quantized" in type(module).__module__ for module in all_modules(model))
+    return any(".quantized" in kind.__module__ for kind in set(map(type, all_modules(model))))
