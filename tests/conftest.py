@@ -21,7 +21,10 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with real weights and photos beside the project; tests that need it skip where it is absent."""
+    """The folder with real weights and photos beside the project; tests that need it skip where it is absent.
+
+    Each of them has a twin on the bundled model and its scenes, which runs everywhere.
+    """
     if not (SHARED / "models").is_dir():
         pytest.skip("real weights and photos are not beside the project (../shared)")
     return SHARED
@@ -33,3 +36,11 @@ def mobilenet(shared: Path):
     import camtool
 
     return camtool.load("mobilenet_v2", shared / "models" / "mobilenet_v2-imagenet.safetensors")
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """The bundled model, with its transform and its labels."""
+    import camtool
+
+    return camtool.load("demo")

@@ -20,6 +20,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from photos import save, unseen
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -592,6 +593,21 @@ def test_ctrl_c_while_the_model_is_loaded_ends_quietly(photos, tmp_path):
     assert process.stderr.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)
+
+
+@pytest.mark.slow
+def test_the_bundled_model_explains_scenes(tmp_path):
+    """The twin of the real model."""
+    shapes = ["star", "drop"]
+    paths = [save(unseen(number, [shape], size=160), tmp_path / f"{shape}.jpg") for number, shape in enumerate(shapes)]
+    process = subprocess_of(*paths, "--model", "demo", "--json", cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    found = json.loads(out)["explained"]
+    assert [line["label"] for line in found] == shapes
+    assert [line["files"]["overlay"] for line in found] == ["star.gradcam.8-star.png", "drop.gradcam.2-drop.png"]
+    for line, path in zip(found, paths, strict=True):
+        assert opened(tmp_path / "out" / line["files"]["overlay"]).size == opened(path).size
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from nets import Apply
+from photos import unseen
 from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -331,3 +332,15 @@ def test_photos_of_dogs_share_a_dog(shared: Any, mobilenet: Any) -> None:
     assert {"cocker spaniel", "red wolf", "grey whale"} <= {*ours.labels}
     for label, image in (("cocker spaniel", 0), ("red wolf", 1), ("grey whale", 2)):
         assert ours.maps[:, ours.labels.index(label)].mean((1, 2)).argmax() == image
+
+
+def test_scenes_of_stars_share_a_star(demo: Any) -> None:
+    """The twin of the photos of dogs, on the bundled model."""
+    shapes = ("star", "heart", "star", "drop")
+    ours = concepts(demo, [unseen(number, [shape]).image for number, shape in enumerate(shapes)], 4)
+    assert {*shapes} <= {*ours.labels}
+    strengths = ours.maps.mean((2, 3))
+    for image, shape in enumerate(shapes):
+        others = [other for other, its in enumerate(shapes) if its != shape]
+        of_shape = strengths[:, ours.labels.index(shape)]
+        assert of_shape[image] > 2 * of_shape[others].max()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparison import assert_same_explanation, assert_same_raw
 from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -235,7 +236,7 @@ def test_a_batch_is_its_photos_one_by_one() -> None:
         alone = camtool.explain(Spots(), photo, method="odam")
         assert one.box == alone.box
         assert one.score == pytest.approx(alone.score)
-        np.testing.assert_allclose(one.raw, alone.raw, atol=1e-7)
+        assert_same_explanation(one, alone)
 
 
 def test_detections_of_one_photo_share_its_forward() -> None:
@@ -243,7 +244,7 @@ def test_detections_of_one_photo_share_its_forward() -> None:
     several = camtool.explain(model, photos, [[1, 2], [2, Detection(0)]], method="hirescam")
     for own, photo, wants in zip(several, photos, [[1, 2], [2, 1]], strict=True):
         for one, want in zip(own, wants, strict=True):
-            np.testing.assert_allclose(one.raw, camtool.explain(model, photo, want, method="hirescam").raw, atol=1e-7)
+            assert_same_raw(one.raw, camtool.explain(model, photo, want, method="hirescam").raw)
 
 
 def test_a_detector_in_training_stays_so_and_is_asked_as_if_it_were_not() -> None:
@@ -322,7 +323,7 @@ def test_a_photo_of_any_kind_goes_in_whole(tmp_path: Path) -> None:
         result = camtool.explain(Spots(), source)
         assert result.warnings == ()
         assert result.box == pytest.approx(expected.box)
-        np.testing.assert_allclose(result.heatmap, expected.heatmap, atol=1e-6)
+        assert_same_explanation(result, expected)
 
 
 def test_a_box_is_given_on_the_photo() -> None:
@@ -564,7 +565,7 @@ def test_queries_are_explained_as_they_are(kind: str) -> None:
         grid = (4, 6) if kind == "Yolos" else (2, 3)
         assert result.raw.shape == grid, "the picture's tokens, and none of the queries"
         alone = camtool.explain(model, photos[image], method=signed)
-        np.testing.assert_allclose(result.raw, alone.raw, rtol=1e-3, atol=1e-6)
+        assert_same_raw(result.raw, alone.raw)
 
 
 def test_any_class_of_a_query_may_be_asked_for() -> None:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 import pytest
+from photos import save, unseen
 from PIL import Image
 
 from camtool.errors import ImageError
@@ -695,5 +696,14 @@ def test_photos_read_as_pil_reads_them() -> None:
     paths = sorted(PHOTOS.glob("*.jpg"))[:3]
     assert paths
     for path in paths:
-        with Image.open(path) as image:
-            np.testing.assert_array_equal(pixels(path), np.asarray(image.convert("RGB")))
+        assert_read_as_pil_reads_it(path)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_scenes_read_as_pil_reads_them(tmp_path: Path, suffix: str) -> None:
+    assert_read_as_pil_reads_it(save(unseen(0, size=200), tmp_path / f"scene{suffix}"))
+
+
+def assert_read_as_pil_reads_it(path: Path) -> None:
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pixels(path), np.asarray(image.convert("RGB")))

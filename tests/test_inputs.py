@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparison import assert_same_explanation
 from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -153,7 +154,7 @@ def test_what_is_shared_is_not_cut_though_it_is_as_long_as_the_batch(method) -> 
     expected = net(pictures, texts.clone())[:, 1]
     assert_close(torch.tensor([result.score for result in results]), expected.detach())
     single = camtool.explain(net, camtool.Inputs(pictures[1], texts=texts, shared="texts"), 1, method=method, **options)
-    assert np.allclose(single.raw, results[1].raw, atol=1e-5)
+    assert_same_explanation(single, results[1])
 
 
 # ---------------------------------------------------------------------------------------------------- dictionaries
@@ -531,8 +532,7 @@ def test_every_method_takes_several_inputs_and_a_batch_is_the_singles(masked, me
     for image, result in enumerate(together):
         single = camtool.explain(masked, alone(inputs, image), 1, method=method, **options)
         assert result.raw.ndim == 2
-        scale = float(np.abs(result.raw).max())
-        assert np.allclose(result.raw, single.raw, atol=1e-3 * scale + 1e-7), method
+        assert_same_explanation(result, single)
     assert not masked._forward_hooks
     assert all(torch.equal(before[key], value) for key, value in masked.state_dict().items())
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from photos import unseen
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -238,13 +239,25 @@ def test_what_black_and_white_become_is_known(name):
         torch.testing.assert_close(made, (level / 255 - torch.tensor(prepare.mean)) / torch.tensor(prepare.std))
 
 
-@pytest.mark.parametrize("name", ["ViT", "CLIP", "Siglip", "ConvNext", "EfficientNet"])
-def test_real_photos_are_prepared_as_the_library_does(shared, name):
+def assert_prepared_as_the_library_does(name, photo):
     prepare = processor_of(name)
+    theirs = prepare(photo, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(camtool.models.hugging_face.Preparation(prepare)(photo), theirs, rtol=0, atol=1e-6)
+
+
+PREPARING = ["ViT", "CLIP", "Siglip", "ConvNext", "EfficientNet"]
+
+
+@pytest.mark.parametrize("name", PREPARING)
+def test_real_photos_are_prepared_as_the_library_does(shared, name):
     for path in sorted((shared / "images").glob("n*.jpg"))[:3]:
-        photo = Image.open(path).convert("RGB")
-        theirs = prepare(photo, return_tensors="pt")["pixel_values"][0]
-        torch.testing.assert_close(camtool.models.hugging_face.Preparation(prepare)(photo), theirs, rtol=0, atol=1e-6)
+        assert_prepared_as_the_library_does(name, Image.open(path).convert("RGB"))
+
+
+@pytest.mark.parametrize("name", PREPARING)
+@pytest.mark.parametrize("size", [(500, 375), (281, 500)], ids=["wide", "tall"])
+def test_scenes_are_prepared_as_the_library_does(size, name):
+    assert_prepared_as_the_library_does(name, Image.fromarray(unseen(0, size=500).image).crop((0, 0, *size)))
 
 
 def test_a_bare_model_brings_the_preparation_of_its_folder(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from photos import unseen
 
 from camtool.errors import CamtoolError, ColormapError, OverlayError
 from camtool.overlay import (
@@ -508,7 +509,26 @@ def test_real_photos_keep_their_cold_parts(name: str) -> None:
         pytest.skip("the sample photos are not here")
     from PIL import Image
 
-    photo = np.asarray(Image.open(IMAGES / name).convert("RGB"))
+    assert_cold_parts_are_kept(np.asarray(Image.open(IMAGES / name).convert("RGB")))
+
+
+SCENE = unseen(0, size=300).image
+
+
+@pytest.mark.parametrize(
+    "photo",
+    [
+        np.maximum(SCENE[:200], 150),
+        SCENE[:, :160] // 4,
+        SCENE.mean(2, keepdims=True).astype(np.uint8).repeat(3, axis=2),
+    ],
+    ids=["bright, wide", "dark, tall", "black-and-white"],
+)
+def test_scenes_keep_their_cold_parts(photo: np.ndarray) -> None:
+    assert_cold_parts_are_kept(photo)
+
+
+def assert_cold_parts_are_kept(photo: np.ndarray) -> None:
     height, width, _ = photo.shape
     y, x = np.mgrid[:height, :width]
     heat = np.clip(1 - np.hypot(y - height / 2, x - width / 2) / (height / 4), 0, 1)
