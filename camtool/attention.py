@@ -94,7 +94,7 @@ class Captured:
     blocks: list[Block | None]
 
 
-def capture(model: nn.Module, inputs: Inputs) -> Captured:
+def capture(model: nn.Module, inputs: Inputs, *, hold_inputs: bool = False) -> Captured:
     """Run ``model`` once, in evaluation mode, and keep all its attention to the picture.
 
     Attention that does not depend on the picture (:func:`camtool.structures.main_tensor` of the inputs), a text's say,
@@ -103,27 +103,31 @@ def capture(model: nn.Module, inputs: Inputs) -> Captured:
     Args:
         model: Any module. It is left as it was found.
         inputs: What it is called with.
+        hold_inputs: Treat the queries, keys and values of every self-attention as constants, so that gradients pass by
+            skip connections and MLPs only. A last attention that pools the tokens is not held: no skip connection
+            passes it.
 
     Returns:
-        The output and the attention, joined by a graph that begins at the first attention.
+        The output and the attention, joined by a graph that begins at the first attention; with ``hold_inputs`` at
+        every self-attention.
 
     Raises:
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
-    captured, whole = _capture(model, inputs, grad_in_trunk=False)
+    captured, whole = _capture(model, inputs, hold_inputs=hold_inputs, grad_in_trunk=False)
     if not whole:  # the model switches grad mode by itself: see observe
-        captured, _ = _capture(model, inputs, grad_in_trunk=True)
+        captured, _ = _capture(model, inputs, hold_inputs=hold_inputs, grad_in_trunk=True)
     return captured
 
 
-def _capture(model: nn.Module, inputs: Inputs, *, grad_in_trunk: bool) -> tuple[Captured, bool]:
-    """What was seen, and whether its graph leads, in one piece, from the first attention to the output."""
+def _capture(model: nn.Module, inputs: Inputs, *, hold_inputs: bool, grad_in_trunk: bool) -> tuple[Captured, bool]:
+    """Return what was seen, and True if its graph leads in one piece from the first attention to the output."""
     with (
         left_as_found(model) as cleanup,
         outside_inference_mode(model, inputs, grad=True) as inputs,
         torch.set_grad_enabled(grad_in_trunk),
     ):
-        watch = _Watch(main_tensor(inputs))
+        watch = _Watch(main_tensor(inputs), hold_inputs=hold_inputs)
         watch_modules(cleanup, model, watch.enter, watch.leave)
         with watch:
             output = call(model, inputs)
@@ -178,14 +182,19 @@ class _Frame:
 class _Watch(TorchFunctionMode):
     """Within the block, in this thread, keep every call of attention that depends on the picture.
 
+    Args:
+        picture: The main tensor of the inputs, ``(N, C, H, W)``.
+        hold_inputs: See :func:`capture`.
+
     Attributes:
         calls: The calls.
         blocks: The block of each.
         cut: The graph is not in one piece, as the model switched grad mode off in between.
     """
 
-    def __init__(self, picture: Tensor | None) -> None:
+    def __init__(self, picture: Tensor | None, *, hold_inputs: bool) -> None:
         super().__init__()
+        self._hold_inputs = hold_inputs
         self.calls: list[Attention] = []
         self.blocks: list[Block | None] = []
         self.cut = False
@@ -224,6 +233,8 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             return self._fused(*args, **kwargs)
+        if func in _PRODUCTS:
+            args, kwargs = self._with_held_values(args, kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX:
             axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -255,6 +266,7 @@ class _Watch(TorchFunctionMode):
         bias = _bias(attn_mask, query, key, is_causal=is_causal)
         weights = _softmax(_logits(query, key, scale, bias), bias)
         matrix = self._on_graph(weights)
+        value = value.detach() if self._is_held(matrix) else value
         output = matrix.reshape(weights.shape).to(value.dtype) @ value
         q, k = self._by_head(query.detach()), self._by_head(key.detach())
         mask = None if bias is None else self._by_head(bias)
@@ -284,6 +296,22 @@ class _Watch(TorchFunctionMode):
             is_same = part is not None and tensor.numel() == part.numel()
             self._made[tensor] = self._made[part] if is_same else None
 
+    # ---------------------------------------------------------------------------------------------------- holding
+
+    def _is_held(self, matrix: Tensor) -> bool:
+        """Return True if an attention matrix ``(..., T, S)`` has inputs that count as constants: a self-attention's."""
+        return self._hold_inputs and matrix.shape[-2] == matrix.shape[-1]
+
+    def _with_held_values(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of a product of matrices, with detached values if the attention over them is held."""
+        *_, left, right = _tensors((args, kwargs))
+        weighed = self._made.get(left)
+        if not isinstance(weighed, _Weighed) or not self._is_held(weighed.matrix):
+            return args, kwargs
+        values = right.detach()
+        held_args = tuple(values if each is right else each for each in args)
+        return held_args, {name: values if each is right else each for name, each in kwargs.items()}
+
     # ---------------------------------------------------------------------------------------------------- keeping
 
     def _marked(self, tensor: Tensor, part: _Compared | _Weighed | None = None) -> Tensor:
@@ -291,12 +319,13 @@ class _Watch(TorchFunctionMode):
         return tensor
 
     def _on_graph(self, matrix: Tensor) -> Tensor:
-        """An attention matrix, by head, with a graph behind it that begins here or has begun before."""
+        """Return an attention matrix by head, on a graph that begins here or, unless it is held, has begun before."""
         self.cut = self.cut or (self._started and not torch.is_grad_enabled())
         self._started = True
         torch.set_grad_enabled(True)  # until the forward's own grad mode ends
         by_head = self._by_head(matrix)
-        return by_head if by_head.requires_grad else by_head.detach().requires_grad_()
+        has_begun = by_head.requires_grad and not self._is_held(by_head)
+        return by_head if has_begun else by_head.detach().requires_grad_()
 
     def _kept(
         self, output: Tensor, matrix: Tensor, compared: _Compared, values: Tensor, logits: Callable[[], Tensor]

@@ -170,6 +170,12 @@ class Scene:
             return capture(self.model, self.inputs)
 
     @cached_property
+    def held_attention(self) -> Captured:
+        """The same, where the inputs of every self-attention count as constants."""
+        with self.as_called():
+            return capture(self.model, self.inputs, hold_inputs=True)
+
+    @cached_property
     def twin(self) -> Twin:
         """The model again, for many passes in a row."""
         return Twin(self.model, self.inputs_of(0))
@@ -346,7 +352,18 @@ class Evidence:
         Raises:
             MethodError: The model runs no attention that can be seen, or not all of it is over the same tokens.
         """
-        captured = self._scene.attention
+        return self._attended(self._scene.attention)
+
+    @cached_property
+    def held_attention(self) -> Attended:
+        """The same with the inputs of every self-attention held constant: gradients pass it by the skip connection.
+
+        Raises:
+            MethodError: The model runs no attention that can be seen, or not all of it is over the same tokens.
+        """
+        return self._attended(self._scene.held_attention)
+
+    def _attended(self, captured: Captured) -> Attended:
         with with_gradients():
             output = outputs.of_images(captured.output, len(self.inputs))
             scores = targets.score(self.targets, output, self.images)

@@ -154,9 +154,9 @@ class TinyViT(nn.Module):
         return self.answer(self.blocks(self.embed(x)))
 
 
-def tiny(how: str = "fused", pooling: str = "class token", seed: int = 0) -> TinyViT:
+def tiny(how: str = "fused", pooling: str = "class token", seed: int = 0, depth: int = 3) -> TinyViT:
     torch.manual_seed(seed)
-    return TinyViT(how, pooling).double().eval()
+    return TinyViT(how, pooling, depth).double().eval()
 
 
 def pictures(count: int = 2) -> Tensor:
@@ -205,20 +205,37 @@ def pooled_by_hand(pool: Pool, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor
     return out.transpose(1, 2).flatten(2)[:, 0], {"A": weights, "Z": logits, "q": q, "k": k, "v": v, "o": out}
 
 
+def after(block: nn.Module, tokens: Tensor, mixed: Tensor) -> Tensor:
+    """What a block returns: the tokens with what its attention adds, and what its MLP adds to them."""
+    tokens = tokens + mixed
+    return tokens + block.mlp(block.norm2(tokens))
+
+
+def added_by_hand(block: nn.Module, weights: Tensor, values: Tensor) -> Tensor:
+    """What an attention adds to the tokens."""
+    return block.attention.proj((weights @ values).transpose(1, 2).flatten(2))
+
+
+def held_by_hand(net: TinyViT, streams: list[Tensor], layers: list[dict[str, Tensor]], n: int, index: int) -> Tensor:
+    """The gradient towards the n-th attention where what all later ones add is a constant."""
+    weights = layers[n]["A"].detach().requires_grad_()
+    tokens = streams[n]
+    for m, block in enumerate(net.blocks[n:], n):
+        own = layers[m]["A"].detach() if m > n else weights
+        tokens = after(block, tokens, added_by_hand(block, own, layers[m]["v"].detach()))
+    return torch.autograd.grad(net.answer(tokens)[0, index], weights)[0]
+
+
 def case_of(net: TinyViT, x: Tensor, index: int) -> Transformer:
     """What an oracle is told about one picture ``(1, C, H, W)``; nothing here is the package's."""
-
-    def after(block: nn.Module, tokens: Tensor, mixed: Tensor) -> Tensor:
-        tokens = tokens + mixed
-        return tokens + block.mlp(block.norm2(tokens))
 
     def masked(entry: list[list[float]]) -> float:
         mixed, _ = by_hand(last, torch.tensor([entry], dtype=torch.float64))
         return float(net.answer(after(last, into_last, mixed))[0, index].detach())
 
-    tokens, layers, ends, last = net.embed(x), [], [], net.blocks[-1]
+    tokens, layers, ends, streams, last = net.embed(x), [], [], [], net.blocks[-1]
     for block in net.blocks:
-        into_last = tokens.detach()
+        streams.append(into_last := tokens.detach())
         entry = block.norm1(tokens)
         mixed, seen = by_hand(block, entry)
         tokens = after(block, tokens, mixed)
@@ -228,16 +245,20 @@ def case_of(net: TinyViT, x: Tensor, index: int) -> Transformer:
         torch.autograd.grad(end, seen["A"], retain_graph=True)[0][0].tolist()
         for end, seen in zip(ends, layers, strict=True)
     ]
-    read, score = [READ[net.pooling]] * 3, ends[-1]
+    read, score = [READ[net.pooling]] * len(net.blocks), ends[-1]
     if isinstance(net.pool, Pool):
         vector, seen = pooled_by_hand(net.pool, net.norm(tokens))
         layers, read, score = [*layers, seen], [*read, [0]], net.head(vector)[0, index]
     g = torch.autograd.grad(score, [seen["A"] for seen in layers], retain_graph=True)
+    held = [held_by_hand(net, streams, layers, n, index)[0].tolist() for n in range(len(net.blocks))]
+    if isinstance(net.pool, Pool):  # a pooling is followed by no other attention
+        held.append(g[-1][0].tolist())
     (w,) = torch.autograd.grad(score, [layers[-1]["o"]])
     return Transformer(
         A=[seen["A"][0].detach().tolist() for seen in layers],
         Z=[seen["Z"][0].detach().tolist() for seen in layers],
         g=[each[0].tolist() for each in g],
+        held=held,
         early=early,
         q=layers[-1]["q"][0].detach().tolist(),
         k=layers[-1]["k"][0].detach().tolist(),

@@ -87,7 +87,11 @@ def agcam(evidence: Evidence) -> Tensor:
     """Positive gradients at the attention, guided by how well query and key go together.
 
     ``Σ_l Σ_h sigmoid(Z) ⊙ relu(∇A)`` in the row that is read, with ``Z`` the logits of which ``A`` is the softmax (Leem
-    and Seo 2024, eq. 2 and 7). The sigmoid takes the softmax' place because that leaves peaks at a few tokens.
+    and Seo 2024, eq. 2 and 7). The sigmoid replaces the softmax because that leaves peaks at a few tokens.
+
+    ``∇A`` is the gradient that passes by skip connections and MLPs only: the queries, keys and values of every
+    self-attention count as constants, as the authors' program detaches the input of every attention. An attention at
+    the end that pools the tokens has no skip connection and is not held; the authors' models have none.
 
     Args:
         evidence: What the model showed.
@@ -98,7 +102,7 @@ def agcam(evidence: Evidence) -> Tensor:
     Raises:
         MethodError: The model has no attention over one set of tokens, or no gradient reaches it.
     """
-    seen = evidence.attention
+    seen = evidence.held_attention
     guided = [(Z.sigmoid() * g.relu()).sum(1) for Z, g in zip(seen.logits, seen.gradients, strict=True)]
     in_rows = [(read[..., None] * each).sum(1) for read, each in zip(seen.readers, guided, strict=True)]
     return seen.on_grid(torch.stack(in_rows).sum(0))

@@ -23,6 +23,7 @@ class Transformer:
         A: Each layer's attention.
         Z: Each layer's logits.
         g: The gradient of the class' score towards each layer's attention.
+        held: The same where what every later attention adds to its tokens is a constant.
         early: For each block the gradient, towards its attention, of the score that its tokens would get.
         q: The last layer's queries; k, v: keys and values.
         w: The gradient of the score towards the last layer's output.
@@ -36,6 +37,7 @@ class Transformer:
     A: list[Heads]
     Z: list[Heads]
     g: list[Heads]
+    held: list[Heads]
     early: list[Heads]
     q: Heads
     k: Heads
@@ -87,9 +89,13 @@ def chefer(case: Transformer) -> Map:
 
 @oracle("agcam")
 def agcam(case: Transformer) -> Map:
-    """Leem and Seo 2024: ``Σ_k Σ_h F_h^k ⊙ relu(α_h^k)`` with ``F`` the logits' sigmoid, in the row that is read."""
+    """Leem and Seo 2024: ``Σ_k Σ_h F_h^k ⊙ relu(α_h^k)`` with ``F`` the logits' sigmoid, in the row that is read.
+
+    ``α`` is the gradient that passes by skip connections and MLPs, as if no later attention depended on its input
+    (section 3.2: the derivative of a block's output towards its input is taken as 1).
+    """
     total = [0.0] * len(case.A[0][0][0])
-    for Z, g, read in zip(case.Z, case.g, case.read, strict=True):
+    for Z, g, read in zip(case.Z, case.held, case.read, strict=True):
         for h in range(len(Z)):
             for i in read:
                 for j in range(len(total)):
