@@ -39,6 +39,9 @@ _VOTES = 3
 _ROUNDS, _ENOUGH = 500, 1e-6
 """The factorisation ends after so many rounds, or when one explains less than this part of the activity more."""
 
+_STARTS, _HEAT = 8, 25
+"""Number of starts of the factorization, and of rounds after which only the best of them goes on."""
+
 _MUCH = 0.1
 """The part of a layer's squares that may be negative before people are told."""
 
@@ -161,6 +164,7 @@ def concepts(
     labels: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     batch_size: int = 32,
+    seed: int = 0,
 ) -> Concepts:
     """Find what a set of pictures has in common to a model: a few concepts, each in its own colour.
 
@@ -184,6 +188,7 @@ def concepts(
         labels: The names of the classes, where ``model`` does not bring them.
         device: Where the inputs go; by default where the model is.
         batch_size: How many pictures run at once, at most.
+        seed: Of the random starts of the factorization. The global generators are not used.
 
     Raises:
         MethodError: ``n`` is more than the layer can hold, or less than 1.
@@ -199,7 +204,7 @@ def concepts(
     at, grids = _looks(loaded.model, pictures, layer, batch_size)
     points = torch.cat([grid.flatten(1).T for grid in grids])
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
-        W, H, explained = factorised(_positive(points, at.name), n)
+        W, H, explained = factorised(_positive(points, at.name), n, seed=seed)
         probabilities = _probabilities(loaded.model, pictures[0].tensor[None], at, H)
     names = labels if labels is not None else loaded.labels
     notes = dict.fromkeys(note for picture in pictures for note in picture.notes)
@@ -218,17 +223,21 @@ def concepts(
 # ------------------------------------------------------------------------------------------------------ factorising
 
 
-def factorised(points: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
-    """``A ≈ W H`` with nothing negative, the least squares that alternating steps find.
+def factorised(points: Tensor, n: int, *, seed: int = 0) -> tuple[Tensor, Tensor, float]:
+    """Return ``W`` and ``H`` with ``A ≈ W H``, nothing negative: the best least squares found from several starts.
 
-    There are no dice: ``H`` begins with positions of the data that have little in common, see :func:`_corners`; random
-    starts end no better, and sometimes worse. Each step sets one column of ``W``, or one row of ``H``, to its best with
-    all else fixed (hierarchical alternating least squares, Cichocki et al. 2007). It takes fewer rounds than the
-    multiplicative updates that are usual for the paper, and does not stick at zeros.
+    The problem has many local optima, and no single start finds the best one on all data. ``H`` starts from positions
+    of the data: once from those that :func:`_corners` chooses, and several times from random ones. All starts run a few
+    rounds; the one with the smallest error then runs to the end. The same data and seed give the same factors.
+
+    Each step sets one column of ``W``, or one row of ``H``, to its best with all else fixed (hierarchical alternating
+    least squares, Cichocki et al. 2007). It takes fewer rounds than the multiplicative updates that are usual for the
+    paper, and does not stick at zeros.
 
     Args:
         points: ``A``, ``(P, C)``, not negative, not all zero.
-        n: How many concepts.
+        n: Number of concepts.
+        seed: Seed of the random starts.
 
     Returns:
         ``W`` ``(P, n)`` whose columns have the maximum 1, ``H`` ``(n, C)``, and the part of ``Σ A²`` that is explained,
@@ -244,20 +253,56 @@ def factorised(points: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
         )
     peak = points.amax()  # squares of large numbers overflow
     A = points / peak
-    H = _corners(A, n).T.clone()
-    W = A.new_zeros(len(A), n)
-    total, error = A.square().sum(), 1.0
-    for _ in range(_ROUNDS):
-        _improve(W, A @ H, H.T @ H)
-        products, gram = A.T @ W, W.T @ W
-        _improve(H, products, gram)
-        before, error = error, float(1 - ((2 * products - H @ gram) * H).sum() / total)
-        if before - error < _ENOUGH:
-            break
-    heights = W.amax(0)
-    W, H = W / torch.where(heights > 0, heights, 1), (H * heights).T
+    attempts = [_Attempt(A, start) for start in _starts(A, n, seed)]
+    for attempt in attempts:
+        attempt.run(_HEAT)
+    best = min(attempts, key=lambda attempt: attempt.error)
+    best.run(_ROUNDS - _HEAT)
+    heights = best.W.amax(0)
+    W, H = best.W / torch.where(heights > 0, heights, 1), (best.H * heights).T
     order = _shares(W, H).argsort(descending=True, stable=True)
-    return W[:, order], peak * H[order], min(1.0, 1 - error)
+    return W[:, order], peak * H[order], min(1.0, 1 - best.error)
+
+
+class _Attempt:
+    """A factorization on its way from one start.
+
+    Args:
+        points: What is factorized, ``(P, C)``.
+        start: The first vectors of channels, ``(n, C)``.
+
+    Attributes:
+        W: ``(P, n)``.
+        H: ``(C, n)``.
+        error: The part of ``Σ A²`` that is not explained.
+    """
+
+    def __init__(self, points: Tensor, start: Tensor) -> None:
+        self.W, self.H = points.new_zeros(len(points), len(start)), start.T.clone()
+        self.error = 1.0
+        self._points, self._total = points, points.square().sum()
+        self._has_converged = False
+
+    def run(self, rounds: int) -> None:
+        """Improve both factors for some rounds, or until a round gains hardly anything."""
+        for _ in range(rounds):
+            if self._has_converged:
+                return
+            _improve(self.W, self._points @ self.H, self.H.T @ self.H)
+            products, gram = self._points.T @ self.W, self.W.T @ self.W
+            _improve(self.H, products, gram)
+            before = self.error
+            self.error = float(1 - ((2 * products - self.H @ gram) * self.H).sum() / self._total)
+            self._has_converged = before - self.error < _ENOUGH
+
+
+def _starts(points: Tensor, n: int, seed: int) -> list[Tensor]:
+    """Return the vectors ``(n, C)`` from which the factorization starts: corners of the data, then random positions."""
+    active = points[points.any(1)]  # a vector of zeros would stay one
+    dice = torch.Generator().manual_seed(seed)
+    count = _STARTS - 1 if len(active) > n else 0
+    lots = [torch.randperm(len(active), generator=dice)[:n].to(points.device) for _ in range(count)]
+    return [_corners(points, n), *(active[chosen] for chosen in lots)]
 
 
 def _corners(points: Tensor, n: int) -> Tensor:
