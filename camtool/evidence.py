@@ -25,6 +25,7 @@ from camtool.attended import Attended
 from camtool.attention import Block, Captured, capture
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.guards import left_as_found, with_gradients
+from camtool.heads import LinearHead, class_vectors, linear_head
 from camtool.hooks import Observation, call, nth_call, observe, resume, trace
 from camtool.layers import Layer, resolve
 from camtool.lazy import cached_property
@@ -37,21 +38,6 @@ __all__ = ["Evidence", "LinearHead", "Make", "Scene"]
 
 Make = Callable[[slice], Tensor]
 """Makes some of many variants, when their turn comes: ``make(slice(32, 64))`` gives the variants 32 to 63."""
-
-
-@dataclass(frozen=True)
-class LinearHead:
-    """A head that averages maps over the positions and weighs them linearly: ``output = weight @ mean(maps) + bias``.
-
-    Attributes:
-        weight: ``(K, C)``, for K classes.
-        bias: ``(K,)``.
-        maps: ``(R, C, *grid)``, what is averaged: the layer's activations, or their positive part.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    maps: Tensor
 
 
 class Scene:
@@ -174,6 +160,14 @@ class Scene:
         """The same, where the inputs of every self-attention count as constants."""
         with self.as_called():
             return capture(self.model, self.inputs, hold_inputs=True)
+
+    @cached_property
+    def class_vectors(self) -> Tensor | None:
+        """The weights of the linear layer that gives the K scores, ``(K, C)``; ``None`` if there is none."""
+        if not isinstance(self.answers, Tensor) or self.answers.ndim != 2:
+            return None
+        with self.as_called():
+            return class_vectors(self.model, self.inputs_of(0), self.answers[:1])
 
     @cached_property
     def twin(self) -> Twin:
@@ -632,7 +626,7 @@ class Evidence:
     def _head(self) -> LinearHead | None:
         answers = self._scene.answers
         is_plain = isinstance(answers, Tensor) and answers.ndim == 2
-        return _linear_head(self.model, self.activations, self._question.of_rows(self.logits)) if is_plain else None
+        return linear_head(self.model, self.activations, self._question.of_rows(self.logits)) if is_plain else None
 
     def _on_grid(self, tensor: Tensor) -> Tensor:
         return widened(self._layer.layout.to_grid(tensor))
@@ -662,32 +656,3 @@ def _images(inputs: Inputs) -> int:
 def _scored(output: Any, wanted: Sequence[Target]) -> Tensor:
     """Each of some targets on each image of an output, ``(M, targets)``."""
     return torch.stack([target(output) for target in wanted], 1)
-
-
-def _linear_head(model: nn.Module, activations: Tensor, logits: Tensor) -> LinearHead | None:
-    for maps in (activations, activations.relu()):
-        pooled = maps.flatten(2).mean(2)
-        for weight, bias in _linear_layers(model, channels=pooled.shape[1], classes=logits.shape[1]):
-            expected = (pooled @ weight.T + bias).to(logits.dtype)
-            if _same_up_to_rounding(expected, logits):
-                return LinearHead(weight, bias, maps)
-    return None
-
-
-def _linear_layers(model: nn.Module, *, channels: int, classes: int) -> list[tuple[Tensor, Tensor]]:
-    """Weight and bias, in float32 at least, of the linear layers and 1 x 1 convolutions of this size."""
-    found = []
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.shape[:2] == (classes, channels) and weight[0, 0].numel() == 1:
-            wide = widened(weight.detach().flatten(1))
-            bias = getattr(module, "bias", None)
-            found.append((wide, wide.new_zeros(classes) if bias is None else bias.detach().to(wide)))
-    return found
-
-
-def _same_up_to_rounding(one: Tensor, other: Tensor) -> bool:
-    # A half-precision value is rounded to 2 or 3 digits, and more leeway would let another kind of pooling pass.
-    steps = 4 if other.dtype in (torch.float16, torch.bfloat16) else 64
-    tolerance = steps * torch.finfo(other.dtype).eps * float(other.abs().amax())
-    return bool((one - other).abs().amax() <= tolerance)

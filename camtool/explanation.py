@@ -363,7 +363,7 @@ class Explainer:
         wants = wants if self._text is None else targets.from_texts(wants, self._text)
         scene = self._scene(inputs, pictures[0].black, nth)
         labels = labels_for(self._model, self._labels, scene.classes)
-        choose = partial(targets.choose, link=scene.link)
+        choose = partial(targets.choose, link=scene.link, class_vectors=lambda: scene.class_vectors)
         chosen = [
             [target for each in _as_list(want) for target in choose(each, answer, labels, view.geometry)]
             for want, answer, view in zip(wants, scene.answers, [picture.view for picture in pictures], strict=True)

@@ -223,6 +223,15 @@ DEVIATIONS = (
         "test_grad_cams_finer_cam_also_explains_the_rivals_shares",
     ),
     Deviation(
+        BOTH,
+        "Finer-CAM",
+        "the rivals are the classes whose logits on the image are nearest to the class' own, so that a cat is held "
+        "against dogs on a photo of dogs.",
+        "they are the classes whose weights in the model's head are most similar to the class' own, as in the paper; "
+        "nearest logits are for models without a linear head.",
+        "test_their_finer_cam_takes_the_nearest_logits",
+    ),
+    Deviation(
         TORCHCAM,
         "Finer-CAM",
         "the rivals count alike, 0.6 of their mean.",

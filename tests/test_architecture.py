@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "heads": {"errors", "hooks", "maps", "structures"},
     "model_cache": set(),
     "cleanup": set(),
     "lazy": set(),
@@ -83,6 +84,7 @@ ROOMS = {
         "attention",
         "errors",
         "guards",
+        "heads",
         "hooks",
         "layers",
         "lazy",

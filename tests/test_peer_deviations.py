@@ -44,7 +44,7 @@ from camtool.maps import ScaledMax, merge, min_max, resize
 from camtool.methods import METHODS, WRAPPERS, Method, find
 from camtool.methods.activation import first_component
 from camtool.methods.fullgrad import decompose
-from camtool.targets import ClassScore, Finer
+from camtool.targets import ClassScore, Finer, choose
 
 pytestmark = pytest.mark.slow
 
@@ -397,6 +397,16 @@ def test_torchcams_finer_cam_is_a_matter_of_options() -> None:
     same, usual = Finer(CLASS, weight=0.6, weighting="mean"), Finer(CLASS)
     assert difference(METHODS["gradcam"](about(model, "0", [same] * 2)), theirs) < 1e-5
     assert difference(METHODS["gradcam"](about(model, "0", [usual] * 2)), theirs) > 0.1
+
+
+def test_their_finer_cam_takes_the_nearest_logits() -> None:
+    model, target = small_net(), Finer(CLASS, rivals=2, weight=0.6, weighting="mean")
+    theirs = of_torchcam(partial(torchcam.FinerCAM, num_references=2), model, "0", class_idx=CLASS)
+    seen = about(model, "0", [target] * 2)
+    by_logits = [choose(target, answer, None)[0] for answer in seen.logits]
+    by_weights = [choose(target, answer, None, class_vectors=lambda: model[-1].weight)[0] for answer in seen.logits]
+    assert difference(METHODS["gradcam"](about(model, "0", by_logits)), theirs) < 1e-5
+    assert difference(METHODS["gradcam"](about(model, "0", by_weights)), theirs) > 0.1
 
 
 # ------------------------------------------------------------------------------------------------ several layers

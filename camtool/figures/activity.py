@@ -275,7 +275,8 @@ def _evidence(loaded: Loaded, batch: Batch, layers: Sequence[Layer], want: Any) 
     """
     scene = Scene(loaded.model, batch.inputs, layers)
     labels = labels_for(loaded.model, loaded.labels, scene.classes)
-    chosen = targets.choose(want, scene.answers[0], labels, batch.pictures[0].view.geometry)
+    geometry = batch.pictures[0].view.geometry
+    chosen = targets.choose(want, scene.answers[0], labels, geometry, class_vectors=lambda: scene.class_vectors)
     if len(chosen) != 1:
         raise TargetError(f"target_class asks for {len(chosen)} things; channels are ordered by one.")
     return scene.evidence(chosen), targets.name_of(chosen[0], labels)

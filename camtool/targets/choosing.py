@@ -46,6 +46,7 @@ def choose(
     labels: Sequence[str] | None,
     geometry: Geometry | None = None,
     link: Link | None = "softmax",
+    class_vectors: Callable[[], Tensor | None] | None = None,
 ) -> list[Target]:
     """The targets that a person's wish comes to on one image; only :class:`Top` gives more than one.
 
@@ -67,6 +68,8 @@ def choose(
         labels: The names of the K classes.
         geometry: How the photo, on which a person points at places, became the model's input.
         link: How scores become probabilities; ``None`` where the answer is an embedding.
+        class_vectors: Returns the weights of the model's head, ``(K, C)``, or ``None`` if it has no linear one. Only
+            called where a target compares classes by them.
 
     Raises:
         TargetError: The class does not exist, its name is unknown or belongs to several, or no class can be ranked.
@@ -76,7 +79,7 @@ def choose(
         if link is None:
             _check_that_it_needs_no_class(want, answer)
         answer = class_scores(answer[None], link or "identity")[0]
-    return [_linked(target, link) for target in _chosen(want, answer, labels, geometry)]
+    return [_linked(target, link) for target in _chosen(want, answer, labels, geometry, class_vectors)]
 
 
 def from_texts(wants: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) -> list[Any]:
@@ -112,7 +115,13 @@ def from_texts(wants: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) 
 # ------------------------------------------------------------------------------- from what is asked to targets
 
 
-def _chosen(want: Any, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> list[Target]:
+def _chosen(
+    want: Any,
+    answer: Answer,
+    labels: Sequence[str] | None,
+    geometry: Geometry | None,
+    class_vectors: Callable[[], Tensor | None] | None,
+) -> list[Target]:
     """See :func:`choose`, whose user may give anything; the targets do not know yet how scores become probabilities."""
     if want is None:
         want = Top(1)
@@ -125,7 +134,7 @@ def _chosen(want: Any, answer: Answer, labels: Sequence[str] | None, geometry: G
     if isinstance(want, Integral) and not isinstance(want, bool):  # numpy's integers are Integral too
         return [_of_index(int(want), answer, labels, geometry)]
     if isinstance(want, Target):
-        return [_settled(want, answer, labels, geometry)]
+        return [_settled(_compared(want, class_vectors), answer, labels, geometry)]
     if callable(want):
         return [Custom(want)]
     raise TargetError(
@@ -213,6 +222,16 @@ def _is_background(index: int, labels: Sequence[str] | None) -> bool:
 
 
 # ------------------------------------------------------------------------- what targets leave to image and model
+
+
+def _compared(target: Target, class_vectors: Callable[[], Tensor | None] | None) -> Target:
+    """Return the target; :class:`Finer` with the classes that the model's head holds for the most similar ones."""
+    if isinstance(target, Negated):
+        return Negated(_compared(target.target, class_vectors))
+    if not isinstance(target, Finer) or class_vectors is None or target.similar is not None:
+        return target
+    vectors = class_vectors()
+    return target if vectors is None else target.compared_by(vectors)
 
 
 def _settled(target: Target, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> Target:

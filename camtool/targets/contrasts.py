@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
@@ -65,31 +65,40 @@ def _check_shares(shares: tuple[float, ...], rivals: int) -> None:
 
 @dataclass(frozen=True)
 class Finer(Target):
-    """A class against those that the model finds most like it in the very image: Finer-CAM, arXiv 2501.11309.
+    """A class against those most similar to it: Finer-CAM, arXiv 2501.11309.
 
-    The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``: the classes whose logits are nearest to the
-    class' own, above or below it. With the weighting ``"probability"``, that of the authors' code, their shares are
-    ``s_d = p_d / Σ p``, with the model's probabilities ``p``; with ``"mean"`` they count alike.
+    The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``. These are the classes whose weights in the
+    model's linear head have the largest cosine similarity to those of the class, as in the paper: the same for every
+    image. For a model without such a head, and where the target is called on an output by itself, they are the classes
+    whose logits on the image are nearest to the class' own, as in the authors' program. The label of an explanation
+    names them.
 
-    Rivals and shares are settled once for each image, on what the model says of the image itself, by
-    :func:`camtool.targets.choose`: a method that asks about changed images compares the same classes throughout. So no
-    gradient flows through the shares: the paper explains the differences between logits, of which the shares only make
-    an average. In the authors' code it does, and the map shows in part what would change the probabilities.
+    With the weighting ``"probability"``, that of the authors' code, the shares are ``s_d = p_d / Σ p``, with the
+    model's probabilities ``p``; with ``"mean"`` all rivals count alike.
+
+    Rivals and shares are settled once for each image, before any method runs, by :func:`camtool.targets.choose`: a
+    method that scores changed images compares the same classes throughout. So no gradient flows through the shares: the
+    paper explains the differences between logits, of which the shares only make an average. In the authors' code it
+    does, and the map shows in part what would change the probabilities.
 
     Attributes:
         index: The class.
         rivals: How many others it is held against; fewer where the model has fewer.
         weight: How much they count, the paper's γ: 0 is the class alone, and more shows finer details.
         weighting: ``"probability"`` or ``"mean"``.
+        similar: Classes in order of their similarity to this one, most similar first; by default found as above.
     """
 
     index: int
     rivals: int = 3
     weight: float = 1.0
     weighting: Literal["probability", "mean"] = "probability"
+    similar: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_whole("Finer's index", self.index)
+        for other in self.similar or ():
+            check_whole("Finer's similar", other)
         check_whole("Finer's rivals", self.rivals)
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
@@ -98,8 +107,20 @@ class Finer(Target):
     def __call__(self, output: Any) -> Tensor:
         return torch.cat([self.settled(one)(one[None]) for one in class_scores(output)])
 
+    def compared_by(self, vectors: Tensor) -> Finer:
+        """Return the target with :attr:`similar` found by the cosine similarity of the classes' vectors.
+
+        Args:
+            vectors: The weights of a linear head, ``(K, C)``.
+        """
+        if not 0 <= self.index < len(vectors):
+            return self
+        cosines = torch.nn.functional.cosine_similarity(vectors, vectors[self.index], dim=1)
+        order = cosines.argsort(descending=True, stable=True).tolist()
+        return replace(self, similar=tuple(other for other in order if other != self.index))
+
     def settled(self, output: Tensor) -> Contrast:
-        """The contrast that it comes to for one image.
+        """Return the contrast that it comes to for one image.
 
         Args:
             output: That image's logits, ``(K,)``.
@@ -115,7 +136,9 @@ class Finer(Target):
         check_class(self.index, len(output))
         values = output.detach()
         nearest = (values - values[self.index]).abs().argsort(stable=True).tolist()
-        rivals = [index for index in nearest if index != self.index][: self.rivals]
+        rivals = [other for other in self.similar or nearest if other != self.index][: self.rivals]
+        for rival in rivals:
+            check_class(rival, len(output))
         # The probabilities' shares in their sum, without a sum that could vanish.
         shares = values[rivals].softmax(0).tolist() if self.weighting == "probability" else [1.0] * len(rivals)
         return Contrast(self.index, tuple(rivals), self.weight, tuple(shares))
