@@ -317,7 +317,7 @@ def _verdicts(
     origins = [name for carrier in carriers for name in carrier.origins]
     observation = observe(model, list(dict.fromkeys(names + origins)), _with_changed_corners(inputs))
     tensors = [observation.calls[name][nth] for name in names]
-    with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller works in
+    with with_gradients():  # whatever mode the caller works in
         scores = [None] if is_quantised(model) else _scores(observation.output, is_backbone=is_backbone)
     gradients = _in_all([_gradients(score, tensors) for score in scores])
     classes = 0 if is_backbone else _classes(observation.output)
@@ -343,14 +343,14 @@ def _gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor |
     """How a score depends on each tensor; ``None`` for all where there is no graph to ask."""
     if score is None or not score.requires_grad:
         return [None] * len(tensors)
-    with torch.inference_mode(False), torch.enable_grad():
+    with with_gradients():
         return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
 
 
 def _scores(output: object, *, is_backbone: bool) -> list[Tensor | None]:
     """What a layer must lead to: what the model is surest of; or each of the maps that a detector reads things from."""
     maps = tensors_in(output) if is_backbone else levels(output)
-    with torch.inference_mode(False), torch.enable_grad():
+    with with_gradients():
         # Where a map is clipped (ReLU6), its highest value has no slope; where it is normalised, its sum has none.
         return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [top_score(output)]
 

@@ -146,8 +146,9 @@ class ScaledMax:
 def product(stacked: Tensor) -> Tensor:
     """Hot is only what is hot in all layers: RefineCAM, arXiv 2605.14641.
 
-    ``M = Π_l minmax(up(M_l))``. grad-cam multiplies at the picture's size, this on the finest of the layers' grids,
-    from where the map is brought to the picture like any other. A layer whose map is empty empties the product.
+    ``M = Π_l minmax(up(M_l))``. The authors' program multiplies at the picture's size, and grad-cam follows it; this
+    multiplies on the finest of the layers' grids, from where the map is brought to the picture like any other. A layer
+    whose map is empty empties the product.
     """
     return torch.stack([min_max(each) for each in stacked]).prod(0)
 

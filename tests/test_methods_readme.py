@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from departures import DEPARTURES
 from deviations import DEVIATIONS
 
 import camtool
@@ -15,6 +16,13 @@ from camtool.maps import MERGES
 from camtool.methods import COSTS, METHODS, WRAPPERS, wrapped
 
 README = (Path(camtool.__file__).parent / "methods" / "README.md").read_text(encoding="utf-8")
+
+
+NAMED = {
+    *("gradcam++", "zoomcam", "odam", "integratedgradcam", "cameras", "groupcam", "reciprocam", "polycam", "opticam"),
+    *("rise", "legrad", "sess", "refinecam"),
+}
+"""Methods, wrappers and merges that trials with the authors' programs found to be different."""
 
 
 def section(title: str) -> str:
@@ -97,6 +105,20 @@ def test_each_target_takes_what_its_line_says() -> None:
 def test_the_deviations_are_those_that_are_tested() -> None:
     rows = cells("Where camtool differs from grad-cam 1.5.7 and torchcam 0.5.0")
     assert rows == [[each.peer, each.methods, each.what, each.here] for each in DEVIATIONS]
+
+
+def test_the_departures_from_released_programs_are_those_that_are_known() -> None:
+    rows = cells("Where camtool differs from the programs that the authors released")
+    assert rows == [[f"`{each.name}`", each.what, each.here] for each in DEPARTURES]
+    assert {each.name for each in DEPARTURES} == NAMED
+
+
+def test_departures_rest_on_defaults_that_are_so() -> None:
+    for each in DEPARTURES:
+        if each.name in MERGES:
+            continue
+        method = wrapped(each.name, "gradcam") if each.name in WRAPPERS else METHODS[each.name]
+        assert each.options.items() <= method.options.items(), each.name
 
 
 def test_names_in_the_advice_are_methods() -> None:

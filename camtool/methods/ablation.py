@@ -86,14 +86,16 @@ def reciprocam(evidence: Evidence, *, gaussian: bool = False, chunk: int | None 
     """Each position is as bright as the score that it reaches all alone.
 
     ``M(p)`` is the score of ``A ⊙ 1_p``, the activations with all positions but ``p`` set to zero, in every channel
-    (Byun and Lee 2022). The paper scales the map into [0, 1] at once; here that is done last, as for every
-    method, so the raw map holds the scores. Behind a pooled linear head they are arithmetic. Of a transformer's tokens
+    (Byun and Lee 2022). The score is the target's own, a logit for a class; the authors' program takes the softmax
+    probability. The paper scales the map into [0, 1] at once; here that is done last, as for every method, so the raw
+    map holds the scores. Behind a pooled linear head they are arithmetic. Of a transformer's tokens
     those that are no part of the grid stay.
 
     Args:
         evidence: The activations, and the tail that is run on variants of them.
-        gaussian: Spread what stands at ``p`` over its neighbours, with 1/2 for a place and 1/4 for the next along each
-            axis, as the authors' own code does; 3 x 3 places on an image.
+        gaussian: Spread the activations at ``p`` over its neighbors by a Gaussian kernel: 1/2 for the position itself
+            and 1/4 for the next ones along each axis, so 3 x 3 positions on an image. The authors' program has this
+            kernel and calls it switched off.
         chunk: How many positions are tried at once; by default as many as fit into memory.
 
     Returns:

@@ -134,7 +134,8 @@ def sess(
 
     Windows have the shape of the picture, so that any model can look at them; where the last would stand out, it is
     moved back in. The paper's sorting out of unpromising windows beforehand, which saves time where there are many, is
-    left out. The defaults are three scales, of 9 windows in all; twelve, from 1 in steps of 2/7, take 122.
+    left out. The defaults are three scales, of 9 windows in all, and nothing is blurred. The authors' program takes
+    twelve scales, from 1 in steps of 2/7, with 122 windows in all, and blurs the result.
 
     Args:
         evidence: What the method may look at.
