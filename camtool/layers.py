@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import LayerError
+from camtool.guards import with_gradients
 from camtool.hooks import Call, nth_call, observe, prepared, trace
 from camtool.layouts import Layout, Reader, enclosing, reading_that_moves
 from camtool.model_cache import remembered

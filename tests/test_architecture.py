@@ -54,7 +54,7 @@ ROOMS = {
         *("recorder.edits", "recorder.recording", "recorder.records", "recorder.reducers"),
         *("recorder.selecting",),
     },
-    "layers": {"errors", "hooks", "layouts", "model_cache", "modules", "outputs", "sealed", "structures"},
+    "layers": {"errors", "guards", "hooks", "layouts", "model_cache", "modules", "outputs", "sealed", "structures"},
     "channel_axes": {"hooks"},
     "layouts": {"channel_axes", "hooks"},
     "inputs": {"errors", "hooks", "images", "layers", "model_cache", "modules", "structures"},
