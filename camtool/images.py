@@ -13,7 +13,7 @@ import struct
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from io import BytesIO
@@ -26,8 +26,9 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from camtool.errors import ImageError
+from camtool.tiff import first_tags, is_reduced_page, is_tiff, surplus_bands, tags_of
 
-__all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "read", "show", "write", "writing"]
+__all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "notes_of", "read", "show", "write", "writing"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
 """What `read` takes: a path, the bytes of a file, a PIL image, or an array.
@@ -44,6 +45,8 @@ SUFFIXES: frozenset[str] = frozenset(f".{name}" for name in _NAMES.split())
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
 _HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
 _HEADER_BYTES = 64
+_WITH_FRAMES = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")  # the second frame of other formats is a preview or a depth map
+_NOTES = "camtool"
 
 _WRITERS: dict[str, dict[str, Any]] = {
     ".png": {"format": "PNG"},
@@ -83,23 +86,24 @@ _UPRIGHT = {
 
 
 def read(source: ImageSource) -> Image.Image:
-    """Read a picture, as a person would see it in a browser.
+    """Read a picture as a browser shows it.
 
-    The EXIF orientation is applied, transparency lies on white, 16 bits are scaled to 8, and of several
-    frames the first is taken (of a PIL image, the frame it stands at). What the file is called does not
-    matter. PIL's modes "I" and "F" carry no scale, so the values tell: "I" fits 8 bits or else 16, "F" fits
-    [0, 1] or else [0, 255].
+    The EXIF orientation is applied, transparency lies on white, and 16 bits are scaled to 8. Of several frames the
+    first is taken (of a PIL image, the frame it stands at), which :func:`notes_of` the result tells. The name of the
+    file does not matter. PIL's modes "I" and "F" carry no scale, so the values decide: "I" fits 8 bits or else 16, "F"
+    fits [0, 1] or else [0, 255].
 
     Args:
         source: A path, the bytes of a file, a PIL image (which is loaded, not changed), or an array; see
             `ImageSource`.
 
     Returns:
-        A new image of mode "RGB", without metadata: reading it again changes nothing.
+        A new image of mode "RGB", without the metadata of the source: reading it again changes nothing.
 
     Raises:
         ImageError: There is no such file, it is no picture, it is damaged, it has more pixels than
-            `PIL.Image.MAX_IMAGE_PIXELS`, or the array's shape, dtype or range is not one of those allowed.
+            `PIL.Image.MAX_IMAGE_PIXELS`, it has more bands than a picture, or the array's shape, dtype or range is not
+            one of those allowed.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -111,12 +115,19 @@ def read(source: ImageSource) -> Image.Image:
         name = str(getattr(source, "filename", "")) or "the PIL image"
         with _naming(name):
             source.load()
-        return _plain(source, name)
+        if source.tell() == 0:
+            _check_bands(tags_of(source), name)
+        return _noted(_plain(source, name), source)
     if isinstance(source, np.ndarray):
         return _plain(_from_array(source), "the array")
     raise ImageError(
         f"source: a picture is a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came."
     )
+
+
+def notes_of(image: Image.Image) -> tuple[str, ...]:
+    """Return what the user should know about an image that :func:`read` returned, one sentence each."""
+    return tuple(image.info.get(_NOTES, ()))
 
 
 def write(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, quality: int = 92) -> Path:
@@ -260,16 +271,85 @@ def _decode(stream: BinaryIO, name: str) -> Image.Image:
     if not header:
         raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
     formats = _formats(header, name)
-    with _naming(name):
+    if is_tiff(header):
+        with _naming(name):
+            tags = first_tags(stream)
+        _check_bands(tags, name)
+    with _naming(name, _ODD_TIFF if is_tiff(header) else ""):
         image = Image.open(stream, formats=formats)
         _check_size(image)
         image.load()
-    return _plain(image, name)
+    return _noted(_plain(image, name), image)
+
+
+def _check_bands(tags: Mapping[int, Any], name: str) -> None:
+    """Refuse a TIFF of more bands than a picture has, of which Pillow would show the first or none.
+
+    Raises:
+        ImageError: It has more.
+    """
+    bands = surplus_bands(tags)
+    if bands is not None:
+        raise ImageError(
+            f"{name} has {bands} bands, and a picture has 1 (gray) or 3 (red, green, blue). {_CHOOSE_BANDS} "
+            "tifffile.imread(path) returns all bands as an array."
+        )
+
+
+_ODD_TIFF = " It is a TIFF of numbers that Pillow does not read; give an array: tifffile.imread(path)."
+
+_CHOOSE_BANDS = (
+    "Choose the bands: an array (H, W, 3) of uint8 or of floats in [0, 1] for a model of photos, e.g. "
+    "bands[..., [3, 2, 1]] of an array (H, W, bands); or a floating tensor (bands, H, W), normalized as in training, "
+    "for a model that takes them all."
+)
+
+
+def _noted(plain: Image.Image, source: Image.Image) -> Image.Image:
+    """A plain image with what the user should know about its source."""
+    notes = notes_of(source) or _note_on_frames(source)
+    if notes:
+        plain.info[_NOTES] = notes
+    return plain
+
+
+def _note_on_frames(image: Image.Image) -> tuple[str, ...]:
+    """A sentence about the frames behind the first one, unless the user has turned to another."""
+    if image.format not in _WITH_FRAMES or image.tell() != 0:
+        return ()
+    try:
+        frames = getattr(image, "n_frames", 1)
+        if frames > 1 and image.format == "TIFF":
+            frames = _count_whole_pages(image, frames)
+    except _DECODER_FAULTS:  # later frames are damaged, and the first is sound
+        return ()
+    note = (
+        f"The file holds {frames} frames or pages and only the first was read; to choose another, pass a PIL image: "
+        "image = PIL.Image.open(path); image.seek(1)."
+    )
+    return (note,) if frames > 1 else ()
+
+
+def _count_whole_pages(image: Image.Image, frames: int) -> int:
+    """How many pages of a TIFF are no thumbnails or masks of others; the image stays at its first."""
+    whole = 0
+    try:
+        for frame in range(frames):
+            image.seek(frame)
+            whole += not is_reduced_page(image)
+    finally:
+        image.seek(0)
+    return whole
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Turn whatever PIL raises while it opens and decodes into an `ImageError` with the picture's name."""
+def _naming(name: str, unknown: str = "") -> Iterator[None]:
+    """Turn what PIL raises while it opens and decodes into an `ImageError` with the picture's name.
+
+    Args:
+        name: What the picture is called.
+        unknown: What to add where PIL does not know the format, a sentence that starts with a space.
+    """
     try:
         yield
     except _BOMBS as error:
@@ -277,7 +357,7 @@ def _naming(name: str) -> Iterator[None]:
         raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
     except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
-        raise ImageError(f"{name} is no picture: its content is none of {known}.") from error
+        raise ImageError(f"{name} is no picture: its content is none of {known}.{unknown}") from error
     except _DECODER_FAULTS as error:
         raise ImageError(f"{name} is damaged or cut short: {error}.") from error
 
@@ -311,9 +391,11 @@ def _from_array(array: npt.NDArray[Any]) -> Image.Image:
     """(H, W) or (H, W, 1|3|4) to a PIL image of mode L, RGB or RGBA."""
     grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
-        raise ImageError(f"the array has dtype {array.dtype}; uint8, bool, or floats in [0, 1] are allowed.")
+        hint = " Divide by the largest value that a pixel can have." if array.dtype.kind in "iu" else ""
+        raise ImageError(f"the array has dtype {array.dtype}; uint8, bool, or floats in [0, 1] are allowed.{hint}")
     if not grey and not (array.ndim == 3 and array.shape[2] in (3, 4)):
         hint = " Channels come last: array.transpose(1, 2, 0)." if _channels_first(array) else ""
+        hint = f" {_CHOOSE_BANDS}" if array.ndim == 3 and not hint and min(array.shape) > 1 else hint
         raise ImageError(f"the array has shape {array.shape}; (H, W) or (H, W, 1|3|4) is allowed.{hint}")
     if array.size == 0:
         raise ImageError(f"the array has shape {array.shape}: no pixels.")
@@ -383,7 +465,8 @@ def _levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) -> npt
             levels: npt.NDArray[np.uint8] = np.rint(scaled).astype(np.uint8)
             return levels
     found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
-    raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.")
+    hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
+    raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")
 
 
 def _check_pixels(pixels: npt.NDArray[np.uint8]) -> None:

@@ -263,6 +263,7 @@ class Preparer:
         transform, notes = self._of_photos
         geometry = self._geometry((photo.height, photo.width))
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
+        notes = (*images.notes_of(photo), *notes)
         return Picture(tensor, Photo(np.asarray(photo), geometry), notes, _black(tensor, transform))
 
     @property

@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "tiff": set(),
     "heads": {"errors", "hooks", "maps", "structures"},
     "model_cache": set(),
     "cleanup": set(),
@@ -146,7 +147,7 @@ ROOMS = {
         *("methods.rival", "methods.wrappers"),
     },
     "geometry": {"cleanup", "errors", "lazy", "rng"},
-    "images": {"errors"},
+    "images": {"errors", "tiff"},
     "overlay": {"errors"},
     "sealed": {"modules"},
     "models.base": set(),
