@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import images, modules, overlay, structures
+from camtool import images, input_warnings, modules, overlay, structures
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
 from camtool.inputs import AXES, SHAPES, Inputs, Key, Kind, channels_over, is_photo, kind_of, looked_at
@@ -257,14 +257,16 @@ class Preparer:
         given, transform = self._fitted(tensor), self._transform
         if transform is None and modules.preparation_of(self._model) is not None:
             transform = own_transform(self._model)  # a detector normalises, so what it is given is a photo's own values
-        return Picture(given, _view(tensor, kind, transform), black=_black(given, transform))
+        black, white = _ends(given, transform)
+        notes = input_warnings.about_tensor(tensor, black, white)
+        return Picture(given, _view(tensor, kind, transform), tuple(notes), black)
 
     def _from_photo(self, photo: Any) -> Picture:
         transform, notes = self._of_photos
         geometry = self._geometry((photo.height, photo.width))
         tensor = _as_input(transform(photo), transform).to(self._device, _dtype_of(self._model))
-        notes = (*images.notes_of(photo), *notes)
-        return Picture(tensor, Photo(np.asarray(photo), geometry), notes, _black(tensor, transform))
+        notes = (*images.notes_of(photo), *input_warnings.about_photo(photo, geometry), *notes)
+        return Picture(tensor, Photo(np.asarray(photo), geometry), notes, _ends(tensor, transform)[0])
 
     @property
     def _of_photos(self) -> tuple[Transform, tuple[str, ...]]:
@@ -378,14 +380,27 @@ def _view(tensor: Tensor, kind: Kind, transform: Transform | None) -> View:
 
 
 def _pixels(values: NDArray[np.float32], transform: Transform | None) -> NDArray[np.uint8]:
-    """Planes ``(C, h, w)`` as a picture: un-normalised where the preparation is known, else min to max."""
-    mean, std = _statistics(transform) or _stretch(values)
-    if len(mean) != len(values):
-        mean, std = _stretch(values)
+    """Planes ``(C, h, w)`` as a picture."""
+    mean, std = _display_scale(values, transform)
     if len(values) in (1, 3):
         return overlay.quantize(values, scale=std, shift=mean)
     planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
     return overlay.quantize(np.mean(planes, axis=0, keepdims=True), scale=[1.0], shift=[0.0])
+
+
+def _display_scale(values: NDArray[np.float32], transform: Transform | None) -> tuple[Sequence[float], Sequence[float]]:
+    """The shift and the scale with which planes ``(C, h, w)`` are shown.
+
+    A photo's own values, in [0, 1] or from 0 to 255, are shown as they are; others are un-normalized where the
+    preparation is known, or else stretched from the lowest to the highest.
+    """
+    channels, ends = len(values), (float(values.min()), float(values.max()))
+    if channels in (1, 3) and input_warnings.is_unit_range(*ends):
+        return [0.0] * channels, [1.0] * channels
+    if channels in (1, 3) and input_warnings.is_byte_range(*ends):
+        return [0.0] * channels, [1 / 255] * channels
+    mean, std = _statistics(transform) or ((), ())
+    return (mean, std) if len(mean) == channels else _stretch(values)
 
 
 def _statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -398,12 +413,13 @@ def _statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | Non
     return None
 
 
-def _black(tensor: Tensor, transform: Transform | None) -> Tensor | None:
-    """What a black pixel is in the model's input ``(C, h, w)``, where the transform tells how it normalises."""
+def _ends(tensor: Tensor, transform: Transform | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Black and white, ``(C,)`` each, in the model's input ``(C, h, w)``, where the transform tells how it scales."""
     mean, std = _statistics(transform) or ((), ())
     if len(mean) != len(tensor):
-        return None
-    return -tensor.new_tensor(mean) / tensor.new_tensor(std)
+        return None, None
+    shift, scale = tensor.new_tensor(mean), tensor.new_tensor(std)
+    return -shift / scale, (1 - shift) / scale
 
 
 def _stretch(values: NDArray[np.float32]) -> tuple[Sequence[float], Sequence[float]]:

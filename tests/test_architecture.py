@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "input_warnings": {"geometry"},
     "tiff": set(),
     "heads": {"errors", "hooks", "maps", "structures"},
     "model_cache": set(),
@@ -177,6 +178,7 @@ ROOMS = {
         "errors",
         "geometry",
         "images",
+        "input_warnings",
         "inputs",
         "lazy",
         "models",

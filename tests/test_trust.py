@@ -19,6 +19,7 @@ from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, V
 CLASSES = 8
 
 ZERO, CONSTANT, NOT_FINITE = "gradient at the layer is zero", "map is constant", "not finite"
+SAME_EVERYWHERE = "input is the same everywhere"
 RANK, SATURATED, TWICE, ASSUMED = "ranks this class only", "saturated", "times in one forward", "No transform was given"
 
 
@@ -114,7 +115,7 @@ def test_a_map_that_is_rightly_empty_is_told(method: str) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in UNSUITED])
 def test_a_picture_of_one_colour_gives_a_constant_map(method: str) -> None:
     result = camtool.explain(Net(), torch.full((3, 16, 16), 0.5), method=method)
-    assert one_that_says(result.warnings, CONSTANT)
+    assert one_that_says(result.warnings, SAME_EVERYWHERE, CONSTANT)
     assert not result.heatmap.any()
 
 
@@ -207,7 +208,7 @@ def test_an_assumed_transform_is_told_and_a_given_one_or_a_prepared_tensor_is_no
 
 def test_several_doubts_are_all_told() -> None:
     said = warned(Net(runs=2, bias=0.2), torch.full((3, 16, 16), 0.5), 7)
-    assert one_that_says(said, CONSTANT, RANK, TWICE)
+    assert one_that_says(said, SAME_EVERYWHERE, CONSTANT, RANK, TWICE)
 
 
 def test_what_speaks_against_a_class_may_be_asked_of_one_that_ranks_last() -> None:
