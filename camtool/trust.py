@@ -18,15 +18,6 @@ __all__ = ["doubts"]
 _TOP = 5
 """A class outside the model's first five: a map of what the model does not believe in says little."""
 
-_UNSURE = 0.1
-"""A detection of less confidence is one that most people would not even look at."""
-
-_CERTAIN = 1e-6
-"""How near to 1 the confidence of a detection has hardly a digit left that could change."""
-
-_SATURATED = 1e-4
-"""How near to 1 a probability has no gradient to speak of left: softmax's is at most this times that of the logit."""
-
 
 def doubts(
     evidence: Sequence[Evidence], raw: NDArray[Any], chances: NDArray[Any] | None, target: targets.Target, row: int
@@ -73,9 +64,8 @@ def _about_the_scores(evidence: Evidence, target: targets.Target) -> Iterator[st
 
 def _about_the_target(target: targets.Target, chances: NDArray[Any] | None, score: float) -> Iterator[str]:
     inner, index = targets.innermost(target), targets.class_of(target)
-    if isinstance(inner, targets.Detected):
-        yield from _about_a_detection(inner, score)
     if index is None or chances is None:
+        yield from target.get_warnings(score)
         return
     if chances.ndim == 1:
         ahead = int((chances > chances[index]).sum())
@@ -83,15 +73,7 @@ def _about_the_target(target: targets.Target, chances: NDArray[Any] | None, scor
             yield f"The model ranks this class only {ahead + 1} of {len(chances)}, so not much speaks for it."
     elif isinstance(target, targets.ClassScore) and not (chances.argmax(0) == index).any():
         yield "The model sees this class nowhere in the picture, so the map is of its score summed over all of it."
-    if isinstance(inner, targets.Probability) and inner.of != "identity" and abs(score) > 1 - _SATURATED:
-        yield "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead."
-
-
-def _about_a_detection(detected: targets.Detected, score: float) -> Iterator[str]:
-    if detected.confidence < _UNSURE:
-        yield f"The model's confidence in this detection is only {detected.confidence:.1%}, so not much speaks for it."
-    if abs(score) == detected.confidence > 1 - _CERTAIN:  # and no logit, which does not saturate
-        yield "The model is all but certain of this detection, so the gradient of its confidence all but vanishes."
+    yield from target.get_warnings(score)
 
 
 def _about_the_layers(evidence: Sequence[Evidence]) -> Iterator[str]:

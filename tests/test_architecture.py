@@ -66,8 +66,7 @@ ROOMS = {
         *("targets.detections", "targets.places", "targets.values", "targets.wrappers"),
     },
     "targets.about": {
-        *("targets.base", "targets.classes", "targets.contrasts", "targets.detections", "targets.places"),
-        "targets.wrappers",
+        *("targets.base", "targets.classes", "targets.detections", "targets.places", "targets.wrappers"),
     },
     "targets.base": {"outputs"},
     "targets.checks": {"errors", "outputs"},
@@ -139,7 +138,7 @@ ROOMS = {
     },
     "methods.wrappers": {
         *("errors", "evidence", "maps", "methods.activation", "methods.masking", "methods.options"),
-        *("methods.registry", "rng", "streaming"),
+        *("methods.registry", "rng", "streaming", "targets"),
     },
     "methods": {
         *("methods.ablation", "methods.activation", "methods.attention", "methods.fullgrad", "methods.gradient"),

@@ -226,7 +226,10 @@ def test_methods_of_all_kinds_find_what_was_detected(method: str, options: dict[
 
 def test_the_photo_is_not_mirrored_under_a_box_that_stays() -> None:
     with pytest.raises(MethodError, match="Detected is about a part of it that stays where it is"):
-        camtool.explain(Spots(), TWO, method="tta:gradcam")
+        camtool.explain(Spots(), TWO, method="sess:gradcam")
+    lights = camtool.explain(Spots(), torch.stack([factor * TWO for factor in (0.9, 1.0, 1.1)]))
+    by_hand = np.mean([result.raw for result in lights], axis=0)
+    np.testing.assert_allclose(camtool.explain(Spots(), TWO, method="tta:gradcam").raw, by_hand, rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_is_its_photos_one_by_one() -> None:

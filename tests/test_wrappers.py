@@ -194,6 +194,26 @@ def test_tta_looks_at_the_picture_in_three_lights_and_twice_flipped() -> None:
     assert_close(torch.stack(log), torch.stack(expected))
 
 
+def test_tta_does_not_flip_the_picture_under_a_target_about_a_place() -> None:
+    model, x, log = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), pictures()[:2], []
+    regions = [Region(0, torch.ones(8, 10).tril()), Region(1, torch.ones(8, 10).triu())]
+    scene = Scene(model, x, resolve(model, x), black=BLACK)
+    ramp = torch.arange(10.0).double()
+
+    def maps_of(targets: list[Target]) -> Tensor:
+        log.clear()
+        (evidence,) = scene.evidence(targets)
+        return wrapped("tta", seen_as(lambda x: x[:, 0] * ramp, log))(evidence)
+
+    both = maps_of(regions)
+    black = BLACK.double().reshape(3, 1, 1)
+    assert_close(torch.stack(log), torch.stack([black + factor * (x - black) for factor in (0.9, 1.0, 1.1)]))
+    assert_close(both, x[:, 0] * ramp)
+    mixed = maps_of([regions[0], ClassScore(1)])  # what is asked beside it makes no difference
+    assert_close(mixed, torch.stack([both[0], maps_of([ClassScore(1), ClassScore(1)])[1]]))
+    assert not torch.allclose(mixed[1], both[1])
+
+
 def test_without_black_tta_only_flips() -> None:
     x, log = pictures(), []
     wrapped("tta", seen_as(lambda x: x[:, 0], log))(look(net().double(), x, black=None))
@@ -452,13 +472,13 @@ def test_sess_is_for_pictures(axes: int) -> None:
         find("sess:gradcam")(look(net(axes).double(), pictures(2, (6, 8, 6)[:axes])))
 
 
-@pytest.mark.parametrize("name", ["tta:gradcam", "sess:gradcam"])
+@pytest.mark.parametrize(("name", "black"), [("tta:gradcam", None), ("sess:gradcam", BLACK)])
 @pytest.mark.parametrize("about", [lambda region: region, Negated])
-def test_what_is_about_a_place_is_not_moved(name: str, about: Callable[[Region], Target]) -> None:
+def test_what_is_about_a_place_is_not_moved(name: str, black: Tensor | None, about: Callable[[Region], Target]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1))
     target = about(Region(0, torch.ones(8, 10)))
     with pytest.raises(MethodError, match=f"{type(target).__name__} is about a part of it that stays where it is"):
-        find(name)(look(model, pictures().float(), target))
+        find(name)(look(model, pictures().float(), target, black=black))
     assert find("noise:gradcam")(look(model, pictures().float(), target)).any()
 
 

@@ -24,6 +24,7 @@ from camtool.methods.options import check_count, check_number, check_numbers, re
 from camtool.methods.registry import Method, wrapper
 from camtool.rng import noisy
 from camtool.streaming import in_chunks
+from camtool.targets import has_a_place
 
 __all__ = ["eigen", "noise", "sess", "tta"]
 
@@ -44,21 +45,30 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
     maps are scaled to [0, 1] before they are averaged. Here, as in SmoothGrad, the maps are averaged as they come, so
     that a pass which finds little counts little.
 
+    A target about a place in the picture does not move along with it, so for such a target nothing is flipped: its
+    map is the mean over the picture in three lights.
+
     Returns:
         The mean maps ``(R, *grid)``.
 
     Raises:
-        MethodError: A target is about a part of the picture, which does not move along.
+        MethodError: A target is about a part of the picture, and black is not known, so that nothing can be changed.
     """
-    refuse_places(evidence, "tta flips the picture")
-    changes = [*product((False, True), (1.0,) if evidence.black is None else (0.9, 1.0, 1.1))]
+    lights = (1.0,) if evidence.black is None else (0.9, 1.0, 1.1)
+    if len(lights) == 1:
+        refuse_places(evidence, "tta can only flip the picture, as black is not known without a transform")
 
-    def looks() -> Iterator[Tensor]:
-        for flipped, factor in changes:
+    def looks(*, flipped: bool) -> Iterator[Tensor]:
+        for factor in lights:
             maps = method(_changed(evidence, factor, flipped=flipped))
             yield maps.flip(-1) if flipped else maps
 
-    return _mean(looks(), len(changes))
+    upright = _mean(looks(flipped=False), len(lights))
+    stays = [has_a_place(target) for target in evidence.targets]
+    if all(stays):
+        return upright
+    both = (upright + _mean(looks(flipped=True), len(lights))) / 2
+    return torch.where(torch.tensor(stays, device=both.device).reshape(-1, *[1] * (both.ndim - 1)), upright, both)
 
 
 def _changed(evidence: Evidence, factor: float, *, flipped: bool) -> Evidence:

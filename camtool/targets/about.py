@@ -1,4 +1,4 @@
-"""What a target is about: its class, its name, its place, and how probable the model holds it."""
+"""Answers about any target: its class, its name, its place, and its probability."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from camtool.targets.base import Target
-from camtool.targets.classes import ClassScore, Probability
-from camtool.targets.contrasts import AgainstRest, Contrast, Finer
-from camtool.targets.detections import Box, Corners, Detected, Detection
-from camtool.targets.places import Point, Region
-from camtool.targets.wrappers import Negated, innermost
+from camtool.targets.base import Target, label_of
+from camtool.targets.classes import Probability
+from camtool.targets.detections import Corners, Detected
+from camtool.targets.places import Region
+from camtool.targets.wrappers import innermost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,58 +20,22 @@ __all__ = ["box_of", "class_of", "has_a_place", "label_of", "name_of", "probabil
 
 
 def class_of(target: Any) -> int | None:
-    """The index of the class that a target is about, ``None`` where it is about something else.
+    """Return the index of the class that a target is about, ``None`` where it is about something else.
 
     Args:
-        target: A target, or whatever a person asks for; without a target there is no class yet.
+        target: A target, or anything else that the user may ask for, which is about no class yet.
     """
-    match innermost(target):
-        case (
-            ClassScore(index=index)
-            | Probability(index=index)
-            | Contrast(of=index)
-            | Finer(index=index)
-            | AgainstRest(index=index)
-            | Region(class_index=index)
-            | Detected(class_index=index)
-        ):
-            return int(index)
-    return None
+    return target.get_class_index() if isinstance(target, Target) else None
 
 
 def name_of(target: Target, labels: Sequence[str] | None) -> str:
-    """What a target is about, in a word or two: the label of its class where it has one.
-
-    Args:
-        target: The target.
-        labels: The names of the K classes.
-    """
-    if isinstance(target, Negated):
-        return f"not {name_of(target.target, labels)}"
-    index = class_of(target)
-    if index is None:
-        return str(target)
-    label = label_of(index, labels)
-    match target:
-        case Probability():
-            return f"probability of {label}"
-        case Contrast():
-            return f"{label} rather than {', '.join(label_of(rival, labels) for rival in target.rivals)}"
-        case Finer():
-            return f"{label} rather than its like"
-        case AgainstRest():
-            return f"{label} rather than the rest"
-    return label
-
-
-def label_of(index: int, labels: Sequence[str] | None) -> str:
-    """A class' label, or its number where it has none."""
-    return labels[index] if labels is not None and index < len(labels) else f"class {index}"
+    """Return what a target is about in a few words; ``labels`` are the names of the K classes."""
+    return target.describe(labels)
 
 
 def has_a_place(target: Target) -> bool:
-    """Whether a target is about a part of the picture, so that it must not be moved or cut."""
-    return isinstance(innermost(target), (Region, Point, Box, Detection, Detected))
+    """Return True if a target is about a part of the image, so that the image must not be moved or cut."""
+    return target.has_place()
 
 
 def box_of(target: Target) -> Corners | None:

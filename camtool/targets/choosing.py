@@ -251,6 +251,9 @@ def _settled(target: Target, answer: Answer, labels: Sequence[str] | None, geome
     if isinstance(target, Region):
         check_class(target.class_index, len(answer))
         return Region(target.class_index, target.over(answer[target.class_index], geometry))
+    index = target.get_class_index()
+    if index is not None:
+        check_class(index, len(answer))
     return target
 
 

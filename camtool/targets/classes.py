@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from camtool.outputs import Link, class_scores, probabilities
-from camtool.targets.base import Target, of_class, per_image
+from camtool.targets.base import Target, label_of, of_class, per_image
 from camtool.targets.checks import check_link, check_whole
 
 __all__ = ["ClassScore", "Probability"]
+
+_SATURATED = 1e-4
+"""How near to 1 a probability has no gradient to speak of left: softmax's is at most this times that of the logit."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,14 @@ class ClassScore(Target):
     def __call__(self, output: Any) -> Tensor:
         return per_image(of_class(class_scores(output, self.of), self.index)).sum(1)
 
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.index)
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
+
 
 @dataclass(frozen=True)
 class Probability(Target):
@@ -59,3 +71,23 @@ class Probability(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return per_image(of_class(probabilities(output, self.of), self.index)).mean(1)
+
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.index)
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return the class' label and that its probability is meant."""
+        return f"probability of {label_of(self.index, labels)}"
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
+
+    def get_warnings(self, score: float) -> Sequence[str]:
+        """Return a warning where the probability nears 1 and so has no gradient."""
+        if self.of == "identity" or abs(score) <= 1 - _SATURATED:
+            return ()
+        return (
+            "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead.",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camtool.errors import TargetError
 from camtool.outputs import check_class, class_scores
-from camtool.targets.base import Target, of_class, per_image
+from camtool.targets.base import Target, label_of, of_class, per_image
 from camtool.targets.checks import check_choice, check_whole
 from camtool.targets.classes import ClassScore
 
@@ -51,6 +51,18 @@ class Contrast(Target):
         scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])
         shares = scores.new_tensor(self.shares or [1.0] * len(self.rivals))
         return ClassScore(self.of)(output) - self.weight * (shares * scores.T).sum(1) / shares.sum()
+
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.of)
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return the class' label and those of the others."""
+        return f"{label_of(self.of, labels)} rather than {', '.join(label_of(rival, labels) for rival in self.rivals)}"
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def rivals(self) -> tuple[int, ...]:
@@ -119,6 +131,18 @@ class Finer(Target):
         order = cosines.argsort(descending=True, stable=True).tolist()
         return replace(self, similar=tuple(other for other in order if other != self.index))
 
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.index)
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return the class' label and that it is held against similar ones."""
+        return f"{label_of(self.index, labels)} rather than its like"
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
+
     def settled(self, output: Tensor) -> Contrast:
         """Return the contrast that it comes to for one image.
 
@@ -169,6 +193,18 @@ class AgainstRest(Target):
         own = of_class(values, self.index)
         rest = torch.cat([values[:, : self.index], values[:, self.index + 1 :]], 1)
         return per_image(own - _AGGREGATES[self.how](rest)).sum(1)
+
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.index)
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return the class' label and that it is held against all others."""
+        return f"{label_of(self.index, labels)} rather than the rest"
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
 
 
 _AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {

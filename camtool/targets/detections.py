@@ -20,6 +20,12 @@ __all__ = ["Box", "Corners", "Detected", "Detection", "nothing_found"]
 Corners: TypeAlias = tuple[float, float, float, float]
 """A box ``(x0, y0, x1, y1)``."""
 
+_UNSURE = 0.1
+"""A detection of less confidence is one that most people would not even look at."""
+
+_CERTAIN = 1e-6
+"""How near to 1 the confidence of a detection has hardly a digit left that could change."""
+
 _AS_NEAR = 0.01
 """Boxes whose overlaps differ by less are at one place: queries often agree on a box, and then the surest counts."""
 
@@ -35,6 +41,10 @@ class Detection(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return _settled_scores(self, output)
+
+    def has_place(self) -> bool:
+        """Return True."""
+        return True
 
     def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
         """The detection that it comes to in one image.
@@ -79,6 +89,10 @@ class Box(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return _settled_scores(self, output)
+
+    def has_place(self) -> bool:
+        """Return True."""
+        return True
 
     def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
         """The detection that it comes to in one image.
@@ -134,6 +148,26 @@ class Detected(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return torch.stack([self._one(found.of_class(self.class_index)) for found in _found(output, self.classes)])
+
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.class_index)
+
+    def has_place(self) -> bool:
+        """Return True."""
+        return True
+
+    def get_warnings(self, score: float) -> Sequence[str]:
+        """Return warnings where the model is hardly sure, or so sure that its confidence has no gradient."""
+        if self.confidence < _UNSURE:
+            return (
+                f"The model's confidence in this detection is only {self.confidence:.1%}, so not much speaks for it.",
+            )
+        if abs(score) == self.confidence > 1 - _CERTAIN:  # and no logit, which does not saturate
+            return (
+                "The model is all but certain of this detection, so the gradient of its confidence all but vanishes.",
+            )
+        return ()
 
     def _one(self, found: Detections) -> Tensor:
         """The score, ``()``, among one image's detections of its class."""

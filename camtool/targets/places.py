@@ -55,6 +55,18 @@ class Region(Target):
         plane = of_class(class_scores(output, self.of), self.class_index)
         return per_image(plane * self.over(plane[0], None)).sum(1)
 
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.class_index)
+
+    def has_place(self) -> bool:
+        """Return True."""
+        return True
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
+
     def over(self, plane: Tensor, geometry: Geometry | None) -> Tensor:
         """The mask as it lies over a plane ``(*size)`` of scores, of the same size.
 
@@ -115,6 +127,14 @@ class Point(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return torch.cat([self.settled(one, None)(one[None]) for one in class_scores(output)])
+
+    def has_place(self) -> bool:
+        """Return True."""
+        return True
+
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
 
     def settled(self, planes: Tensor, geometry: Geometry | None) -> Region:
         """The region, of one place, that it comes to in one image.

@@ -36,6 +36,10 @@ class Value(Target):
     def __call__(self, output: Any) -> Tensor:
         return of_class(per_image(logits(output)), self.index)
 
+    def reads_scores(self) -> bool:
+        """Return True."""
+        return True
+
     def __str__(self) -> str:
         return f"value {self.index}" if self.name is None else self.name
 

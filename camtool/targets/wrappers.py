@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,26 @@ class Negated(Target):
 
     def __call__(self, output: Any) -> Tensor:
         return -self.target(output)
+
+    def get_class_index(self) -> int | None:
+        """Return the class of the other target."""
+        return self.target.get_class_index()
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return what the other target is about, negated."""
+        return f"not {self.target.describe(labels)}"
+
+    def has_place(self) -> bool:
+        """Return True if the other target is about a part of the image."""
+        return self.target.has_place()
+
+    def reads_scores(self) -> bool:
+        """Return True if the other target reads the scores."""
+        return self.target.reads_scores()
+
+    def get_warnings(self, score: float) -> Sequence[str]:
+        """Return the warnings of the other target."""
+        return self.target.get_warnings(-score)
 
 
 def innermost(target: Target) -> Target:
