@@ -29,6 +29,7 @@ from camtool.lazy import cached_property
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
 from camtool.modules import name_of, preparation_of
+from camtool.outputs import describe_choice
 from camtool.pictures import Batch, Picture, Preparer, Source, batches
 from camtool.trust import doubts
 from camtool.views import View
@@ -400,6 +401,7 @@ class Explainer:
         unused = method.at_input and self._layers is not None
         notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if unused else []
         evidence = scene.evidence(wanted, images, inside=not method.at_input)
+        choice = describe_choice(scene.observation.output)
         raw = self._raw_maps(method, evidence).float().cpu()
         # What follows is asked number by number, for which arrays are the better place.
         values, scores = raw.numpy(), evidence[0].scores.tolist()
@@ -409,6 +411,7 @@ class Explainer:
 
         def answer(row: int, image: int, target: targets.Target) -> Explanation:
             picture = pictures[image]
+            unasked = [choice] if choice is not None and target.reads_scores() else []
             return Explanation(
                 raw=values[row],
                 view=picture.view if inside is None else picture.view.inside(inside),
@@ -418,7 +421,12 @@ class Explainer:
                 probability=targets.probability(target, scores[row], chances[image]),
                 method=method.name,
                 layer=" + ".join(each.layer for each in evidence),
-                warnings=(*picture.notes, *notes, *doubts(evidence, values[row], chances[image], target, row)),
+                warnings=(
+                    *picture.notes,
+                    *notes,
+                    *unasked,
+                    *doubts(evidence, values[row], chances[image], target, row),
+                ),
                 box=targets.box_of(target),
             )
 

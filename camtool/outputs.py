@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import TargetError
-from camtool.structures import by_name, map_tensors, tensors_in
+from camtool.structures import by_name, located_tensors, map_tensors, tensors_in
 
 __all__ = [
     "Answer",
@@ -30,6 +30,7 @@ __all__ = [
     "class_scores",
     "could_be_probabilities",
     "count",
+    "describe_choice",
     "detections",
     "embedding",
     "image_of",
@@ -50,6 +51,12 @@ _SCORES = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "
 
 _EMBEDDINGS = ("image_embeds", "pooler_output", "last_hidden_state")
 """Those that are no scores."""
+
+_CERTAIN = frozenset({"last_hidden_state", "masks_queries_logits"})
+"""Names in outputs of Hugging Face's models that tell where the scores, or features in their place, are."""
+
+_MOST_NAMED = 4
+"""How many of the other tensors in an output a message names."""
 
 _ROUNDING = 1e-5
 """How far from 1 probabilities in single precision may sum up to; a thousand of them stay well below."""
@@ -277,6 +284,28 @@ def logits(output: Any) -> Tensor:
 def _name_of_scores(named: Mapping[str, Any]) -> str:
     """Under which name the scores are; empty where none of the names is known."""
     return next((key for key in _SCORES if named.get(key) is not None), "")
+
+
+def describe_choice(output: Any) -> str | None:
+    """Return a sentence on which of several tensors :func:`logits` takes, None where the choice is certain.
+
+    It is certain where there is one, where a name says that it holds the scores, and for detectors.
+    """
+    if isinstance(output, Tensor) or detections(output) is not None:
+        return None
+    named = by_name(output)
+    if _name_of_scores(named) or not _CERTAIN.isdisjoint(named):
+        return None
+    places = [place for place, each in located_tensors(output) if each.is_floating_point() and each.ndim]
+    if len(places) < 2:
+        return None
+    first, *others = places
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return (
+        f"The model returned several tensors, and {first} was taken for the scores instead of "
+        f"{', '.join(others[:_MOST_NAMED])}{more}; to choose, pass a function to a number, e.g. "
+        f"target_class=lambda output: {others[0]}.max()."
+    )
 
 
 def embedding(output: Any) -> Tensor:

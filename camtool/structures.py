@@ -13,7 +13,17 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Inputs", "Shared", "by_name", "main_tensor", "map_batch", "map_tensors", "tensors_in", "with_main_tensor"]
+__all__ = [
+    "Inputs",
+    "Shared",
+    "by_name",
+    "located_tensors",
+    "main_tensor",
+    "map_batch",
+    "map_tensors",
+    "tensors_in",
+    "with_main_tensor",
+]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
 """What a model is called with: one tensor, positional arguments, or a mapping of keyword arguments, in which whole
@@ -51,6 +61,19 @@ def tensors_in(structure: Any) -> list[Tensor]:
     if isinstance(structure, Tensor):
         return [structure]
     return [tensor for part in _parts(structure) for tensor in tensors_in(part)]
+
+
+def located_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
+    """Return the tensors of a structure, depth first, each with the expression that gives it: ``output["age"]``."""
+    if isinstance(structure, Tensor):
+        return [(path, structure)]
+    if isinstance(structure, Mapping):
+        parts = [(f"{path}[{key!r}]", item) for key, item in structure.items()]
+    elif isinstance(structure, (tuple, list)) and not hasattr(structure, "_fields"):
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(structure)]
+    else:
+        parts = [(f"{path}.{name}", item) for name, item in by_name(structure).items()]
+    return [found for place, item in parts for found in located_tensors(item, place)]
 
 
 def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -202,6 +202,7 @@ ROOMS = {
         "model_cache",
         "models",
         "modules",
+        "outputs",
         "overlay",
         "pictures",
         "structures",
