@@ -671,7 +671,7 @@ def _pixels(transform: Transform, picture: Floats) -> Floats:
     array = image.detach().cpu().double().numpy() if isinstance(image, Tensor) else image
     if isinstance(array, np.ndarray) and array.ndim == 4 and len(array) == 1:
         array = array[0]
-    if not isinstance(array, np.ndarray) or array.ndim != 3:
+    if not isinstance(array, np.ndarray) or array.ndim != 3 or not array.size:
         shape = f" with shape {tuple(array.shape)}" if isinstance(array, np.ndarray) else ""
         raise GeometryError(
             f"transform {_name(transform)} must return a tensor (C, h, w) or (1, C, h, w), "

@@ -105,6 +105,8 @@ def read(source: ImageSource) -> Image.Image:
             `PIL.Image.MAX_IMAGE_PIXELS`, it has more bands than a picture, or the array's shape, dtype or range is not
             one of those allowed.
     """
+    if isinstance(source, str) and not source.strip():
+        raise ImageError(f"the path is empty ({source!r}); give the path of a picture.")
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         with _open(path) as stream:

@@ -165,6 +165,8 @@ def detections(output: Any, classes: int | None = None) -> list[Detections] | No
     named = by_name(output)
     boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
     if isinstance(boxes, Tensor) and isinstance(scores, Tensor) and _is_queries(scores, boxes):
+        if "text_embeds" in named:  # OWL-ViT compares each query with each text, and knows no "no object"
+            classes = scores.shape[2]
         return list(map(_as_query, boxes, *_without_nothing(scores, classes)))
     anchors = _anchors(output)
     return None if anchors is None else [_as_anchors(each, classes) for each in anchors]
@@ -194,7 +196,7 @@ def _is_queries(scores: Tensor, boxes: Tensor) -> bool:
 
 def _without_nothing(scores: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
     """The classes' logits and their probabilities, ``(N, Q, K)`` both, without those of "no object"."""
-    if classes == scores.shape[2]:
+    if scores.shape[2] in (1, classes):  # a single one leaves no class beside "no object"
         return scores, scores.sigmoid()
     return scores[..., :-1], scores.softmax(2)[..., :-1]
 
@@ -465,13 +467,18 @@ def answers(output: Any, classes: int | None = None) -> Sequence[Answer]:
 
 
 def of_images(output: Any, images: int) -> Any:
-    """The output about so many images, with an axis for them, which a model that squeezes leaves out for one.
+    """Return the output about so many images, with an axis for them.
+
+    A model that squeezes leaves that out for one image, and one may return a list with a mapping for each image.
 
     Raises:
         TargetError: It is about another number of images, or holds no scores.
     """
-    if images == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
-        output = output[None]
+    with torch.enable_grad():  # the output may be on a graph where nothing else is recorded
+        if images == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
+            output = output[None]
+        if _is_mapping_for_each(output, images):
+            output = _joined(output)
     values = logits(output) if detections(output) is None else None
     is_whole = count(output) == images and (values is None or values.numel() > 0)
     if not is_whole:
@@ -480,6 +487,33 @@ def of_images(output: Any, images: int) -> Any:
             f"the model returned {came} for {images} images; wrap it so that it returns scores (N, K), a row an image."
         )
     return output
+
+
+def _is_mapping_for_each(output: Any, images: int) -> bool:
+    """Whether an output is a list of mappings with the same keys, one an image, and no detector's."""
+    if not isinstance(output, list) or len(output) != images or detections(output) is not None:
+        return False
+    return all(isinstance(each, Mapping) and each.keys() == output[0].keys() for each in output)
+
+
+def _joined(output: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
+    """A mapping for each image as one mapping, whose tensors have an axis for the images.
+
+    Raises:
+        TargetError: The tensors of one key differ in shape.
+    """
+    joined: dict[Any, Any] = {}
+    for key, first in output[0].items():
+        values = [each[key] for each in output]
+        if not isinstance(first, Tensor):
+            joined[key] = values
+        elif len({value.shape for value in values}) == 1:
+            joined[key] = torch.stack(values)
+        else:
+            raise TargetError(
+                f"the model returned a mapping for each image, with {key!r} in several shapes; pass batch_size=1."
+            )
+    return joined
 
 
 def count(output: Any) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from camtool import images, input_warnings, modules, overlay, structures
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry import Geometry, geometry_of, unwrapped
+from camtool.input_checks import check_channels, check_sizes, check_tensor
 from camtool.inputs import AXES, SHAPES, Inputs, Key, Kind, channels_over, is_photo, kind_of, looked_at
 from camtool.lazy import cached_property
 from camtool.models import Transform, own_transform, usual_size, usual_transform
@@ -175,7 +176,13 @@ class Preparer:
         """What something is, a batch of them or a single one; only tensors and arrays may be no pictures."""
         if not isinstance(source, (Tensor, np.ndarray)):
             return "picture"
-        return kind_of(self._model, source.shape, self._kind)
+        if isinstance(source, Tensor):
+            check_tensor(source)
+        kind = kind_of(self._model, source.shape, self._kind)
+        check_sizes(source.shape, kind)
+        if isinstance(source, Tensor):
+            check_channels(self._model, source.shape, kind)
+        return kind
 
     def is_batch(self, img: Any) -> bool:
         """Whether what was given is several: a list, or a tensor or an array with an axis for them."""
@@ -197,6 +204,12 @@ class Preparer:
         if main is None:
             raise ImageError(f"img: {at!r} holds no floating tensor, so it is no picture; name another with picture=.")
         kind = self.kind(main)
+        if main.ndim < AXES[kind] + 1:
+            wanted = SHAPES[AXES[kind]]
+            raise ImageError(
+                f"img: {at!r} has shape {tuple(main.shape)}, and a {kind} is {wanted}, with or without an axis for the "
+                "batch before it; name another input with picture=."
+            )
         is_batch = main.ndim == AXES[kind] + 2
         others = {key: value for key, value in entries.items() if key != at and key not in inputs.shared}
         _check_together(at, main, others, AXES[kind])
@@ -253,7 +266,10 @@ class Preparer:
     def _prepared(self, tensor: Tensor, kind: Kind) -> Picture:
         if tensor.ndim != AXES[kind] + 1 or not tensor.is_floating_point():
             wanted = SHAPES[AXES[kind]]
-            raise ImageError(f"img: a prepared {kind} is floating {wanted}, got {tensor.dtype} {tuple(tensor.shape)}.")
+            hint = "" if tensor.is_floating_point() else " Give photos one by one, or tensor.float() as in training."
+            raise ImageError(
+                f"img: a prepared {kind} is floating {wanted}, got {tensor.dtype} {tuple(tensor.shape)}.{hint}"
+            )
         given, transform = self._fitted(tensor), self._transform
         if transform is None and modules.preparation_of(self._model) is not None:
             transform = own_transform(self._model)  # a detector normalises, so what it is given is a photo's own values
@@ -331,6 +347,11 @@ def _kind(picture: Picture) -> tuple[object, ...]:
 def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
     first = next(model.parameters(), None)
     own = torch.device("cpu") if first is None else first.device
+    if own.type == "meta" and not hasattr(model, "hf_device_map"):
+        raise CamtoolError(
+            "model is on the meta device and has no weights; build it on the CPU, or load its weights with "
+            "model.to_empty(device='cpu') and model.load_state_dict(state)."
+        )
     wanted = own if asked is None else _device(asked)
     if first is not None and wanted.type != own.type:
         raise CamtoolError(

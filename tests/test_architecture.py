@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "input_checks": {"errors", "inputs"},
     "input_warnings": {"geometry"},
     "tiff": set(),
     "heads": {"errors", "hooks", "maps", "structures"},
@@ -177,6 +178,7 @@ ROOMS = {
         "errors",
         "geometry",
         "images",
+        "input_checks",
         "input_warnings",
         "inputs",
         "lazy",

@@ -117,7 +117,7 @@ def score(targets: Sequence[Target], output: Any, images: Sequence[int] | None =
 
 def label_of(index: int, labels: Sequence[str] | None) -> str:
     """Return a class' label, or its number where it has none."""
-    return labels[index] if labels is not None and index < len(labels) else f"class {index}"
+    return str(labels[index]) if labels is not None and index < len(labels) else f"class {index}"
 
 
 def of_class(values: Tensor, index: int) -> Tensor:

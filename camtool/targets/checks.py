@@ -7,12 +7,13 @@ from numbers import Real
 from operator import index as as_index
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from camtool.errors import TargetError, near
 from camtool.outputs import Link
 
-__all__ = ["check_choice", "check_link", "check_numbers", "check_whole"]
+__all__ = ["check_choice", "check_link", "check_numbers", "check_real", "check_whole"]
 
 
 def check_whole(what: str, value: Any, *, optional: bool = False) -> None:
@@ -38,6 +39,20 @@ def check_numbers(what: str, values: Any, count: int) -> None:
     is_sequence = isinstance(values, Iterable) and not isinstance(values, str)
     if not is_sequence or [isinstance(value, (Real, Tensor)) for value in values] != [True] * count:
         raise TargetError(f"{what} must be {count} numbers, got {values!r}.")
+
+
+def check_real(what: str, values: Any) -> None:
+    """Check that a tensor, or what becomes one, holds real numbers.
+
+    Raises:
+        TargetError: It does not.
+    """
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TargetError(f"{what} must be a tensor or an array of numbers, got {type(values).__name__}.") from error
+    if tensor.is_complex() or tensor.is_meta:
+        raise TargetError(f"{what} must hold real numbers, got {tensor.dtype} on {tensor.device}.")
 
 
 def check_choice(what: str, name: str, known: Iterable[str]) -> None:

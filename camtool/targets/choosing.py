@@ -165,9 +165,9 @@ def _index_of(name: str, labels: Sequence[str] | None) -> int:
     """The class that has this name, in whatever case."""
     if labels is None:
         raise TargetError(f"target_class {name!r} is a name, but no labels are known; pass labels=[...] or an index.")
-    matches = [i for i, label in enumerate(labels) if label.casefold() == name.casefold()]
+    matches = [i for i, label in enumerate(labels) if str(label).casefold() == name.casefold()]
     if not matches:
-        raise TargetError(f"target_class {name!r} is not among the {len(labels)} labels.{near(name, labels)}")
+        raise TargetError(f"target_class {name!r} is not among the {len(labels)} labels.{near(name, map(str, labels))}")
     if len(matches) > 1:
         raise TargetError(f"target_class {name!r} names the classes {matches}; pass one of these indices.")
     return matches[0]

@@ -13,7 +13,7 @@ from camtool.errors import TargetError
 from camtool.geometry import Geometry, averaged
 from camtool.outputs import Link, check_class, class_scores
 from camtool.targets.base import Target, of_class, per_image
-from camtool.targets.checks import check_link, check_numbers, check_whole
+from camtool.targets.checks import check_link, check_numbers, check_real, check_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,6 +45,7 @@ class Region(Target):
     def __post_init__(self) -> None:
         check_whole("Region's class_index", self.class_index)
         check_link("Region's of", self.of)
+        check_real("Region's mask", self.mask)
 
     @staticmethod
     def at(class_index: int, point: tuple[float, float]) -> Point:

@@ -11,7 +11,7 @@ from torch import Tensor
 from camtool.errors import TargetError
 from camtool.outputs import embedding, logits
 from camtool.targets.base import Target, of_class, per_image
-from camtool.targets.checks import check_whole
+from camtool.targets.checks import check_real, check_whole
 
 __all__ = ["Similarity", "Value"]
 
@@ -55,6 +55,10 @@ class Similarity(Target):
 
     embedding: Tensor
     name: str = "similarity"
+
+    def __post_init__(self) -> None:
+        check_real("Similarity's embedding", self.embedding)
+        object.__setattr__(self, "embedding", torch.as_tensor(self.embedding))
 
     def __call__(self, output: Any) -> Tensor:
         vectors = embedding(output)

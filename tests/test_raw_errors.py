@@ -1,0 +1,256 @@
+"""A wrong argument raises an error of the package that names it, what came, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import camtool
+from camtool import Inputs
+from camtool.errors import CamtoolError, ImageError, TargetError
+from camtool.targets import Region, Similarity
+
+IMAGE = torch.randn(3, 16, 16)
+PHOTO = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+
+
+class Net(nn.Module):
+    """Five classes from photos."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.body, self.relu, self.head = nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        scores = self.head(self.relu(self.body(x)).mean((2, 3)))
+        return scores if scale is None else scores * scale.reshape(-1, 1)
+
+
+# --------------------------------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("method", ["gradcam", "guided-backprop"])
+@pytest.mark.parametrize("image", [IMAGE, IMAGE[None]], ids=["one", "batch"])
+def test_an_input_that_is_no_picture_is_not_looked_at(method: str, image: Tensor) -> None:
+    with pytest.raises(ImageError, match=r"img: 1 has shape \(1,\), and a picture is \(C, H, W\).*picture="):
+        camtool.explain(Net(), Inputs(image, torch.ones(1), picture=1), method=method)
+    assert camtool.explain(Net(), Inputs(image, torch.ones(1), picture=0), method=method)
+
+
+@pytest.mark.parametrize(
+    ("image", "advice"),
+    [
+        (torch.randn(2, 16, 16, 3), "img.permute(0, 3, 1, 2)"),
+        (torch.randn(16, 16, 3), "img.permute(2, 0, 1)"),
+        (torch.from_numpy(PHOTO), "img.permute(2, 0, 1)"),
+    ],
+    ids=["batch", "one", "uint8"],
+)
+def test_channels_that_come_last_are_told_with_the_way_to_permute(image: Tensor, advice: str) -> None:
+    with pytest.raises(ImageError) as failed:
+        camtool.explain(Net(), image)
+    assert f"img has shape {tuple(image.shape)} with its channels last" in str(failed.value)
+    assert advice in str(failed.value)
+    assert camtool.explain(Net(), eval(advice, {"img": image}))
+
+
+@pytest.mark.parametrize("image", [torch.randn(1, 3, 16, 3), torch.randn(3, 3, 3), PHOTO, PHOTO[:, :3], PHOTO[None]])
+def test_what_only_looks_like_channels_last_is_explained(image: Any) -> None:
+    assert camtool.explain(Net(), image)
+
+
+def test_a_narrow_picture_of_many_bands_is_explained() -> None:
+    assert camtool.explain(Net(13), torch.randn(1, 13, 16, 3))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [torch.rand(1, 3, 0, 16), torch.rand(2, 3, 16, 0), torch.rand(3, 0, 0), torch.rand(1, 0, 16, 16)],
+    ids=lambda image: str(tuple(image.shape)),
+)
+def test_sizes_of_zero_are_told(image: Tensor) -> None:
+    with pytest.raises(ImageError, match=r"img has shape \(.*0.*\), which holds no values"):
+        camtool.explain(Net(), image)
+
+
+def test_a_signal_without_values_is_told() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    for signal in (torch.rand(1, 2, 0), np.zeros((2, 0))):
+        with pytest.raises(ImageError, match="holds no values"):
+            camtool.explain(model, signal)
+
+
+def test_a_batch_of_no_images_gives_no_results() -> None:
+    assert camtool.explain(Net(), torch.rand(0, 3, 16, 16)) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (IMAGE.to_sparse(), r"sparse tensor \(3, 16, 16\).*to_dense"),
+        (IMAGE[None].to_sparse(), r"sparse tensor.*to_dense"),
+        (IMAGE.to("meta"), "meta device"),
+        (IMAGE.to(torch.float8_e4m3fn), r"float8.*tensor\.float\(\)"),
+        (IMAGE.to(torch.complex64), "complex64"),
+        (IMAGE[None].to(torch.complex64), "complex64"),
+        (IMAGE[None] > 0, r"torch\.bool.*tensor\.float\(\)"),
+        (IMAGE[None].byte(), r"torch\.uint8.*tensor\.float\(\)"),
+        (torch.randn(16, 16), r"range from .* \[0, 1\] is allowed"),
+        (torch.rand(16), r"shape \(16,\)"),
+        (torch.tensor(1.0), r"shape \(\)"),
+        (None, "NoneType came"),
+        ("", "the path is empty"),
+        (" ", "the path is empty"),
+        (np.array([None]), "dtype object"),
+        (np.array(["a.png"]), "dtype <U5"),
+    ],
+)
+def test_what_is_no_image_is_told(image: Any, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        camtool.explain(Net(), image)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_a_nested_tensor_is_told() -> None:
+    with pytest.raises(ImageError, match=r"nested tensor; give a list"):
+        camtool.explain(Net(), torch.nested.nested_tensor([IMAGE, IMAGE], layout=torch.strided))
+
+
+def test_a_model_without_weights_is_told() -> None:
+    with pytest.raises(CamtoolError, match=r"model is on the meta device.*to_empty.*load_state_dict"):
+        camtool.explain(Net().to("meta"), IMAGE)
+
+
+def test_a_transform_that_leaves_nothing_is_told() -> None:
+    with pytest.raises(CamtoolError, match=r"transform '<lambda>' must return a tensor.*\(3, 0, 8\)"):
+        camtool.explain(Net(), PHOTO, transform=lambda image: torch.ones(3, 0, 8))
+
+
+# -------------------------------------------------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize("mask", ["x", None, torch.ones(4, 4, dtype=torch.complex64), [["a"]]], ids=str)
+def test_a_mask_that_holds_no_numbers_is_told(mask: Any) -> None:
+    with pytest.raises(TargetError, match="Region's mask must"):
+        Region(0, mask)
+
+
+def test_an_embedding_may_be_an_array_and_nothing_else_is_one() -> None:
+    with pytest.raises(TargetError, match="Similarity's embedding must be a tensor or an array of numbers, got str"):
+        Similarity("a dog")  # type: ignore[arg-type]
+    array, tensor = np.ones(5, np.float32), torch.ones(5)
+    ours, expected = (camtool.explain(Net().eval(), IMAGE, Similarity(each)).label for each in (array, tensor))
+    assert ours == expected
+
+
+def test_a_complex_score_is_told() -> None:
+    with pytest.raises(TargetError, match="complex"):
+        camtool.explain(Net(), IMAGE, lambda output: output[0] * 1j)
+
+
+def test_labels_that_are_numbers_are_their_names() -> None:
+    assert camtool.explain(Net(), IMAGE, "3", labels=[1, 2, 3, 4, 5]).index == 2
+
+
+# --------------------------------------------------------------------------------- a mapping for each image
+
+
+class Rows(Net):
+    """A list with a dictionary for each image."""
+
+    def forward(self, x: Tensor) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [{"sex": row[:2], "age": row[2], "name": "a face"} for row in super().forward(x)]
+
+
+class Ragged(Net):
+    """The same with as many numbers as the image is bright."""
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]
+        scores = super().forward(x)
+        return [{"found": row[: 1 + int(one.mean() > 0)]} for row, one in zip(scores, x, strict=True)]
+
+
+class Finds(Net):
+    """A detector that tells more than what it found."""
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]
+        boxes, labels = torch.tensor([[1.0, 1, 5, 5], [3, 3, 9, 9]]), torch.tensor([1, 2])
+        rows = super().forward(x)
+        return [{"boxes": boxes, "labels": labels, "scores": row[:2].sigmoid(), "age": row[2]} for row in rows]
+
+
+@pytest.mark.parametrize("kind", [Rows, Finds])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "ablationcam", "guided-backprop", "tta:layercam"])
+def test_a_callable_may_read_a_mapping_for_each_image(kind: type[Net], method: str) -> None:
+    model = kind().eval()
+    batch = torch.randn(2, 3, 16, 16)
+    plain = Net().eval()
+    plain.load_state_dict(model.state_dict())
+    ours = camtool.explain(model, batch, lambda output: output["age"], method=method)
+    expected = camtool.explain(plain, batch, lambda output: output[2], method=method)
+    for one, other in zip(ours, expected, strict=True):
+        assert one.score == pytest.approx(other.score)
+        np.testing.assert_allclose(one.heatmap, other.heatmap, atol=1e-3)
+
+
+def test_a_model_that_squeezes_keeps_its_graph_in_a_wrapper() -> None:
+    class Squeezes(Net):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x).squeeze(0)
+
+    assert camtool.explain(Squeezes(), IMAGE, 1, method="tta:layercam").raw.shape == (16, 16)
+
+
+def test_mappings_of_several_shapes_go_one_by_one() -> None:
+    batch = torch.stack([IMAGE + 5, IMAGE - 5])
+    with pytest.raises(TargetError, match=r"'found' in several shapes; pass batch_size=1"):
+        camtool.explain(Ragged(), batch, lambda output: output["found"][0])
+    results = camtool.explain(Ragged(), batch, lambda output: output["found"][0], batch_size=1)
+    assert len(results) == 2
+
+
+class Asked(nn.Module):
+    """A detector that compares photos with the same texts each time."""
+
+    def __init__(self, model: nn.Module, texts: Tensor) -> None:
+        super().__init__()
+        self.model, self.texts = model, texts
+
+    def forward(self, photos: Tensor) -> Any:
+        return self.model(pixel_values=photos, input_ids=self.texts.repeat(len(photos), 1))
+
+
+def owl(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    config = getattr(transformers, f"{name}Config")(
+        text_config={**sizes, **ends, "vocab_size": 50, "max_position_embeddings": 8},
+        vision_config={**sizes, "image_size": 64, "patch_size": 8},
+        projection_dim=16,
+    )
+    model: nn.Module = getattr(transformers, f"{name}ForObjectDetection")(config).eval()
+    return model
+
+
+@pytest.mark.parametrize("name", ["OwlViT", "Owlv2"])
+@pytest.mark.parametrize("texts", [1, 2, 3])
+def test_a_detector_may_be_asked_for_any_number_of_texts(name: str, texts: int) -> None:
+    model, photo, ids = owl(name), torch.randn(1, 3, 64, 64), torch.randint(2, 50, (texts, 6))
+    with torch.no_grad():
+        confidences = model(pixel_values=photo, input_ids=ids).logits[0].sigmoid().amax(0)
+    for text in range(texts):
+        (result,) = camtool.explain(Asked(model, ids), photo, text)
+        assert result.index == text
+        assert result.probability == pytest.approx(float(confidences[text]), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["OwlViT", "Owlv2"])
+def test_a_single_text_may_come_with_the_photo(name: str) -> None:
+    inputs = {"pixel_values": torch.randn(1, 3, 64, 64), "input_ids": torch.randint(2, 50, (1, 6))}
+    (result,) = camtool.explain(owl(name), inputs)
+    assert result.index == 0
