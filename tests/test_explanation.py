@@ -411,8 +411,8 @@ def test_scenes_are_recognized_and_their_maps_vary(demo) -> None:
 
 @pytest.mark.parametrize("method", ["gradcam", "rise"])
 def test_a_model_that_refuses_its_input_says_why_and_a_target_of_ones_own_fails_as_it_does(model, method) -> None:
-    with pytest.raises(camtool.ForwardError, match=r"shape \(1, 32, 48, 3\): RuntimeError: .*expected input"):
-        camtool.explain(model, torch.rand(32, 48, 3), method=method)
+    with pytest.raises(camtool.ForwardError, match=r"shape \(1, 4, 32, 48\): RuntimeError: .*expected input"):
+        camtool.explain(model, torch.rand(4, 32, 48), method=method)
     with pytest.raises(IndexError) as error:
         camtool.explain(model, torch.rand(3, 32, 48), lambda output: output[99], method=method)
     assert not isinstance(error.value, camtool.CamtoolError)
