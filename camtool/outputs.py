@@ -474,10 +474,10 @@ def of_images(output: Any, images: int) -> Any:
     Raises:
         TargetError: It is about another number of images, or holds no scores.
     """
-    with torch.enable_grad():  # the output may be on a graph where nothing else is recorded
-        if images == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
-            output = output[None]
-        if _is_mapping_for_each(output, images):
+    if images == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
+        output = output[None]
+    if _is_mapping_for_each(output, images):
+        with torch.enable_grad():  # the output may be on a graph where nothing else is recorded
             output = _joined(output)
     values = logits(output) if detections(output) is None else None
     is_whole = count(output) == images and (values is None or values.numel() > 0)

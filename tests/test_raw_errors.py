@@ -197,14 +197,6 @@ def test_a_callable_may_read_a_mapping_for_each_image(kind: type[Net], method: s
         np.testing.assert_allclose(one.heatmap, other.heatmap, atol=1e-3)
 
 
-def test_a_model_that_squeezes_keeps_its_graph_in_a_wrapper() -> None:
-    class Squeezes(Net):
-        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x).squeeze(0)
-
-    assert camtool.explain(Squeezes(), IMAGE, 1, method="tta:layercam").raw.shape == (16, 16)
-
-
 def test_mappings_of_several_shapes_go_one_by_one() -> None:
     batch = torch.stack([IMAGE + 5, IMAGE - 5])
     with pytest.raises(TargetError, match=r"'found' in several shapes; pass batch_size=1"):
