@@ -28,7 +28,7 @@ from camtool.layers import resolve
 from camtool.lazy import cached_property
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
-from camtool.modules import name_of, preparation_of
+from camtool.modules import as_module, name_of, preparation_of
 from camtool.outputs import describe_choice
 from camtool.pictures import Batch, Picture, Preparer, Source, batches
 from camtool.trust import doubts
@@ -279,7 +279,7 @@ class Explainer:
         kind: Kind | None = None,
         **options: Any,
     ) -> None:
-        loaded, whole = as_loaded(model), model.model if isinstance(model, Loaded) else model
+        loaded, whole = as_loaded(model), as_module(model)
         self._model, self._text, self._whole = loaded.model, loaded.text, whole  # one tower keeps no model alive
         _check_arguments(transform, labels, batch_size, call)
         self._labels = labels if labels is not None else loaded.labels

@@ -23,7 +23,7 @@ from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.hooks import observe, resume
 from camtool.layers import Layer, resolve
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
-from camtool.modules import name_of
+from camtool.modules import as_module, name_of
 from camtool.pictures import Picture, Preparer, Source, batches
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def concepts(
         CamtoolError: Something else does not fit; the kinds are in :mod:`camtool.errors`.
     """
     loaded = as_loaded(model)
-    layer = layer and layer_inside(model.model if isinstance(model, Loaded) else model, layer)
+    layer = layer and layer_inside(as_module(model), layer)
     prepare = Preparer(loaded.model, transform or loaded.transform, device)
     pictures = tuple(prepare.each(img))
     if not pictures or batch_size < 1:

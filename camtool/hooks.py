@@ -31,7 +31,7 @@ from torch.autograd.graph import Node
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.guards import left_as_found, outside_inference_mode, version
-from camtool.modules import module_named, preparation_of, watchable
+from camtool.modules import HasModel, as_module, module_named, preparation_of, watchable
 from camtool.structures import (
     Inputs,
     Shared,
@@ -82,7 +82,7 @@ class Observation:
     calls: dict[str, list[Tensor]]
 
 
-def observe(model: nn.Module, layers: Sequence[str], inputs: Inputs, *, grad: bool = True) -> Observation:
+def observe(model: nn.Module | HasModel, layers: Sequence[str], inputs: Inputs, *, grad: bool = True) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep what ``layers`` return.
 
     Args:
@@ -99,6 +99,7 @@ def observe(model: nn.Module, layers: Sequence[str], inputs: Inputs, *, grad: bo
         ForwardError: The model fails on these inputs.
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
+    model = as_module(model)
     observation, whole = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
     if grad and not whole:
         # The model switches grad mode off itself, around a frozen backbone say, and where its block ended it undid
@@ -142,7 +143,7 @@ def _observe(
 
 
 def resume(
-    model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, *, nth: int = 0, grad: bool = False
+    model: nn.Module | HasModel, layer: str, activations: Tensor, inputs: Inputs, *, nth: int = 0, grad: bool = False
 ) -> Any:
     """Run on from ``layer`` with other activations: the trunk once on one image, the tail on all the variants.
 
@@ -160,7 +161,7 @@ def resume(
     Raises:
         LayerError: The name is unknown, or the layer does not run that often.
     """
-    variants = len(activations)
+    model, variants = as_module(model), len(activations)
     counts_pictures = preparation_of(model) is not None  # it knows a size for each, and would misplace others' boxes
     try:
         output = None if counts_pictures else _resume(model, layer, activations, inputs, nth, grad=grad)
@@ -248,7 +249,7 @@ class Call:
     given_strides: tuple[int, ...] = ()
 
 
-def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
+def trace(model: nn.Module | HasModel, inputs: Inputs) -> list[Call]:
     """Run ``model`` once, without a graph, and list its modules' calls in the order in which they ended.
 
     Only shapes are kept, so this costs an inference in time and in memory. The model is left as it was found.
@@ -256,6 +257,7 @@ def trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     Raises:
         ForwardError: The model fails on these inputs.
     """
+    model = as_module(model)
     calls: list[Call] = []
     # What the latest calls returned: the tensors are held so that their memory is not given to others.
     latest: deque[tuple[Tensor | None, object]] = deque(maxlen=_LATEST)

@@ -166,7 +166,7 @@ ROOMS = {
     },
     "models.registry": {
         *("errors", "models.base", "models.factory", "models.hugging_face", "models.open_clip_zoo", "models.timm_zoo"),
-        *("models.torchvision_zoo", "models.towers", "models.wrappers", "sealed"),
+        *("models.torchvision_zoo", "models.towers", "models.wrappers", "modules", "sealed"),
     },
     "models": {
         *("models.base", "models.registry", "models.torchvision_zoo", "models.towers", "models.usual"),
@@ -228,7 +228,7 @@ ROOMS = {
     "figures.canvas": {"figures.signs"},
     "figures.explained": {
         *("errors", "explanation", "figures.canvas", "figures.grids", "figures.paper", "figures.signs", "methods"),
-        *("models", "overlay", "pictures", "recorder", "targets"),
+        *("models", "modules", "overlay", "pictures", "recorder", "targets"),
     },
     "figures.filters": {
         *("errors", "figures.activity", "figures.canvas", "figures.panels", "figures.paper"),

@@ -919,7 +919,7 @@ def test_options_that_cannot_be_are_refused(options, message) -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(CamtoolError, match=r"model must be an nn\.Module, not str; it comes ahead of its layers"):
+    with pytest.raises(CamtoolError, match=r"model is a str, no torch\.nn\.Module; .* The model comes first"):
         Recorder("layer4", nn.ReLU())
 
 

@@ -20,7 +20,7 @@ from camtool.hooks import Call, observe, trace
 from camtool.inputs import Inputs
 from camtool.layers import Layer, Layout, resolve
 from camtool.models import Loaded, Transform, labels_for
-from camtool.modules import module_named
+from camtool.modules import as_module, module_named
 from camtool.pictures import Batch, Preparer, Source
 from camtool.recorder import Which, select
 
@@ -164,7 +164,7 @@ def _panels(
     transform: Transform | None,
 ) -> Iterator[Panel]:
     """The panels of the layers, in the order in which these ran."""
-    loaded = model if isinstance(model, Loaded) else Loaded(model)
+    loaded = model if isinstance(model, Loaded) else Loaded(as_module(model))
     batch = _prepared(loaded, img, transform)
     calls = trace(loaded.model, batch.inputs)
     names = _chosen(loaded.model, layers, calls)

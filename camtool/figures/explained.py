@@ -27,6 +27,7 @@ from camtool.figures.paper import (
 from camtool.figures.signs import short, sides
 from camtool.methods import find
 from camtool.models import Loaded
+from camtool.modules import as_module
 from camtool.pictures import Preparer, Source
 from camtool.recorder import Which, select
 from camtool.targets import Top
@@ -179,7 +180,7 @@ def layers_sweep(
     """
     inches, style, shown = in_inches(width), _Style(alpha, colormap), _several(model, images, settings)
     if not isinstance(layers, Mapping):
-        layers = {name: name for name in select(_module(model), layers)}
+        layers = {name: name for name in select(model, layers)}
     if not layers:
         raise CamtoolError("layers is empty; give one or more.")
     by_layer = [Explainer(model, method, layer, **settings)(shown, target_class) for layer in layers.values()]
@@ -322,15 +323,11 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 def _several(model: nn.Module | Loaded, images: Any, settings: Mapping[str, Any]) -> Any:
     """Images as :class:`camtool.Explainer` takes several, where one was given."""
-    prepare = Preparer(_module(model), settings.get("transform"), None, kind=settings.get("kind"))
+    prepare = Preparer(as_module(model), settings.get("transform"), None, kind=settings.get("kind"))
     several = images if prepare.is_batch(images) else [images]
     if not len(several):
         raise CamtoolError("images is empty; give one or more.")
     return several
-
-
-def _module(model: nn.Module | Loaded) -> nn.Module:
-    return model.model if isinstance(model, Loaded) else model
 
 
 def _fitting(inches: float, smallest: float) -> int:

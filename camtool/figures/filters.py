@@ -15,7 +15,7 @@ from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_hi
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
 from camtool.figures.signs import MINUS, lost, short, sides
 from camtool.models import Loaded
-from camtool.modules import module_named, modules_by_name, name_of
+from camtool.modules import as_module, module_named, modules_by_name, name_of
 from camtool.recorder import Which
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def kernels(
         check_count(name, number)
     check_choice("scale", scale, SCALES)
     inches = in_inches(width)
-    name, weight = _filters(model.model if isinstance(model, Loaded) else model, layer)
+    name, weight = _filters(as_module(model), layer)
     words = f"{len(weight)} filter{'s' * (len(weight) > 1)} of {sides(weight.shape[1:])}"
     if weight.ndim == 5:
         middle = weight.shape[2] // 2
@@ -108,7 +108,7 @@ def kernel_pages(
         LayerError: A name is unknown or that of no convolution, or no convolution is meant.
         CamtoolError: An argument does not fit.
     """
-    module = model.model if isinstance(model, Loaded) else model
+    module = as_module(model)
     asked = layers if isinstance(layers, (list, tuple)) else [layers]
     names = [name for name in meant(module, layers) if name in asked or _has_filters(module_named(module, name))]
     if not names:

@@ -20,9 +20,11 @@ TextEncoder: TypeAlias = Callable[[Sequence[str]], Tensor]
 """From T texts to their embeddings ``(T, D)``, in the space of the model's embeddings of pictures."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Loaded:
     """A model and what belongs to it.
+
+    It stands for its model: ``loaded(batch)`` runs the forward pass, and whatever takes a model takes it.
 
     Attributes:
         model: The model, in evaluation mode.
@@ -38,3 +40,38 @@ class Loaded:
     labels: Sequence[str] | None = None
     name: str = ""
     text: TextEncoder | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns."""
+        return self.model(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}: " if self.name else ""
+        facts = [type(self.model).__name__, _describe_classes(self), _describe_transform(self.transform)]
+        return f"<Loaded {name}{', '.join(facts)}>"
+
+
+def _describe_classes(loaded: Loaded) -> str:
+    if loaded.text is not None:
+        return "asked in words"
+    if loaded.labels is None:
+        return "classes without names"
+    return f"{len(loaded.labels)} class{'es' * (len(loaded.labels) != 1)}"
+
+
+def _describe_transform(transform: Transform | None) -> str:
+    if transform is None:
+        return "no preparation of its own"
+    parts: list[Any] = list(getattr(transform, "transforms", [transform]))
+    names = [getattr(part, "__name__", type(part).__name__) for part in parts]
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nothing"
+    sizes = [size for size in map(_size_made_by, parts) if size]
+    return f"prepared by {listed}" + (f" to {sizes[-1]}" if sizes else "")
+
+
+def _size_made_by(part: Any) -> str:
+    """Return the height and the width that a step of a transform makes; empty where its attributes do not fix both."""
+    size = getattr(part, "crop_size", None) or getattr(part, "size", None)
+    if not isinstance(size, (list, tuple)) or len(size) not in (1, 2):
+        return ""
+    return f"{size[0]} x {size[-1]}"

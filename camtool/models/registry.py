@@ -18,6 +18,7 @@ from camtool.models.timm_zoo import from_timm, untrained_timm
 from camtool.models.torchvision_zoo import from_torchvision, torchvision_names, untrained_torchvision
 from camtool.models.towers import ImageTower, TextTower, has_two_towers, image_tower
 from camtool.models.wrappers import unwrapped_model
+from camtool.modules import as_module
 from camtool.sealed import sealed_as
 
 if TYPE_CHECKING:
@@ -116,12 +117,9 @@ def as_loaded(model: nn.Module | Loaded) -> Loaded:
     Raises:
         ModelError: It is no model.
     """
-    loaded = model if isinstance(model, Loaded) else Loaded(model)
-    if not isinstance(loaded.model, nn.Module):
-        hint = f"camtool.load({model!r})" if isinstance(model, str) else "what camtool.load returns"
-        hint = "its .module()" if hasattr(model, "graph_module") else hint  # what torch.export makes
-        raise ModelError(f"model is a {type(loaded.model).__name__}, no torch.nn.Module; give one, or {hint}.")
-    inner = unwrapped_model(loaded.model)
+    module = as_module(model)
+    loaded = model if isinstance(model, Loaded) else Loaded(module)
+    inner = unwrapped_model(module)
     if has_two_towers(inner):
         return replace(loaded, model=image_tower(inner), text=loaded.text or _texts(inner))
     return loaded if inner is loaded.model else replace(loaded, model=inner)

@@ -22,7 +22,7 @@ from torch.utils.weak import TensorWeakRef
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, LayerError, near
 from camtool.hooks import add_forward_hook, add_forward_pre_hook, call, gradient_hook, remove_gradient_hook
-from camtool.modules import module_named, name_of
+from camtool.modules import HasModel, as_module, module_named, name_of
 from camtool.recorder.backward import SentBack
 from camtool.recorder.editing import Edits, edit_inputs, edit_output, edited_gradient, edits_by_name, main_tensor_of
 from camtool.recorder.edits import Edit
@@ -100,7 +100,7 @@ class Recorder:
     TorchScript take no hooks, and are left out.
 
     Args:
-        model: Any module.
+        model: Any module, or what :func:`camtool.load` returned.
         layers: Which of its modules, see :func:`camtool.recorder.select`: a dotted name, a wildcard
             (``"layer*.conv1"``), a type (``nn.Conv2d``), a function of name and module, or a list of these. Where it is
             left out: the layers that are edited or, if there are none, all modules.
@@ -130,7 +130,7 @@ class Recorder:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | HasModel,
         layers: Which | None = None,
         *,
         inputs: bool = False,
@@ -145,9 +145,7 @@ class Recorder:
         dtype: torch.dtype | None = None,
         graph: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise CamtoolError(f"model must be an nn.Module, not {type(model).__name__}; it comes ahead of its layers.")
-        self._model = model
+        self._model = model = as_module(model)
         self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
         kinds = inputs * ["inputs"] + outputs * ["outputs"] + gradients * ["grad_inputs", "grad_outputs"]
         self._keeping = Keeping(keep, device, dtype, graph=graph)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from camtool.errors import LayerError, near
-from camtool.modules import module_named, modules_by_name, name_of
+from camtool.modules import HasModel, as_module, module_named, modules_by_name, name_of
 
 __all__ = ["Selector", "Which", "select"]
 
@@ -21,7 +21,7 @@ Which: TypeAlias = Selector | Sequence[Selector]
 """Layers: by dotted name, wildcard, type, function of name and module, the module itself, or a list of these."""
 
 
-def select(model: nn.Module, which: Which | None) -> list[str]:
+def select(model: nn.Module | HasModel, which: Which | None) -> list[str]:
     """The dotted names of the layers that are meant, each once.
 
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
@@ -29,7 +29,7 @@ def select(model: nn.Module, which: Which | None) -> list[str]:
         (['0', '2'], ['0', '1'], ['2'])
 
     Args:
-        model: Any module.
+        model: Any module, or what :func:`camtool.load` returned.
         which: A dotted name; a wildcard such as ``"layer*.conv1"``, in which ``*`` stands for any characters, dots
             included; a type; a module of the model; a function of name and module that tells whether it is meant; or a
             list of these. ``None`` means all modules, the model itself included, whose name is ``""``.
@@ -38,6 +38,7 @@ def select(model: nn.Module, which: Which | None) -> list[str]:
         LayerError: A name is unknown, or nothing matches; the message suggests near names. Or all that is meant is
             TorchScript.
     """
+    model = as_module(model)
     if which is None:
         return _taking_hooks(model, list(modules_by_name(model)))
     if isinstance(which, Sequence) and not isinstance(which, (str, nn.Module)):
