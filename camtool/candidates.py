@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from camtool import structures
+from camtool.arguments import names_ours
 from camtool.errors import ImageError, LayerError
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import Candidate, survey
@@ -47,6 +48,7 @@ class Candidates(tuple[Candidate, ...]):
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
+@names_ours
 def candidate_layers(
     model: nn.Module | Loaded,
     img: Any,

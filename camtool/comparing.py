@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from camtool import figures, images
-from camtool.errors import CamtoolError
+from camtool.arguments import names_ours
+from camtool.errors import CamtoolError, ImageError
 from camtool.explanation import Explanation, explain
 from camtool.figures.explained import plain, what_sets_apart
 from camtool.figures.paper import balanced
@@ -78,6 +79,7 @@ class Comparison(images.Shown):
         return f"<Comparison of {len(self)} explanations of {self[0].label!r}: {captions}>"
 
 
+@names_ours
 def compare(
     model: nn.Module | Loaded,
     img: Any,
@@ -101,6 +103,8 @@ def compare(
         CamtoolError: Something does not fit.
     """
     found = list(_leaves(explain(model, img, target_class, method=list(methods), **settings)))
+    if not found:
+        raise ImageError("img holds no image; give one.")
     if any(not np.array_equal(plain(each), plain(found[0])) for each in found):
         raise CamtoolError("img holds several images; compare one, or see camtool.figures.methods_grid.")
     return Comparison(tuple(found))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, model_cache, overlay, structures, targets
+from camtool.arguments import as_module, check_order, names_ours
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
 from camtool.evidence import Evidence, Scene
@@ -28,7 +29,7 @@ from camtool.layers import resolve
 from camtool.lazy import cached_property
 from camtool.methods import Method, MethodFunction, check_model, check_options, find
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
-from camtool.modules import as_module, name_of, preparation_of
+from camtool.modules import name_of, preparation_of
 from camtool.outputs import describe_choice
 from camtool.pictures import Batch, Picture, Preparer, Source, batches
 from camtool.trust import doubts
@@ -171,6 +172,7 @@ class Explanation:
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{warned}>"
 
 
+@names_ours
 def explain(
     model: nn.Module | Loaded,
     img: Pictures,
@@ -300,8 +302,10 @@ class Explainer:
             if asked is not None and not asked:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
 
+    @names_ours
     def __call__(self, img: Pictures, target_class: Wants = None) -> Any:
         """Explain; the arguments and the results are those of :func:`explain`."""
+        check_order(img, target_class)
         # The first block takes over if an interrupt arrives just as one of the others ends.
         with Cleanup(), thread_left_as_found(), left_as_found(self._model):
             return self._explain_all(img, target_class)
@@ -312,7 +316,7 @@ class Explainer:
             return self._of_inputs(Inputs.of(img, self._picture), target_class)
         several = self._prepare.is_batch(img)
         sources: list[Any] = list(img) if several else [img]  # type: ignore[arg-type]
-        wants = _per_image(target_class, len(sources)) if several else [_listed(target_class)]
+        wants = _per_image(target_class, len(sources)) if several else [_of_one_image(target_class)]
         if several and any(isinstance(source, (Inputs, Mapping)) for source in sources):
             return [self._of_one(source, want) for source, want in zip(sources, wants, strict=True)]
         if self._picture is not None:
@@ -324,7 +328,7 @@ class Explainer:
     def _of_inputs(self, inputs: Inputs, target_class: Wants) -> Any:
         """Explanations where the model is given more than a picture."""
         batch, several, nth = self._looked_at(inputs)
-        wants = _per_image(target_class, len(batch.pictures)) if several else [_listed(target_class)]
+        wants = _per_image(target_class, len(batch.pictures)) if several else [_of_one_image(target_class)]
         results = self._in_batches(batch.parts(self._batch_size), wants, nth)
         return results if several else results[0]
 
@@ -503,11 +507,23 @@ def _listed(wants: Any) -> Any:
     return wants.tolist() if isinstance(wants, (Tensor, np.ndarray)) else wants
 
 
-def _per_image(wants: Any, count: int) -> list[Any]:
-    """What is asked of each of several images.
+def _of_one_image(wants: Any) -> Any:
+    """Return what is asked of a single image.
 
     Raises:
-        TargetError: A list has another length.
+        TargetError: It is an empty list.
+    """
+    wants = _listed(wants)
+    if isinstance(wants, (list, tuple)) and not wants:
+        raise TargetError("target_class is empty; give a class, or None for the model's own top class.")
+    return wants
+
+
+def _per_image(wants: Any, count: int) -> list[Any]:
+    """Return what is asked of each of several images.
+
+    Raises:
+        TargetError: A list has another length, or an entry is an empty list.
     """
     wants = _listed(wants)
     if not isinstance(wants, (list, tuple)):
@@ -517,4 +533,9 @@ def _per_image(wants: Any, count: int) -> list[Any]:
             f"target_class has {len(wants)} entries for {count} images; give one entry per image "
             "(a list of classes where an image should be asked for several), or a single one for all."
         )
+    for place, want in enumerate(wants):
+        if isinstance(want, (list, tuple)) and not want:
+            raise TargetError(
+                f"target_class: entry {place} is empty; give a class, or None for the model's own top class."
+            )
     return list(wants)

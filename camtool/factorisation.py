@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from camtool import images, maps, outputs, overlay, targets
+from camtool.arguments import as_module, names_ours
 from camtool.concept_page import MOST, Entry, page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.hooks import observe, resume
 from camtool.layers import Layer, resolve
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
-from camtool.modules import as_module, name_of
+from camtool.modules import name_of
 from camtool.pictures import Picture, Preparer, Source, batches
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Concepts(images.Shown):
         )
 
 
+@names_ours
 def concepts(
     model: nn.Module | Loaded,
     img: Pictures,

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from camtool.arguments import HasModel, as_module
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.guards import left_as_found, outside_inference_mode, version
-from camtool.modules import HasModel, as_module, module_named, preparation_of, watchable
+from camtool.modules import module_named, preparation_of, watchable
 from camtool.structures import (
     Inputs,
     Shared,

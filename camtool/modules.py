@@ -1,57 +1,16 @@
-"""A model as a module, and its modules by their dotted names."""
+"""What a model is made of: its modules by their dotted names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from mimetypes import guess_type
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from camtool.errors import LayerError, ModelError, near
+from camtool.errors import LayerError, near
 
-__all__ = [
-    "HasModel",
-    "all_modules",
-    "as_module",
-    "module_named",
-    "modules_by_name",
-    "name_of",
-    "preparation_of",
-    "watchable",
-]
-
-
-class HasModel(Protocol):
-    """An object that stands for the module it holds, as what :func:`camtool.load` returns."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The module."""
-
-
-def as_module(model: nn.Module | HasModel) -> nn.Module:
-    """Return the module itself, or the one that an object stands for.
-
-    Raises:
-        ModelError: ``model`` is neither; the message says what to give, and that the model comes first.
-    """
-    held = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if isinstance(held, nn.Module):
-        return held
-    given = type(model if held is None else held).__name__
-    raise ModelError(
-        f"model is a {given}, no torch.nn.Module; give one, or {_what_to_give(held or model)}. The model comes first: "
-        "explain(model, img), Recorder(model, layers)."
-    )
-
-
-def _what_to_give(came: Any) -> str:
-    if hasattr(came, "graph_module"):  # what torch.export makes
-        return "its .module()"
-    is_file = isinstance(came, str) and str(guess_type(came, strict=False)[0]).startswith("image/")
-    return f"camtool.load({came!r})" if isinstance(came, str) and not is_file else "what camtool.load returns"
+__all__ = ["all_modules", "module_named", "modules_by_name", "name_of", "preparation_of", "watchable"]
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:

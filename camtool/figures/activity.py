@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool import structures, targets
+from camtool.arguments import as_module
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence import Evidence, Scene
 from camtool.figures.panels import Panel, limits_of, page
@@ -20,7 +21,7 @@ from camtool.hooks import Call, observe, trace
 from camtool.inputs import Inputs
 from camtool.layers import Layer, Layout, resolve
 from camtool.models import Loaded, Transform, labels_for
-from camtool.modules import as_module, module_named
+from camtool.modules import module_named
 from camtool.pictures import Batch, Preparer, Source
 from camtool.recorder import Which, select
 

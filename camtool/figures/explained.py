@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from camtool import overlay
+from camtool.arguments import as_module
 from camtool.errors import CamtoolError
 from camtool.explanation import Explainer, Explanation
 from camtool.figures.grids import GAP, MARGIN, Cell, Key, Row, Words, grid
@@ -27,7 +28,6 @@ from camtool.figures.paper import (
 from camtool.figures.signs import short, sides
 from camtool.methods import find
 from camtool.models import Loaded
-from camtool.modules import as_module
 from camtool.pictures import Preparer, Source
 from camtool.recorder import Which, select
 from camtool.targets import Top

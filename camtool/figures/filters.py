@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from camtool.arguments import as_module
 from camtool.errors import LayerError
 from camtool.figures.activity import CONVOLUTIONS, meant
 from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_high, page, room_for_scale
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
 from camtool.figures.signs import MINUS, lost, short, sides
 from camtool.models import Loaded
-from camtool.modules import as_module, module_named, modules_by_name, name_of
+from camtool.modules import module_named, modules_by_name, name_of
 from camtool.recorder import Which
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
+from camtool.arguments import describe_foreign
 from camtool.errors import MethodError, near
 from camtool.evidence import Evidence
 from camtool.lazy import cached_property
@@ -159,6 +160,8 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
     known = {option for method in methods for option in method.options}
     for option in options:
         if option not in known:
+            if foreign := describe_foreign(option):
+                raise MethodError(foreign)
             names = ", ".join(repr(method.name) for method in methods)
             listed = ", ".join(sorted(known)) or "none"
             raise MethodError(f"method {names} has no option {option!r}; known options: {listed}.{near(option, known)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from camtool.arguments import as_module
 from camtool.errors import ModelError, near
 from camtool.models.base import Loaded, TextEncoder
 from camtool.models.factory import from_factory
@@ -18,7 +19,6 @@ from camtool.models.timm_zoo import from_timm, untrained_timm
 from camtool.models.torchvision_zoo import from_torchvision, torchvision_names, untrained_torchvision
 from camtool.models.towers import ImageTower, TextTower, has_two_towers, image_tower
 from camtool.models.wrappers import unwrapped_model
-from camtool.modules import as_module
 from camtool.sealed import sealed_as
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from camtool.arguments import HasModel, as_module
 from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, LayerError, near
 from camtool.hooks import add_forward_hook, add_forward_pre_hook, call, gradient_hook, remove_gradient_hook
-from camtool.modules import HasModel, as_module, module_named, name_of
+from camtool.modules import module_named, name_of
 from camtool.recorder.backward import SentBack
 from camtool.recorder.editing import Edits, edit_inputs, edit_output, edited_gradient, edits_by_name, main_tensor_of
 from camtool.recorder.edits import Edit

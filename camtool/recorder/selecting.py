@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from camtool.arguments import HasModel, as_module
 from camtool.errors import LayerError, near
-from camtool.modules import HasModel, as_module, module_named, modules_by_name, name_of
+from camtool.modules import module_named, modules_by_name, name_of
 
 __all__ = ["Selector", "Which", "select"]
 
