@@ -225,10 +225,12 @@ def _explainer(
     from camtool.explanation import Explainer
     from camtool.maps import merge_function
 
-    names = list(dict.fromkeys(name.strip() for each in methods for name in each.split(",") if name.strip()))
-    if not names:
+    asked = [name.strip() for each in methods for name in each.split(",") if name.strip()]
+    if not asked:
         raise CamtoolError(f"--method names none; known are {', '.join(known.METHODS)}.")
-    found = [known.find(name) for name in names]  # a slip of the pen should not cost a download first
+    # An unknown name is told before anything is downloaded.
+    found = [known.find(name) for name in asked]
+    names = list(dict.fromkeys(method.name for method in found))
     known.check_options(found, settings.keys() - {*_SETTINGS})
     merge_function(settings["merge"])
     loaded = _loaded(model, weights, labels, device, quiet=quiet)

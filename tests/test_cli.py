@@ -214,6 +214,10 @@ def test_there_is_a_line_for_each_photo_class_and_method_and_its_files_exist(exp
         (["--method", "gradcam,layercam"], ["gradcam", "layercam"]),
         (["--method", "gradcam++", "--method", "layercam, gradcam++"], ["gradcam++", "layercam"]),
         (
+            ["--method", "gradcam++,GradCAMPlusPlus", "--method", "Grad-CAM++,TTA:Grad-CAM"],
+            ["gradcam++", "tta:gradcam"],
+        ),
+        (
             ["--method", "cam,eigencam,ablationcam,rise", "--option", "samples=4"],
             ["cam", "eigencam", "ablationcam", "rise"],
         ),
@@ -452,7 +456,7 @@ def test_help_and_version(camtool_):
         (["--model", "nope[/]"], ["'nope[/]' is unknown"]),
         (["--model", "nowhere_nets:make"], ["no module 'nowhere_nets'"]),
         (["--model", f"{__name__}:tinny"], ["no function 'tinny'", "Did you mean 'tiny'"]),
-        (["--method", "grad-cam"], ["'grad-cam' is unknown", "Did you mean 'gradcam'"]),
+        (["--method", "grad-can"], ["'grad-can' is unknown", "Did you mean 'gradcam'"]),
         (["--method", ","], ["--method names none", "gradcam"]),
         (["--colormap", "tubro"], ["'tubro'", "Did you mean 'turbo'"]),
         (["--save", "overlay,heetmap"], ["'heetmap' is unknown", "Did you mean 'heatmap'"]),

@@ -529,8 +529,8 @@ def test_a_registered_method_is_found_and_stays_a_plain_function(monkeypatch: py
 
 
 def test_an_unknown_method_is_refused_with_what_is_near() -> None:
-    with pytest.raises(MethodError, match=r"method 'grad-cam' is unknown; known are .*\bcam\b.*Did you mean 'gradcam'"):
-        camtool.explain(pooled_net()[0], torch.rand(1, *IMAGES), method="grad-cam")
+    with pytest.raises(MethodError, match=r"method 'gradcan' is unknown; known are .*\bcam\b.*Did you mean 'gradcam'"):
+        camtool.explain(pooled_net()[0], torch.rand(1, *IMAGES), method="gradcan")
 
 
 def test_an_unknown_option_is_refused_with_those_that_exist() -> None:

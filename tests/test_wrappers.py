@@ -106,7 +106,7 @@ def test_what_looks_at_no_layer_looks_at_none_when_wrapped() -> None:
     [
         ("ttb:gradcam", r"wrapper 'ttb' is unknown; known are tta, noise, sess, eigen\. Did you mean 'tta'"),
         ("tta:nois:gradcam", r"wrapper 'nois' is unknown; .* Did you mean 'noise'"),
-        ("tta:grad-cam", r"method 'grad-cam' is unknown; .* Did you mean 'gradcam'"),
+        ("tta:grad-can", r"method 'grad-can' is unknown; .* Did you mean 'gradcam'"),
         ("tta:", "method '' is unknown"),
         ("tta", "method 'tta' wraps another: ask for 'tta:gradcam'"),
         ("tta:noise", "method 'noise' wraps another: ask for 'noise:gradcam'"),
@@ -114,7 +114,7 @@ def test_what_looks_at_no_layer_looks_at_none_when_wrapped() -> None:
             "eigen:cam",
             r"wrapper 'eigen' needs a method that weighs activations, which 'cam' is not: .*gradcam.*layercam",
         ),
-        ("eigen:tta:gradcam", "which 'tta:gradcam' is not"),
+        ("eigen:tta:gradcam", "which 'tta:gradcam' is not; ask for 'tta:eigen:gradcam'"),
     ],
 )
 def test_a_name_that_makes_no_sense_is_refused(name: str, message: str) -> None:

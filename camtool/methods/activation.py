@@ -30,7 +30,12 @@ __all__ = [
 ]
 
 
-@method("eigencam", paper="arXiv 2008.00299", needs="activations")
+@method(
+    "eigencam",
+    paper="arXiv 2008.00299",
+    needs="activations",
+    weights=lambda evidence: torch.ones_like(evidence.activations),
+)
 def eigencam(evidence: Evidence) -> Tensor:
     """The strongest pattern in the activations, whatever the class.
 
@@ -44,7 +49,7 @@ def eigencam(evidence: Evidence) -> Tensor:
     return first_component(evidence.activations)
 
 
-@method("eigengradcam", paper="arXiv 2008.00299", needs="gradients")
+@method("eigengradcam", paper="arXiv 2008.00299", needs="gradients", weights=lambda evidence: evidence.gradients)
 def eigengradcam(evidence: Evidence) -> Tensor:
     """The strongest pattern in gradient times activation: Eigen-CAM that knows the class.
 
@@ -59,7 +64,9 @@ def eigengradcam(evidence: Evidence) -> Tensor:
     return first_component(evidence.gradients * evidence.activations).relu()
 
 
-@method("segeigencam", paper="10.3390/app15137562", needs="gradients")
+@method(
+    "segeigencam", paper="10.3390/app15137562", needs="gradients", weights=lambda evidence: evidence.gradients.abs()
+)
 def segeigencam(evidence: Evidence) -> Tensor:
     """The strongest pattern in the activations that matter, be it for or against the class.
 

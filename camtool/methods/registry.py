@@ -7,10 +7,11 @@ function. So is a new wrapper, which makes a method of a method: ``"tta:gradcam"
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -59,7 +60,8 @@ class Method:
         cost: What it costs beyond that forward.
         at_input: It looks at no layer that a person could choose; its map is on the picture's own grid, or on that of a
             transformer's tokens.
-        weights: For methods that weigh activations, the function to the weights alone, see :func:`weighting`.
+        weights: For methods that weigh activations, and take the sum or the strongest pattern of what comes out, the
+            function to the weights alone, see :func:`weighting`.
     """
 
     name: str
@@ -93,23 +95,30 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, *, paper: str = "", needs: str = "", cost: Cost = "a pass", at_input: bool = False
+    name: str,
+    *,
+    paper: str = "",
+    needs: str = "",
+    cost: Cost = "a pass",
+    at_input: bool = False,
+    weights: MethodFunction | None = None,
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a function from evidence to maps as a method.
 
     Args:
-        name: How people ask for it; must be new.
+        name: How users ask for it; must be new, also without case and punctuation.
         paper: Its source, an arXiv number or a DOI.
         needs: What it needs of the model beyond a forward: ``"gradients"``, ``"a linear head"``, ...
         cost: What it costs beyond that forward.
         at_input: It looks at no layer.
+        weights: The function to the weights ``(R, C, *grid)`` alone, where the method weighs activations.
 
     Raises:
         MethodError: The name is taken.
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        _add(Method(name, function, paper, needs, cost, at_input))
+        _add(Method(name, function, paper, needs, cost, at_input, weights))
         return function
 
     return register
@@ -146,8 +155,7 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _add(new: Method) -> None:
-    if new.name in METHODS:
-        raise MethodError(f"method {new.name!r} is registered already, by {METHODS[new.name].function.__module__}.")
+    _check_free("method", new.name)
     METHODS[new.name] = new
 
 
@@ -237,8 +245,7 @@ def wrapper(name: str, *, paper: str = "", of_weights: bool = False) -> Callable
     """
 
     def register(function: WrapperFunction) -> WrapperFunction:
-        if name in WRAPPERS:
-            raise MethodError(f"wrapper {name!r} is registered already, by {WRAPPERS[name].function.__module__}.")
+        _check_free("wrapper", name)
         WRAPPERS[name] = Wrapper(name, function, paper, of_weights)
         return function
 
@@ -251,22 +258,32 @@ def wrapped(by: str, inner: str | MethodFunction) -> Method:
     Raises:
         MethodError: The wrapper or the method is unknown, or they do not go together.
     """
-    if by not in WRAPPERS:
+    outer = _named(by, WRAPPERS)
+    if outer is None:
         raise MethodError(f"wrapper {by!r} is unknown; known are {', '.join(WRAPPERS)}.{near(by, WRAPPERS)}")
-    outer, method = WRAPPERS[by], find(inner)
+    method = find(inner)
     if outer.of_weights and method.weights is None:
-        able = ", ".join(name for name, each in METHODS.items() if each.weights)
         raise MethodError(
-            f"wrapper {by!r} needs a method that weighs activations, which {method.name!r} is not: {able}."
+            f"wrapper {outer.name!r} needs a method that weighs activations, which {method.name!r} is "
+            f"not{_what_weighs(outer.name, method.name)}."
         )
     return Method(
-        name=f"{by}:{method.name}",
+        name=f"{outer.name}:{method.name}",
         function=_composed(outer.function, method),
         paper=", ".join(filter(None, [outer.paper, method.paper])),
         needs=method.needs,
         cost="some passes" if method.cost == "a pass" and not outer.of_weights else method.cost,
         at_input=method.at_input,
+        weights=method.weights if outer.of_weights else None,
     )
+
+
+def _what_weighs(by: str, name: str) -> str:
+    """Return the end of a message: the wrapper beside the method where that weighs, or else the methods that do."""
+    outside, _, innermost = name.rpartition(":")
+    if outside and innermost in METHODS and METHODS[innermost].weights is not None:
+        return f"; ask for '{outside}:{by}:{innermost}'"
+    return f": {', '.join(name for name, each in METHODS.items() if each.weights)}"
 
 
 def _composed(outer: WrapperFunction, method: Method) -> MethodFunction:
@@ -291,11 +308,42 @@ def _bound(method: Method, options: dict[str, Any]) -> Method:
 
 # --------------------------------------------------------------------------------------------------------- by name
 
+_Entry = TypeVar("_Entry", Method, Wrapper)
+
+
+def _normal_form(name: str) -> str:
+    """Return a name without case and punctuation but for ``+``; ``"PlusPlus"``, and ``"pp"`` behind cam, are ``++``."""
+    letters = "".join(char for char in name.casefold() if char.isalnum() or char == "+")
+    return re.sub("plusplus|(?<=cam)pp$", "++", letters)
+
+
+def _named(name: str, entries: Mapping[str, _Entry]) -> _Entry | None:
+    """Return the entry of that name, or of one that differs in case and punctuation alone."""
+    if name in entries:
+        return entries[name]
+    wanted = _normal_form(name)
+    return next((entry for known, entry in entries.items() if _normal_form(known) == wanted), None)
+
+
+def _check_free(kind: str, name: str) -> None:
+    """Check that no method and no wrapper has a name, or one that differs in case and punctuation alone.
+
+    Raises:
+        MethodError: One has, or the name has no letter and no digit.
+    """
+    if not any(char.isalnum() for char in name):
+        raise MethodError(f"{kind} {name!r} needs a letter or a digit in its name.")
+    known = _named(name, METHODS) or _named(name, WRAPPERS)
+    if known is not None:
+        same = "" if known.name == name else f" as {known.name!r},"
+        raise MethodError(f"{kind} {name!r} is registered already,{same} by {known.function.__module__}.")
+
 
 def find(name: str | MethodFunction) -> Method:
-    """The method of that name, wrapped where the name says so; a person's own function becomes one.
+    """Return the method of that name, wrapped where the name says so; the user's own function becomes one.
 
-    ``"noise:tta:gradcam"`` is ``"tta:gradcam"`` wrapped in ``noise``.
+    Names are matched without case and punctuation: ``"Grad-CAM++"`` is ``"gradcam++"``. ``"noise:tta:gradcam"`` is
+    ``"tta:gradcam"`` wrapped in ``noise``.
 
     Raises:
         MethodError: The name is unknown, or no name; the message suggests near ones.
@@ -309,8 +357,10 @@ def find(name: str | MethodFunction) -> Method:
     outer, colon, inner = name.partition(":")
     if colon:
         return wrapped(outer, inner)
-    if name in WRAPPERS:
-        raise MethodError(f"method {name!r} wraps another: ask for '{name}:gradcam', or another method.")
-    if name not in METHODS:
-        raise MethodError(f"method {name!r} is unknown; known are {', '.join(METHODS)}.{near(name, METHODS)}")
-    return METHODS[name]
+    method = _named(name, METHODS)
+    if method is not None:
+        return method
+    wrapper = _named(name, WRAPPERS)
+    if wrapper is not None:
+        raise MethodError(f"method {name!r} wraps another: ask for '{wrapper.name}:gradcam', or another method.")
+    raise MethodError(f"method {name!r} is unknown; known are {', '.join(METHODS)}.{near(name, METHODS)}")
