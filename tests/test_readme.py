@@ -1,0 +1,107 @@
+"""README's blocks run as they stand, without the network, and its figures are those of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import readme_world
+
+from camtool import Explanation
+from camtool.methods import METHODS
+from camtool.methods.registry import find
+
+TEXT = readme_world.README.read_text(encoding="utf-8")
+COMMANDS = [
+    command.partition("#")[0].strip()
+    for block in readme_world.blocks("bash")
+    for line in block.splitlines()
+    for command in line.split(" && ")
+    if command.startswith("python -m camtool")
+]
+SECONDS = 300
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders with random weights; they are large, so they are not left to pytest, which keeps some of its folders."""
+    for needed in ("timm", "transformers", "matplotlib.font_manager"):
+        pytest.importorskip(needed)
+    folder = tmp_path_factory.mktemp("cache")
+    readme_world.fill_caches(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def furnished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    readme_world.furnish(folder)
+    return folder
+
+
+def ran(command: list[str] | str, folder: Path, cache: Path) -> str:
+    """Run a command in the folder, without the network, and return what it printed."""
+    finished = subprocess.run(
+        ["bash", "-c", command] if isinstance(command, str) else command,
+        cwd=folder,
+        env=readme_world.sealed(cache),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_the_python_blocks_run_as_they_stand(furnished: Path, cache: Path) -> None:
+    program = Path(readme_world.__file__)
+    names = json.loads(ran([sys.executable, str(program)], furnished, cache))
+    assert {"model", "result", "clip", "explainer", "results", "mine", "recorder", "answer", "figure"} <= {*names}
+    assert all((furnished / name).is_file() for name in ("where.png", "concepts.png", "methods.pdf"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs_as_it_stands(command: str, furnished: Path, cache: Path) -> None:
+    assert ran(command, furnished, cache)
+
+
+@pytest.mark.slow
+def test_the_network_is_closed_to_them(furnished: Path, cache: Path) -> None:
+    asked = "import urllib.request\ntry: urllib.request.urlopen('https://pytorch.org')\nexcept OSError as e: print(e)"
+    assert "the network is closed" in ran([sys.executable, "-c", asked], furnished, cache)
+
+
+def test_there_are_blocks_and_commands() -> None:
+    assert len(readme_world.blocks("python")) > 5
+    assert {command.split()[3] for command in COMMANDS} >= {"demo", "methods", "layers", "features", "kernels"}
+
+
+def test_the_number_of_methods_is_that_of_the_registry() -> None:
+    assert re.findall(r"There are (\d+), each correct to its paper", TEXT) == [str(len(METHODS))]
+
+
+def test_what_comes_back_has_what_the_table_lists() -> None:
+    rows = re.findall(r"^\| (`result\..*?) \|", TEXT, re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(?:result)?\.(\w+)(?:\(\))?`", row)]
+    assert len(names) > 10
+    fields = {field.name for field in dataclasses.fields(Explanation)}
+    assert [name for name in names if name not in fields and not hasattr(Explanation, name)] == []
+
+
+def test_the_methods_to_begin_with_are_registered() -> None:
+    table = TEXT[TEXT.index("| name | what it does | needs |") :].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(names) > 10
+    assert all(find(name).name == name for name in names)
