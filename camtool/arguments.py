@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from camtool.errors import ImageError, MethodError, ModelError
+from camtool.errors import ImageError, MethodError, ModelError, add_article
 
 __all__ = ["HasModel", "as_module", "check_order", "describe_foreign", "names_ours"]
 
@@ -40,7 +40,7 @@ def as_module(model: nn.Module | HasModel) -> nn.Module:
     inside = getattr(model, "model", None)
     came = model if inside is None else inside
     raise ModelError(
-        f"model is a {type(came).__name__}, no torch.nn.Module; give one, or {_what_to_give(came)}. The model comes "
+        f"model is {add_article(type(came).__name__)}, no torch.nn.Module; give one, or {_what_to_give(came)}. The model comes "
         "first: explain(model, img), Recorder(model, layers)."
     )
 
@@ -55,9 +55,8 @@ def check_order(img: Any, target_class: Any) -> None:
     if _module_of(img) is not None:
         raise ImageError(f"img is a model; {order}.")
     if not _is_image(img) and not isinstance(img, (list, tuple, dict)) and _is_image(target_class):
-        article = "an" if type(img).__name__[0] in "aeiou" else "a"
         asked = f"{target_class!r} is" if isinstance(target_class, str) else "is"
-        raise ImageError(f"img is {article} {type(img).__name__} and target_class {asked} an image; {order}.")
+        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {asked} an image; {order}.")
 
 
 def _module_of(model: Any) -> nn.Module | None:

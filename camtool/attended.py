@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from camtool.attention import Attention, Block, Captured
-from camtool.errors import MethodError
+from camtool.errors import MethodError, format_count
 from camtool.guards import with_gradients
 from camtool.layouts import Layout, token_layout
 from camtool.lazy import cached_property
@@ -238,10 +238,10 @@ def _common_layout(captured: Captured, pictures: Tensor) -> Layout:
     over_them = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(pictures), tokens) for shape in shapes)
     apart = not all(map(_is_mutual, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
     if layout is None or not over_them or apart:
-        met = ", ".join(map(str, dict.fromkeys(shapes)))
+        met, images = ", ".join(map(str, dict.fromkeys(shapes))), format_count(len(pictures), "picture")
         raise MethodError(
             "the model's attention is not over one common set of tokens that covers the picture, but within windows, "
-            f"at several scales, or between other things: its matrices are {met} for {len(pictures)} pictures. "
+            f"at several scales, or between other things: its matrices are {met} for {images}. "
             "Use method='gradcam' or 'hirescam', which work on any model."
         )
     return layout

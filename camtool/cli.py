@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from camtool.errors import CamtoolError, ForwardError, near
+from camtool.errors import CamtoolError, ForwardError, format_count, format_percent, near
 
 if TYPE_CHECKING:
     from camtool.explanation import Explainer
@@ -358,7 +358,7 @@ class _Report:
         self._done.append(outcome)
         if self._verbose:
             for entry in outcome.entries:
-                chance = "" if entry.probability is None else f" {entry.probability:.1%}"
+                chance = "" if entry.probability is None else f" {format_percent(entry.probability, 1)}"
                 line = f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{entry.method}[/]"
                 _out.print(line, soft_wrap=True)
                 for warning in entry.warnings:
@@ -371,26 +371,26 @@ class _Report:
         if not self._quiet:
             self._tell(seconds, interrupted=interrupted)
         if self._failed:
-            _err.print(f"[bold red]{_count(len(self._failed), 'photo')} could not be explained:[/]")
+            _err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
             for failure in self._failed:
                 _err.print(f"  {escape(failure.reason)}", soft_wrap=True)
 
     def _tell(self, seconds: float, *, interrupted: bool) -> None:
         folder = self._output.folder
         if interrupted:
-            _out.print(f"[yellow]Stopped[/] after {len(self._done)} of {_count(len(self._jobs), 'photo')}.")
+            _out.print(f"[yellow]Stopped[/] after {len(self._done)} of {format_count(len(self._jobs), 'photo')}.")
         if self._done:
             each = seconds / len(self._done) * 1000
             layer = self._done[0].entries[0].layer
             where = f", at layer [bold]{escape(layer)}[/]" if layer else ""
             written = sum(len(entry.files) for success in self._done for entry in success.entries)
             _out.print(
-                f"[bold green]{_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
+                f"[bold green]{format_count(len(self._done), 'photo')} explained[/] in {seconds:.1f} s "
                 f"([bold]{each:.0f} ms[/] each){where}.",
                 soft_wrap=True,
             )
             _out.print(
-                f"{_count(written, 'file')} and explanations.jsonl are in [bold]{escape(str(folder))}[/]",
+                f"{format_count(written, 'file')} and explanations.jsonl are in [bold]{escape(str(folder))}[/]",
                 soft_wrap=True,
             )
         self._tell_warnings()
@@ -402,7 +402,7 @@ class _Report:
             kinds.setdefault(re.sub(r"\d+", "…", warning), []).append(warning)
         for kind, warnings in kinds.items():
             told = warnings[0] if len({*warnings}) == 1 else kind
-            _out.print(f"[yellow]{_count(len(warnings), 'map')}:[/] {escape(told)}", soft_wrap=True)
+            _out.print(f"[yellow]{format_count(len(warnings), 'map')}:[/] {escape(told)}", soft_wrap=True)
 
     def _summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         return {
@@ -412,10 +412,6 @@ class _Report:
             "explained": [asdict(entry) for success in self._done for entry in success.entries],
             "failed": [{"image": str(f.job.source), "reason": f.reason} for f in self._failed],
         }
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 # ------------------------------------------------------------------------------------------- methods and layers
@@ -611,4 +607,6 @@ def _file_name(layer: str) -> str:
 
 
 def _tell_drawn(files: list[Path], folder: Path) -> None:
-    _out.print(f"[bold green]{_count(len(files), 'figure')} drawn[/] in [bold]{escape(str(folder))}[/]", soft_wrap=True)
+    _out.print(
+        f"[bold green]{format_count(len(files), 'figure')} drawn[/] in [bold]{escape(str(folder))}[/]", soft_wrap=True
+    )

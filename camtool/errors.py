@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -32,6 +33,9 @@ __all__ = [
     "NothingFoundError",
     "OverlayError",
     "TargetError",
+    "add_article",
+    "format_count",
+    "format_percent",
     "near",
 ]
 
@@ -98,3 +102,29 @@ def near(word: str, known: Iterable[str], *, most: int = 3) -> str:
     matches += [name for name in by_folded if len(folded) > 2 and folded in name and name not in matches]
     names = [repr(by_folded[match]) for match in matches[:most]]
     return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
+def format_count(number: int, thing: str) -> str:
+    """Return a number and the noun that it counts: ``"1 warning"``, ``"2 classes"``, ``"1,200 entries"``.
+
+    Args:
+        number: How many there are.
+        thing: The noun in the singular.
+    """
+    if number == 1:
+        return f"1 {thing}"
+    if thing.endswith("y") and thing[-2:-1] not in "aeiou":
+        return f"{number:,} {thing[:-1]}ies"
+    return f"{number:,} {thing}{'es' if thing.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
+def add_article(noun: str) -> str:
+    """Return a noun, such as the name of a type, behind "a" or "an": ``"an OrderedDict"``, ``"a list"``."""
+    is_spelled_out = noun[:2].isupper() or len(noun) == 1
+    has_vowel_sound = noun[:1] in "AEFHILMNORSX" if is_spelled_out else noun[:1].casefold() in "aeiou"
+    return f"{'an' if has_vowel_sound and noun else 'a'} {noun}"
+
+
+def format_percent(probability: float, decimals: int = 0) -> str:
+    """Return a probability as a percentage, ``"87%"``; one that is NaN or infinite is ``"not a number"``."""
+    return f"{probability:.{decimals}%}" if math.isfinite(probability) else "not a number"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from camtool import images, maps, model_cache, overlay, structures, targets
 from camtool.arguments import as_module, check_order, names_ours
 from camtool.cleanup import Cleanup
-from camtool.errors import CamtoolError, ImageError, MethodError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, TargetError, format_count, format_percent
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
 from camtool.guards import left_as_found, thread_left_as_found
@@ -166,8 +166,8 @@ class Explanation:
         return images.encode(self.overlay())
 
     def __repr__(self) -> str:
-        probability = "" if self.probability is None else f", probability {self.probability:.1%}"
-        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
         where = f" at {self.layer}" if self.layer else ""
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{warned}>"
 
@@ -519,7 +519,7 @@ def _of_one_image(wants: Any) -> Any:
     return wants
 
 
-def _per_image(wants: Any, count: int) -> list[Any]:
+def _per_image(wants: Any, images: int) -> list[Any]:
     """Return what is asked of each of several images.
 
     Raises:
@@ -527,11 +527,11 @@ def _per_image(wants: Any, count: int) -> list[Any]:
     """
     wants = _listed(wants)
     if not isinstance(wants, (list, tuple)):
-        return [wants] * count
-    if len(wants) != count:
+        return [wants] * images
+    if len(wants) != images:
         raise TargetError(
-            f"target_class has {len(wants)} entries for {count} images; give one entry per image "
-            "(a list of classes where an image should be asked for several), or a single one for all."
+            f"target_class has {format_count(len(wants), 'entry')} for {format_count(images, 'image')}; give one entry "
+            "per image (a list of classes where an image should be asked for several), or a single one for all."
         )
     for place, want in enumerate(wants):
         if isinstance(want, (list, tuple)) and not want:

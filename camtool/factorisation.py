@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from camtool import images, maps, outputs, overlay, targets
 from camtool.arguments import as_module, names_ours
 from camtool.concept_page import MOST, Entry, page
-from camtool.errors import CamtoolError, LayerError, MethodError
+from camtool.errors import CamtoolError, LayerError, MethodError, format_count, format_percent
 from camtool.hooks import observe, resume
 from camtool.layers import Layer, resolve
 from camtool.models import Loaded, Transform, as_loaded, labels_for, layer_inside
@@ -72,7 +72,7 @@ class Vote:
     probability: float
 
     def __str__(self) -> str:
-        return f"{self.label} {self.probability:.0%}"
+        return f"{self.label} {format_percent(self.probability)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,16 +141,16 @@ class Concepts(images.Shown):
         more = f", {shown} shown" if shown < len(self.pictures) else ""
         return page(
             [self.overlay(image) for image in range(shown)],
-            f"{len(self)} concepts in {of}{more}",
+            f"{format_count(len(self), 'concept')} in {of}{more}",
             f"They explain {self.explained:.0%} of the activity at {self.layer}.",
             list(map(_entry, self.colors, self.votes, self.shares.tolist())),
         )
 
     def __repr__(self) -> str:
         named = ", ".join(repr(label) for label in self.labels)
-        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
         return (
-            f"<{len(self)} concepts in {len(self.pictures)} pictures ({named}): "
+            f"<{format_count(len(self), 'concept')} in {format_count(len(self.pictures), 'picture')} ({named}): "
             f"{self.explained:.0%} of {self.layer}{warned}>"
         )
 

@@ -30,7 +30,7 @@ from torch.autograd.graph import Node
 
 from camtool.arguments import HasModel, as_module
 from camtool.cleanup import Cleanup
-from camtool.errors import CamtoolError, ForwardError, LayerError
+from camtool.errors import CamtoolError, ForwardError, LayerError, add_article, format_count
 from camtool.guards import left_as_found, outside_inference_mode, version
 from camtool.modules import module_named, preparation_of, watchable
 from camtool.structures import (
@@ -120,8 +120,8 @@ def _observe(
         nonlocal cut
         kept = main_tensor(output)
         if kept is None:
-            kind = type(output).__name__
-            raise LayerError(f"layer {layer!r} returned no floating tensor but a {kind}; choose another layer.")
+            kind = add_article(type(output).__name__)
+            raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
         if grad:
             cut = cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward's own grad mode ends, below
@@ -193,7 +193,7 @@ def _resume(model: nn.Module, layer: str, activations: Tensor, inputs: Inputs, n
         add_forward_hook(cleanup, module_named(model, layer), replace, first=True)
         output = call(model, inputs)
     if ran <= nth:
-        raise LayerError(f"layer {layer!r} ran {ran} times, so there is no call {nth} to replace.")
+        raise LayerError(f"layer {layer!r} ran {format_count(ran, 'time')}, so there is no call {nth} to replace.")
     return output
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import TargetError
+from camtool.errors import TargetError, format_count
 from camtool.structures import by_name, located_tensors, map_tensors, tensors_in
 
 __all__ = [
@@ -359,7 +359,9 @@ def check_class(index: int, classes: int) -> None:
         TargetError: It has not.
     """
     if not 0 <= index < classes:
-        raise TargetError(f"target_class {index} does not exist: the model has {classes} classes, 0 to {classes - 1}.")
+        raise TargetError(
+            f"target_class {index} does not exist: the model has {format_count(classes, 'class')}, 0 to {classes - 1}."
+        )
 
 
 def class_count(model: nn.Module) -> int | None:
@@ -484,7 +486,8 @@ def of_images(output: Any, images: int) -> Any:
     if not is_whole:
         came = f"detections in {count(output)}" if values is None else f"scores {tuple(values.shape)}"
         raise TargetError(
-            f"the model returned {came} for {images} images; wrap it so that it returns scores (N, K), a row an image."
+            f"the model returned {came} for {format_count(images, 'image')}; wrap it so that it returns scores (N, K), "
+            "a row an image."
         )
     return output
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.errors import ColormapError, OverlayError, near
+from camtool.errors import ColormapError, OverlayError, add_article, near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -466,4 +466,4 @@ def _as_numbers(values: object, shape: tuple[int, ...], name: str, wanted: str) 
 
 def _told(value: object) -> str:
     """What came, in a few words: an array by dtype and shape, anything else by its type."""
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else add_article(type(value).__name__)

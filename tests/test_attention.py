@@ -807,7 +807,7 @@ SEVERAL_SETS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("kind", SEVERAL_SETS)
 @pytest.mark.parametrize("name", OF_ATTENTION)
 def test_attention_over_several_sets_of_tokens_is_refused(name: str, kind: str) -> None:
-    with pytest.raises(MethodError, match=r"not over one common set of tokens.*its matrices are \(.*for 1 pictures"):
+    with pytest.raises(MethodError, match=r"not over one common set of tokens.*its matrices are \(.*for 1 picture\."):
         camtool.explain(SEVERAL_SETS[kind]().eval(), torch.randn(1, 3, 64, 64), 0, method=name)
 
 

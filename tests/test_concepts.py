@@ -277,7 +277,7 @@ def test_negative_activations_are_left_out_and_told_of() -> None:
         ({"n": 4}, MethodError, "n=4 concepts; with 144 positions of 3 channels: 1 to 3"),
         ({"layer": "trunc"}, LayerError, "no layer 'trunc'"),
         ({"layer": nn.ReLU()}, LayerError, "this ReLU is not a module of the model"),
-        ({"labels": ["a"]}, TargetError, "labels has 1 names, but the model has 4 classes"),
+        ({"labels": ["a"]}, TargetError, "labels has 1 name, but the model has 4 classes"),
         ({"batch_size": 0}, CamtoolError, "batch_size asks for nothing"),
         ({"model": Seer(Apply(lambda a: -a - 1))}, LayerError, "'trunk' is nowhere positive"),
         ({"model": Seer(Apply(lambda a: a / 0))}, LayerError, "'trunk' returned values that are not finite"),

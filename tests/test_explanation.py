@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -278,6 +279,7 @@ def test_what_cannot_be_is_said(model, photo, arguments, error, message) -> None
         ("resnet18", r"model is a str, .* camtool.load\('resnet18'\)"),
         (lambda x: x, "model is a function, no torch.nn.Module"),
         (None, "model is a NoneType, no torch.nn.Module"),
+        (OrderedDict(), "model is an OrderedDict, no torch.nn.Module"),
     ],
 )
 def test_what_is_no_model(photo, wrong, message) -> None:
@@ -321,6 +323,13 @@ def test_an_explanation_is_frozen_and_says_what_it_is(model, photo) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.label = "cat"
     assert repr(result).startswith("<Explanation of 'dog', probability ")
+    noted = [dataclasses.replace(result, warnings=("doubt",) * number, probability=None) for number in (1, 2)]
+    assert [repr(each).rpartition(", ")[2] for each in noted] == ["1 warning>", "2 warnings>"]
+
+
+def test_a_probability_that_is_not_a_number_is_said_to_be_none(model, photo) -> None:
+    result = dataclasses.replace(explain(model, photo, "dog"), probability=float("nan"))
+    assert repr(result).startswith("<Explanation of 'dog', probability not a number: gradcam at ")
 
 
 # ------------------------------------------------------------------------------------------------------- for real

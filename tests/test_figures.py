@@ -280,6 +280,10 @@ def test_numbers_are_short(number, shown):
 # -------------------------------------------------------------------------------------------- explanations in rows
 
 
+def test_a_probability_that_is_not_a_number_is_left_out_of_a_gallery():
+    assert titles(figures.gallery([[found("cat", probability=float("nan"))]])) == ["cat"]
+
+
 def test_a_gallery_shows_each_overlay_below_its_class_and_one_bar():
     shown = [found("cat"), found("dog", probability=0.001), found("value", probability=None)]
     figure = figures.gallery([shown[:2], [shown[2]]])

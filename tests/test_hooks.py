@@ -391,7 +391,7 @@ def test_the_call_to_replace_can_be_chosen(nth, x) -> None:
 @pytest.mark.parametrize("variants", [1, 3])
 def test_resume_refuses_what_it_cannot_replace(variants, x) -> None:
     other = torch.randn(variants, 4, 6, 6, dtype=torch.float64)
-    with pytest.raises(LayerError, match="'conv1' ran 1 times, so there is no call 1"):
+    with pytest.raises(LayerError, match="'conv1' ran 1 time, so there is no call 1"):
         resume(net(), "conv1", other, x[:1], nth=1)
     with pytest.raises(LayerError, match=r"no layer 'conv9'\. Did you mean 'conv"):
         resume(net(), "conv9", other, x[:1])

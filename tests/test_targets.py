@@ -533,7 +533,7 @@ def test_a_class_that_a_detector_cannot_know_does_not_exist() -> None:
     found = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     with pytest.raises(TargetError, match="-1 does not exist: classes count from 0"):
         choose(-1, found, None)
-    with pytest.raises(TargetError, match="2 does not exist: there are 2 labels"):
+    with pytest.raises(TargetError, match="2 does not exist: labels has 2 names"):
         choose(2, found, ["cat", "dog"])
     with pytest.raises(NothingFoundError):
         choose(1, found, ["cat", "dog"])

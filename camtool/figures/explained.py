@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -362,7 +363,9 @@ def _table(rows: Sequence[Any], headings: Sequence[Words], inches: float, style:
 def _asked(explanation: Explanation) -> Words:
     """What was explained, and how probable it is."""
     chance = explanation.probability
-    return Words(explanation.label, "" if chance is None else f"{chance:.0%}" if chance >= 0.005 else "<1%")
+    if chance is None or math.isnan(chance):
+        return Words(explanation.label, "")
+    return Words(explanation.label, f"{chance:.0%}" if chance >= 0.005 else "<1%")
 
 
 def what_sets_apart(explanations: Sequence[Explanation]) -> list[Words]:

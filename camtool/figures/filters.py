@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from camtool.arguments import as_module
-from camtool.errors import LayerError
+from camtool.errors import LayerError, add_article
 from camtool.figures.activity import CONVOLUTIONS, meant
 from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_high, page, room_for_scale
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
@@ -134,7 +134,7 @@ def _checked(model: nn.Module, name: str) -> Any:
     if not _has_filters(module):
         others = [other for other, each in modules_by_name(model).items() if _has_filters(each)]
         some = f"; {', '.join(others[:3])} have" if others else ""
-        raise LayerError(f"layer {name!r} is a {type(module).__name__}, which has no filters{some}.")
+        raise LayerError(f"layer {name!r} is {add_article(type(module).__name__)}, which has no filters{some}.")
     return module
 
 

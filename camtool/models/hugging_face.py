@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from torch import Tensor, nn
 
-from camtool.errors import ModelError
+from camtool.errors import ModelError, add_article
 from camtool.lazy import cached_property
 from camtool.models.base import Loaded, Transform
 from camtool.models.towers import TextTower, Tokenizer, has_two_towers
@@ -220,14 +220,15 @@ def _kind(source: str) -> tuple[Any, Any]:
     names = config.architectures or []
     kind = next((getattr(_transformers(), name) for name in names if hasattr(_transformers(), name)), None)
     if kind is None:
-        version, said = _transformers().__version__, f"it is a {' or '.join(names)}" if names else "it does not say"
+        version = _transformers().__version__
+        said = f"it is {add_article(' or '.join(names))}" if names else "it does not say"
         raise ModelError(
             f"model 'hf:{source}' is of no class of transformers {version} ({said}); load it yourself, and pass the "
             "model."
         )
     if getattr(kind, "main_input_name", None) != "pixel_values" and not has_two_towers(kind):
         raise ModelError(
-            f"model 'hf:{source}' is a {kind.__name__}, which is called with {kind.main_input_name!r}, "
+            f"model 'hf:{source}' is {add_article(kind.__name__)}, which is called with {kind.main_input_name!r}, "
             "not with pictures."
         )
     return kind, config

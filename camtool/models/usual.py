@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from camtool.errors import TargetError
+from camtool.errors import TargetError, format_count
 from camtool.models.base import Transform
 from camtool.models.hugging_face import hugging_face_labels, hugging_face_transform, is_of_hugging_face
 from camtool.models.open_clip_zoo import open_clip_transform
@@ -36,7 +36,9 @@ def labels_for(model: nn.Module, known: Sequence[str] | None, classes: int | Non
     if classes == 1 and len(known) in (1, 2):
         return known if len(known) == 2 else (f"not {known[0]}", known[0])
     if classes is not None and len(known) != classes:
-        raise TargetError(f"labels has {len(known)} names, but the model has {classes} classes.")
+        raise TargetError(
+            f"labels has {format_count(len(known), 'name')}, but the model has {format_count(classes, 'class')}."
+        )
     return known
 
 

@@ -21,7 +21,7 @@ from torch.utils.weak import TensorWeakRef
 
 from camtool.arguments import HasModel, as_module
 from camtool.cleanup import Cleanup
-from camtool.errors import CamtoolError, LayerError, near
+from camtool.errors import CamtoolError, LayerError, format_count, near
 from camtool.hooks import add_forward_hook, add_forward_pre_hook, call, gradient_hook, remove_gradient_hook
 from camtool.modules import module_named, name_of
 from camtool.recorder.backward import SentBack
@@ -257,7 +257,7 @@ class Recorder:
             rows.append((name or "(model)", type(self._at(name)).__name__, str(record.calls), shape))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n  ".join([f"Recorder of {type(self._model).__name__}, {len(self)} layers", *lines])
+        return "\n  ".join([f"Recorder of {type(self._model).__name__}, {format_count(len(self), 'layer')}", *lines])
 
     # ----------------------------------------------------------------------------------------------- hooks come and go
 

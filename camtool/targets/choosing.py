@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from camtool.errors import TargetError, near
+from camtool.errors import TargetError, format_count, near
 from camtool.geometry import Geometry
 from camtool.outputs import Answer, Detections, Link, check_class, class_scores
 from camtool.targets.about import class_of, label_of
@@ -185,7 +185,7 @@ def _surest_of_class(
 ) -> Detected:
     """The detection of a class that the model is surest of in one image."""
     if index < 0 or (labels is not None and index >= len(labels)):
-        known = "classes count from 0" if labels is None else f"there are {len(labels)} labels"
+        known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
         raise TargetError(f"target_class {index} does not exist: {known}.")
     of_class = found.of_class(index)
     if not len(of_class):
