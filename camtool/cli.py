@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from enum import Enum
@@ -418,22 +419,25 @@ class _Report:
 
 
 @app.command("methods")
-def list_methods() -> None:
-    """List the methods, the cheap ones first: what each does, what it needs, what it costs, and its paper."""
-    from camtool.methods import COSTS, METHODS, WRAPPERS
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="A method or a wrapper: its options, paper and formula.")] = None,
+) -> None:
+    """List the methods by family, or tell all about one of them."""
+    from camtool.methods import listing
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", style="bold cyan", no_wrap=True)
-    for heading in ("what it does", "needs", "cost", "paper"):
-        table.add_column(heading, overflow="fold")
-    for cost in COSTS:
-        for name, method in sorted(METHODS.items()):
-            if method.cost == cost:
-                table.add_row(name, method.summary, method.needs, cost, method.paper)
-        table.add_section()
-    _out.print(table)
-    wrappers = ", ".join(f"[bold cyan]{name}:[/]" for name in WRAPPERS)
-    _out.print(f"\nBefore a name, {wrappers} make another map of its maps: tta:gradcam, say.", soft_wrap=True)
+    width = _screen_width()
+    _print_lines(listing.list_methods(width) if name is None else listing.describe(name, width))
+
+
+def _screen_width() -> int | None:
+    """Return how many characters a line of the terminal holds; ``None`` where standard output is no terminal."""
+    return _out.width if _out.is_terminal else None
+
+
+def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Print lines as they are, each in its style: never wrapped, and without markup."""
+    for line, style in lines:
+        _out.print(line, style=style or None, markup=False, emoji=False, soft_wrap=True)
 
 
 @app.command("demo")

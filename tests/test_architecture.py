@@ -33,6 +33,7 @@ ROOMS = {
     "errors": set(),
     "rng": {"cleanup"},
     "structures": set(),
+    "tables": set(),
     "modules": {"errors"},
     "guards": {"cleanup", "errors", "modules", "rng", "structures"},
     "hooks": {"arguments", "cleanup", "errors", "guards", "modules", "structures"},
@@ -105,6 +106,7 @@ ROOMS = {
     "methods.registry": {"arguments", "errors", "evidence", "lazy", "sealed"},
     "methods.options": {"errors", "evidence", "targets"},
     "methods.ablation": {"evidence", "maps", "methods.options", "methods.registry"},
+    "methods.listing": {"methods.registry", "tables"},
     "methods.optimised": {
         "evidence",
         "guards",
@@ -330,6 +332,7 @@ ROOMS = {
             "inputs",
             "maps",
             "methods",
+            "methods.listing",
             "models",
             "overlay",
         ),

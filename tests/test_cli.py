@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -22,11 +21,13 @@ import pytest
 import torch
 from photos import save, unseen
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
 import camtool
 from camtool import cli
+from camtool.methods import WRAPPERS
 
 LABELS = ["ant", "bee", "cat", "dog"]
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals are POSIX's")
@@ -100,6 +101,21 @@ def camtool_(monkeypatch, capsys, tmp_path) -> Command:
         return Said(code if isinstance(code, int) else -1, said.out, said.err)
 
     return command
+
+
+@pytest.fixture
+def on_screen(camtool_, monkeypatch) -> Callable[[int], Command]:
+    """The command on a terminal of so many columns, whose output is read without its colors."""
+
+    def at(width: int) -> Command:
+        def command(*args: object) -> Said:
+            monkeypatch.setattr(cli, "_out", Console(highlight=False, force_terminal=True, width=width))
+            said = camtool_(*args)
+            return Said(said.code, re.sub(r"\x1b\[[\d;]*m", "", said.out), said.err)
+
+        return command
+
+    return at
 
 
 @pytest.fixture
@@ -375,12 +391,28 @@ def test_a_name_that_is_no_text_is_told(explained, photos):
 def test_the_methods_are_listed(camtool_):
     said = camtool_("methods")
     assert (said.code, said.err) == (0, "")
-    listed, _, advice = said.out.partition("\nBefore a name, ")
-    named = [line.split()[0] for line in listed.splitlines()[1:] if line.strip() and line[0] != " "]
-    assert "tta:gradcam" in advice
-    assert sorted(named) == sorted(camtool.METHODS)
-    costs = [camtool.METHODS[name].cost for name in named]
-    assert [cost for cost, _ in groupby(costs)] == ["a pass", "some passes", "many tails", "many passes"]
+    heading, *listed = said.out.splitlines()
+    assert heading.split("  ")[0] == "method"
+    wrappers = [f"{name}:" for name in WRAPPERS]
+    assert sorted(line.split()[0] for line in listed) == sorted([*camtool.METHODS, *wrappers])
+    assert all(camtool.METHODS[name].cost in line for line in listed if (name := line.split()[0]) not in wrappers)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_methods_fit_the_terminal_a_line_each_from_80_columns_on(on_screen, width):
+    lines = on_screen(width)("methods").out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert {*camtool.METHODS} <= {line.split(" ")[0] for line in lines}
+    assert width < 80 or len(lines) < 75
+
+
+def test_a_method_is_told_with_its_options_and_its_paper(on_screen):
+    said = on_screen(80)("methods", "scorecam")
+    assert max(map(len, said.out.splitlines())) <= 80
+    for told in ("arXiv 1910.01279", "activations, forwards", "many passes", "max_channels=None", "w = softmax_k(f("):
+        assert told in said.out
+    assert "tta:" in on_screen(80)("methods", "tta:rise").out
+    assert_refused(on_screen(80)("methods", "scorecan"), "'scorecan' is unknown", "Did you mean 'scorecam'")
 
 
 def test_options_of_a_method_reach_it(explained, photos):

@@ -78,7 +78,7 @@ def test_a_wrapped_method_has_the_names_the_papers_and_the_options_of_both() -> 
     assert found.options == inner.options | {"noise_samples": 10, "noise_level": 0.15, "noise_seed": 0}
     assert found.paper == f"arXiv 1706.03825, {inner.paper}"
     assert (found.needs, found.at_input, found.weights) == (inner.needs, False, None)
-    assert found.summary == "The mean over the picture with noise added, again and again."
+    assert found.summary == "Average over noisy copies of the image."
 
 
 @pytest.mark.parametrize("by", WRAPPERS)

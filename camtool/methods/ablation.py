@@ -24,7 +24,7 @@ __all__ = ["ablationcam", "reciprocam"]
 
 @weighting("ablationcam", paper="10.1109/WACV45572.2020.9093360", needs="forwards", cost="many tails")
 def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
-    """Each channel counts as much as the score drops without it.
+    """Weigh channels by the score lost without them.
 
     ``w_k = (y - y_k) / |y|``, the part of the score ``y`` that is lost when channel ``k`` is set to zero (Desai and
     Ramaswamy 2020). The paper, for which the score of the class is positive, divides by ``y``; a negative
@@ -83,7 +83,7 @@ def _drops(evidence: Evidence, rows: Sequence[int], chunk: int | None) -> Tensor
 
 @method("reciprocam", paper="arXiv 2209.14074", needs="forwards", cost="many tails")
 def reciprocam(evidence: Evidence, *, gaussian: bool = False, chunk: int | None = None) -> Tensor:
-    """Each position is as bright as the score that it reaches all alone.
+    """Score each position with all others silenced.
 
     ``M(p)`` is the score of ``A ⊙ 1_p``, the activations with all positions but ``p`` set to zero, in every channel
     (Byun and Lee 2022). The score is the target's own, a logit for a class; the authors' program takes the softmax

@@ -37,7 +37,9 @@ __all__ = [
     weights=lambda evidence: torch.ones_like(evidence.activations),
 )
 def eigencam(evidence: Evidence) -> Tensor:
-    """The strongest pattern in the activations, whatever the class.
+    """Take the main pattern of the activations.
+
+    The pattern is the same whatever the class.
 
     ``M = A v``, with ``A`` as a matrix of positions by channels and ``v`` its first right singular vector (Muhammad and
     Yeasin 2020, section III). As in the paper the activations are not centred first, so that of rectified ones the map
@@ -51,7 +53,7 @@ def eigencam(evidence: Evidence) -> Tensor:
 
 @method("eigengradcam", paper="arXiv 2008.00299", needs="gradients", weights=lambda evidence: evidence.gradients)
 def eigengradcam(evidence: Evidence) -> Tensor:
-    """The strongest pattern in gradient times activation: Eigen-CAM that knows the class.
+    """Take gradient x activation's main pattern.
 
     ``M = relu(X v)`` with ``X = g A`` as a matrix of positions by channels and ``v`` its first right singular vector.
     The cited paper has it for ``X = A``; this variant is common practice and has no paper of its own. A pattern has no
@@ -68,7 +70,7 @@ def eigengradcam(evidence: Evidence) -> Tensor:
     "segeigencam", paper="10.3390/app15137562", needs="gradients", weights=lambda evidence: evidence.gradients.abs()
 )
 def segeigencam(evidence: Evidence) -> Tensor:
-    """The strongest pattern in the activations that matter, be it for or against the class.
+    """Take the main pattern, weighed by |gradient|.
 
     ``M = relu(± X v)`` with ``X = |g| A`` (Chung and Ying 2025, eq. 10) as a matrix of positions by channels, ``v`` its
     first right singular vector, and the sign by which the value that is largest in magnitude is positive (eq. 13). As
@@ -87,7 +89,7 @@ def segeigencam(evidence: Evidence) -> Tensor:
 def kpcacam(
     evidence: Evidence, *, kernel: str = "sigmoid", gamma: float | None = None, positions: int = 4096
 ) -> Tensor:
-    """The strongest pattern in how alike the positions are, which need not be a straight line.
+    """Take the activations' main nonlinear pattern.
 
     Kernel PCA of the positions' features ``x_i``, centred (Karmani et al. 2024): ``M_i = √λ u_i``, with ``λ`` and ``u``
     the largest eigenvalue and its eigenvector of the centred kernel matrix ``K - 1K - K1 + 1K1``, where ``1`` is the
@@ -124,7 +126,7 @@ def kpcacam(
 
 @method("fem", paper="10.1109/IPTA50016.2020.9286629", needs="activations")
 def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
-    """Each channel marks the places where it fires unusually strongly.
+    """Mark where channels fire unusually strongly.
 
     ``M = Σ_k μ_k [A_k ≥ μ_k + T σ_k]`` with ``μ_k`` and ``σ_k`` the mean and the standard deviation of channel k over
     the positions (Fuad et al. 2020).
@@ -148,7 +150,9 @@ def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
 
 @weighting("random", paper="arXiv 1810.03292", needs="activations")
 def random(evidence: Evidence, *, seed: int = 0) -> Tensor:
-    """Channels weighed by dice: the map that every other method has to beat.
+    """Weigh channels at random, as a baseline.
+
+    Every other method has to beat this map.
 
     ``w_k`` is uniform between -1 and 1, the same for every image. It is a baseline, and no paper's method: the cited
     one (Adebayo et al. 2018) asks of an explanation that it differ from one which knows nothing of the model's choice.

@@ -33,7 +33,7 @@ __all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
 
 @method("rollout", paper="arXiv 2005.00928", needs="attention", at_input=True)
 def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -> Tensor:
-    """What flows from each token to the one that is read, where every layer passes on what it attends to.
+    """Multiply the attention of all layers.
 
     ``Â_L ⋯ Â_2 Â_1`` with ``Â = (⟨A⟩_h + I) / 2``, where ``I`` is what the skip connection carries past the attention
     (Abnar and Zuidema 2020, section 3). It knows no class: all classes of a picture have the same map. With other
@@ -60,7 +60,7 @@ def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -
 
 @method("chefer", paper="arXiv 2103.15679", needs="attention, gradients", at_input=True)
 def chefer(evidence: Evidence) -> Tensor:
-    """Attention that speaks for the class, followed through all layers.
+    """Follow the class's attention over all layers.
 
     ``R ← R + Ā R`` layer by layer, from ``R = I``, with ``Ā = ⟨relu(∇A ⊙ A)⟩_h`` and ``∇A`` the gradient of the score
     (Chefer et al. 2021, eq. 5 and 6). A pooling at the end has no ``R`` of its own to add to: there it is ``Ā R``.
@@ -84,7 +84,7 @@ def chefer(evidence: Evidence) -> Tensor:
 
 @method("agcam", paper="arXiv 2402.04563", needs="attention, gradients", at_input=True)
 def agcam(evidence: Evidence) -> Tensor:
-    """Positive gradients at the attention, guided by how well query and key go together.
+    """Weigh query-key match by positive gradients.
 
     ``Σ_l Σ_h sigmoid(Z) ⊙ relu(∇A)`` in the row that is read, with ``Z`` the logits of which ``A`` is the softmax (Leem
     and Seo 2024, eq. 2 and 7). The sigmoid replaces the softmax because that leaves peaks at a few tokens.
@@ -110,7 +110,7 @@ def agcam(evidence: Evidence) -> Tensor:
 
 @method("legrad", paper="arXiv 2404.03214", needs="attention, gradients", cost="some passes", at_input=True)
 def legrad(evidence: Evidence) -> Tensor:
-    """How much more attention, at each layer, would raise the score that the layer's own tokens would get.
+    """Average attention gradients over all layers.
 
     The mean over the layers, heads and queries of ``relu(∂s_l / ∂A_l)``, where ``s_l`` is the score if the model's last
     norm, pooling and head were to read the tokens that block l returns (Bousselham et al. 2024, section 3). The
@@ -139,7 +139,7 @@ def legrad(evidence: Evidence) -> Tensor:
 
 @method("gradeclip", paper="arXiv 2502.18816", needs="attention, gradients", at_input=True)
 def gradeclip(evidence: Evidence) -> Tensor:
-    """What each token's value would add to the score, were it taken as far as its key is like the query.
+    """Weigh values by gradient and query-key match.
 
     ``relu(Σ_c w_c λ_j v_jc)`` at token j of the last layer, with ``w`` the gradient of the score towards what the
     attention returns for the query that is read, ``v_j`` the values, and ``λ_j`` the cosine between that query and the
@@ -174,7 +174,7 @@ def gradeclip(evidence: Evidence) -> Tensor:
 
 @method("vitreciprocam", paper="arXiv 2310.02588", needs="attention, forwards", cost="many tails", at_input=True)
 def vitreciprocam(evidence: Evidence, *, gaussian: bool = True, chunk: int | None = None) -> Tensor:
-    """Each token is as bright as the score that it and its neighbours reach all alone.
+    """Score each token with only neighbors shown.
 
     ``M(p)`` is the score with all tokens that enter the attention of the last block set to zero but those around ``p``,
     which are weighed by a Gaussian of 3 x 3; the class token and its like stay (Byun and Lee 2023). Attention only

@@ -28,7 +28,7 @@ __all__ = ["decompose", "fullgrad"]
 
 @method("fullgrad", paper="arXiv 1905.00780", needs="gradients, biases", at_input=True)
 def fullgrad(evidence: Evidence) -> Tensor:
-    """What the pixels contribute, and what the biases of all layers contribute at each place, added up.
+    """Add up gradients of the pixels and the biases.
 
     ``ψ(x ⊙ ∂f/∂x) + Σ_l Σ_c ψ(b_l ⊙ ∂f/∂z_l)_c`` over the layers ``l`` and their channels ``c``, with the terms of
     :func:`decompose`, of which the first is summed over the colours (Srinivas and Fleuret 2019). ``ψ`` takes absolute

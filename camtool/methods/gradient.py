@@ -37,7 +37,7 @@ _INCOMPLETE_IN_HALF = 3e-2
 
 @weighting("gradcam", paper="arXiv 1610.02391", needs="gradients")
 def gradcam(evidence: Evidence) -> Tensor:
-    """Each channel counts as much as its mean gradient.
+    """Weigh channels by their mean gradient.
 
     ``w_k`` is the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1 and 2).
 
@@ -49,7 +49,9 @@ def gradcam(evidence: Evidence) -> Tensor:
 
 @weighting("gradcam++", paper="arXiv 1710.11063", needs="gradients")
 def gradcam_plus_plus(evidence: Evidence) -> Tensor:
-    """Positive gradients weigh a channel, less so where it fires in many places.
+    """Weigh channels by their positive gradients.
+
+    A channel that fires in many places counts less.
 
     ``w_k = Σ α relu(g)`` with ``α = g² / (2 g² + g³ Σ A)``, summed over the positions
     (Chattopadhay et al. 2018, eq. 19, which takes the score through an exponential). ``g²`` cancels, so
@@ -69,7 +71,7 @@ def gradcam_plus_plus(evidence: Evidence) -> Tensor:
 
 @weighting("xgradcam", paper="arXiv 2008.02312", needs="gradients")
 def xgradcam(evidence: Evidence) -> Tensor:
-    """Gradients are averaged where the channel fires, not everywhere.
+    """Weigh channels by gradient where they fire.
 
     ``w_k = Σ g A / Σ A`` over the positions (Fu et al. 2020, eq. 8). A channel whose activations sum to nothing gets no
     weight.
@@ -85,7 +87,9 @@ def xgradcam(evidence: Evidence) -> Tensor:
 
 @weighting("hirescam", paper="arXiv 2011.08891", needs="gradients")
 def hirescam(evidence: Evidence) -> Tensor:
-    """Gradient times activation, position by position: what the score used.
+    """Multiply gradient and activation everywhere.
+
+    The map shows what the score used.
 
     ``w_k = g_k`` (Draelos and Carin 2020, eq. 4, whose map is signed; the ReLU keeps, as in Grad-CAM, what speaks for
     the target).
@@ -98,7 +102,9 @@ def hirescam(evidence: Evidence) -> Tensor:
 
 @weighting("layercam", paper="10.1109/TIP.2021.3089943", needs="gradients")
 def layercam(evidence: Evidence) -> Tensor:
-    """Positive gradients weigh each position by itself, for fine maps from shallow layers.
+    """Weigh each position by its positive gradient.
+
+    Maps of shallow layers are fine.
 
     ``w_k = relu(g_k)`` (Jiang et al. 2021, eq. 4 and 5).
 
@@ -110,7 +116,7 @@ def layercam(evidence: Evidence) -> Tensor:
 
 @method("gradcam-elementwise", paper="arXiv 1610.02391", needs="gradients")
 def gradcam_elementwise(evidence: Evidence) -> Tensor:
-    """Gradient times activation, of which each channel keeps what speaks for the target before they are summed.
+    """Sum gradient x activation where positive.
 
     ``Σ_k relu(g_k A_k)``. No paper has it: it is a variant of Grad-CAM (Selvaraju et al. 2017) that the library
     pytorch-grad-cam made known. Next to HiResCAM, ``relu(Σ_k g_k A_k)``, no channel can speak against another.
@@ -123,7 +129,7 @@ def gradcam_elementwise(evidence: Evidence) -> Tensor:
 
 @weighting("zoomcam", paper="arXiv 2010.08644", needs="gradients")
 def zoomcam(evidence: Evidence) -> Tensor:
-    """Gradient times activation at layers of several depths, which are then put together for fine detail.
+    """Combine gradient x activation of many depths.
 
     ``w_k = g_k`` (Shi et al. 2020). At one layer this is HiResCAM; what the paper adds is to look at several layers and
     to take, at each position, the largest value that one of the normalised maps has there. That is
@@ -137,7 +143,7 @@ def zoomcam(evidence: Evidence) -> Tensor:
 
 @weighting("odam", paper="arXiv 2304.06354", needs="gradients")
 def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
-    """Gradients, each smoothed over its neighbours, weigh each position by itself: a map of one detected thing.
+    """Weigh positions by gradients, for detections.
 
     ``w_k`` is ``g_k`` behind a Gaussian (Zhao and Chan 2023), so the map is HiResCAM's with smoothed gradients. A
     detector reads a thing off few positions, whose gradients are ragged: their mean, as in Grad-CAM, would light up
@@ -163,7 +169,7 @@ def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
 
 @weighting("shapleycam", paper="arXiv 2501.06261", needs="gradients, second derivatives", cost="some passes")
 def shapleycam(evidence: Evidence) -> Tensor:
-    """Channels are paid by their Shapley value, as far as slope and curvature of the score tell it.
+    """Weigh channels by estimated Shapley values.
 
     ``w_k`` is the mean of ``g_k - (H A)_k / 2`` over the positions, where ``H`` is the Hessian of the score towards the
     activations (Cai 2025): what is left of a Taylor series about ``A``, up to the second order, when activations are
@@ -185,7 +191,7 @@ def shapleycam(evidence: Evidence) -> Tensor:
 
 @weighting("liftcam", paper="arXiv 2102.05228", needs="gradients, a tail without bends", cost="some passes")
 def liftcam(evidence: Evidence) -> Tensor:
-    """Channels are paid by what they contribute to the score, and the contributions come to the whole score.
+    """Weigh channels by their DeepLIFT contribution.
 
     ``w_k = Σ g A`` over the positions, DeepLIFT's contribution of channel ``k`` towards activations of zero (Jung and
     Oh 2021), for which ``Σ_k w_k`` is the score less the score of activations of zero. DeepLIFT comes to gradient times

@@ -13,7 +13,7 @@ __all__ = ["cam"]
 
 @method("cam", paper="arXiv 1512.04150", needs="a pooled linear head")
 def cam(evidence: Evidence) -> Tensor:
-    """The head's own weights sum up the maps that it pools.
+    """Weigh channels by the linear head's weights.
 
     ``M = Σ_k w_k A_k`` (Zhou et al. 2016, eq. 2), with ``w`` the class' row of the weights. As in the paper there is
     no ReLU, and the bias, which is the same everywhere, is left out: negative values speak against the class.

@@ -47,7 +47,7 @@ def scorecam(
     max_channels: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Each channel masks the picture, and counts as much as what is left of the score.
+    """Weigh channels by their score as masks.
 
     ``w = softmax_k(f(x · s(up(A_k))) - f(x_b))`` (Wang et al. 2020, Algorithm 1). The baseline ``x_b`` is the same for
     all channels and cancels in the softmax, so it is not run. Constant channels all make the same mask, the empty one,
@@ -94,7 +94,7 @@ def sscam(
     seed: int = 0,
     chunk: int | None = None,
 ) -> Tensor:
-    """Score-CAM with each channel's score averaged over noise, for smoother weights.
+    """Average Score-CAM over noise.
 
     ``w = softmax_k(mean_n f(x · s(up(A_k + ε_n))))`` with ``ε ~ N(0, noise²)``, where noise is put on the activations,
     SS-CAM (1); or ``mean_n f(x · s(up(A_k)) + ε_n)`` where it is put on the masked input, SS-CAM (2) (Wang et al.
@@ -135,7 +135,7 @@ def sscam(
 
 @weighting("iscam", paper="arXiv 2010.03023", needs="activations, forwards", cost="many passes")
 def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) -> Tensor:
-    """Score-CAM with each channel's score averaged while its mask is turned up.
+    """Average Score-CAM while masks are turned up.
 
     ``w = softmax_k(1/n Σ_i f(i/n · x · s(up(A_k))))`` for ``i = 1 ... n`` (Naidu et al. 2020). torchcam
     adds up the masks of all steps so far, so that of 10 steps the last one shows the picture 5.5 times as bright as it
@@ -176,7 +176,7 @@ def groupcam(
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
 ) -> Tensor:
-    """Groups of channels, weighed as in Grad-CAM, lift the blur from the picture, and count by what that reveals.
+    """Score the image unblurred by channel groups.
 
     A group's mask is ``M_l = s(up(φ(relu(Σ_k w_k A_k))))`` over its neighbouring channels, with ``w_k`` the mean
     gradient and ``φ`` the removal of the lower positions. The map is ``relu(Σ_l α_l M_l)`` with
@@ -272,7 +272,7 @@ def rise(
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
 ) -> Tensor:
-    """Random masks hide parts of the picture, and each pixel counts by the score when it is seen.
+    """Average random masks by the score they leave.
 
     ``S = Σ_i f(x · M_i) M_i / Σ_i M_i``, the mean score where a pixel is seen (Petsiuk et al. 2018, section 3). A mask
     is a coarse grid whose cells are seen with probability ``keep``, brought to a size one cell above the picture's and

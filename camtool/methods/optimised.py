@@ -38,7 +38,7 @@ def polycam(
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
 ) -> Tensor:
-    """Each channel counts by what the score gains where it is shown and loses where it is hidden.
+    """Weigh channels by score gained and lost.
 
     With the channel as a mask ``M_k`` on the picture ``x``, ``w+_k = f(x ⊙ M_k) - f(0)`` and
     ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). What is negative counts as 0, as
@@ -99,7 +99,7 @@ def _gains(evidence: Evidence, rows: Sequence[int], variant: Variant, ask: Calla
 
 @method("opticam", paper="arXiv 2301.07002", needs="gradients, forwards", cost="many passes")
 def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tensor:
-    """The sum of the channels that, as a mask on the picture, keeps the score highest.
+    """Optimize a mask to keep the score highest.
 
     ``S_u = Σ_k softmax(u)_k A_k``, where ``u`` is what Adam finds in so many steps from zero on the way to the highest
     score of ``x ⊙ n(up(S_u))``; ``up`` brings the map to the picture's grid and ``n`` scales it into [0, 1]

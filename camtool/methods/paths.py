@@ -28,7 +28,7 @@ __all__ = ["cameras", "integrated_gradcam", "smooth_gradcam_plus_plus"]
 
 @weighting("smoothgradcam++", paper="arXiv 1908.01224", needs="gradients, forwards", cost="some passes")
 def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: float = 0.15, seed: int = 0) -> Tensor:
-    """Grad-CAM++ with gradients that are averaged over noisy copies of the picture.
+    """Average Grad-CAM++ over noisy images.
 
     ``w_k = Σ α relu(D1)`` with ``α = D2 / (2 D2 + D3 Σ A)``, summed over the positions, where ``D1``, ``D2`` and ``D3``
     are the means of ``g``, ``g²`` and ``g³`` over the copies (Omeiza et al. 2019). As in Grad-CAM++ the score goes
@@ -68,7 +68,9 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
 
 @method("integratedgradcam", paper="arXiv 2102.07805", needs="gradients, forwards", cost="some passes")
 def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
-    """Grad-CAM averaged over pictures that go from black to the real one, so that no saturated score hides a feature.
+    """Average Grad-CAM on the way from black.
+
+    A saturated score then hides no feature.
 
     ``∫ relu(Σ_k α_k(t) (A_k(t) - A_k(0))) dt`` for ``t`` from 0 to 1, where ``A(t)`` are the activations for the
     picture ``black + t (picture - black)`` and ``α_k(t)`` is the mean over the positions of the gradient there
@@ -107,7 +109,9 @@ def _gradcam_from(nothing: Tensor, evidence: Evidence) -> Tensor:
 
 @method("cameras", paper="arXiv 2106.10649", needs="gradients, forwards", cost="some passes")
 def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) -> Tensor:
-    """Activations and gradients are seen at several sizes of the picture, for a map as fine as the picture.
+    """Combine Grad-CAM over several image sizes.
+
+    The map is as fine as the image.
 
     ``relu(Σ_k Ā_k ḡ_k)``, where ``Ā`` and ``ḡ`` are the means of the activations and of the gradients over the scales,
     each brought to the size of the picture (Jalwana et al. 2021). Pictures and maps are resized linearly between the

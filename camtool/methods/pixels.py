@@ -49,7 +49,7 @@ __all__ = [
 def smoothgrad(
     evidence: Evidence, *, samples: int = 50, noise: float = 0.15, seed: int = 0, cap: float = 0.99
 ) -> Tensor:
-    """How sensitive the score is to each pixel, averaged over noisy copies of the picture.
+    """Average pixel gradients over noisy copies.
 
     ``|1/n Σ ∂f/∂x (x + ε)|``, summed over the colours, with Gaussian ``ε`` of standard deviation
     ``noise · (max x - min x)`` (Smilkov et al. 2017). The gradients are averaged with their signs and shown without, as
@@ -82,7 +82,7 @@ def smoothgrad(
 
 @method("guided-backprop", paper="arXiv 1412.6806", needs="ReLUs", at_input=True)
 def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
-    """The gradient at the pixels, but at every ReLU only what is positive passes back.
+    """Pass only positive gradients back to pixels.
 
     ``|R|`` summed over the colours, where ``R`` is ``∂f/∂x`` with each ReLU's backward pass replaced by
     ``R_in = 1[z > 0] · 1[R_out > 0] · R_out`` (Springenberg et al. 2015, figure 1). It shows fine detail, but hardly
@@ -107,7 +107,7 @@ def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
 
 @method("guided-gradcam", paper="arXiv 1610.02391", needs="gradients, ReLUs")
 def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
-    """Guided backprop where Grad-CAM is hot: detail as fine as pixels, of the class that was asked for.
+    """Multiply guided backprop by Grad-CAM.
 
     The product of ``guided-backprop`` and of ``gradcam`` brought to the picture's size (Selvaraju et al. 2017,
     section 3.2).
@@ -133,7 +133,7 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
 
 @method("inputxgradient", paper="arXiv 1605.01713", needs="gradients at the input", at_input=True)
 def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = False) -> Tensor:
-    """Each pixel times its gradient: what it contributes, were the model linear.
+    """Multiply each pixel by its gradient.
 
     ``relu(Σ_c x_c · ∂f/∂x_c)`` over the colours ``c`` (Shrikumar et al. 2016). ``x`` is what the model gets, so a pixel
     of the data's mean colour, 0 after the usual preparation, contributes nothing.
@@ -158,7 +158,7 @@ def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = Fa
     "integrated-gradients", paper="arXiv 1703.01365", needs="gradients at the input", cost="many passes", at_input=True
 )
 def integrated_gradients(evidence: Evidence, *, steps: int = 50, cap: float = 0.99, signed: bool = False) -> Tensor:
-    """What each pixel contributes on the way from a black picture to this one.
+    """Integrate pixel gradients from black.
 
     ``relu(Σ_c (x_c - x'_c) · ∫ ∂f/∂x_c (x' + α (x - x')) dα)`` over the colours ``c``, with ``α`` from 0 to 1
     (Sundararajan et al. 2017, section 3). ``x'`` is black, or zeros where the preparation is not known. Signed, a map

@@ -34,6 +34,7 @@ __all__ = [
     "check_options",
     "find",
     "method",
+    "options_of",
     "weighted",
     "weighting",
     "wrapped",
@@ -84,7 +85,7 @@ class Method:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The names and defaults of the options: the function's arguments that have a default."""
-        return {name: parameter.default for name, parameter in _options(self.function).items()}
+        return options_of(self.function)
 
 
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -152,6 +153,11 @@ def weighted(weights: Tensor, activations: Tensor) -> Tensor:
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(function).parameters
     return {name: parameter for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the names and defaults of a function's options: its arguments that have a default."""
+    return {name: parameter.default for name, parameter in _options(function).items()}
 
 
 def _add(new: Method) -> None:

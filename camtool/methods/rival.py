@@ -19,7 +19,9 @@ __all__ = ["rivalcam"]
 
 @method("rivalcam", paper="camtool", needs="gradients of several classes")
 def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, kinship: float = 3.0) -> Tensor:
-    """Show what speaks for the class more than for the model's other top classes, for pictures of several things.
+    """Show what favors the class over its rivals.
+
+    It is made for images of several things.
 
     Grad-CAM tells how much a place speaks for a class, though it may speak for another class even more. Here every
     class j among the asked one, c, and its rivals first says how much each position p adds to its score ``y_j``:

@@ -34,7 +34,7 @@ __all__ = ["eigen", "noise", "sess", "tta"]
 
 @wrapper("tta")
 def tta(evidence: Evidence, method: Method) -> Tensor:
-    """The mean over the picture and its mirror image, each a little darker and a little brighter too.
+    """Average over mirrored and brighter images.
 
     Six passes: the picture as it is and flipped left to right, each at 0.9, 1 and 1.1 times its brightness; the maps of
     flipped pictures are flipped back. Brightness is that of the picture and not of the numbers that the model gets of
@@ -90,7 +90,7 @@ def noise(
     noise_level: float = 0.15,
     noise_seed: int = 0,
 ) -> Tensor:
-    """The mean over the picture with noise added, again and again.
+    """Average over noisy copies of the image.
 
     ``M = 1/n Σ M(x + ε)`` with ``ε`` normal and its deviation a part of the range ``max x - min x`` of the picture:
     what SmoothGrad does for gradients (Smilkov et al. 2017), done for maps. There, 10 to 20 % of noise are found to do
@@ -133,7 +133,9 @@ def sess(
     sess_step: float = 1.0,
     sess_threshold: float = 0.0,
 ) -> Tensor:
-    """The picture is also looked at in parts, each enlarged, for small objects and for several of a kind.
+    """Combine enlarged parts of the image.
+
+    It is made for small objects, and for several of a kind.
 
     The picture is enlarged to each of the scales, and a window of the picture's own size slides over it. A window's
     map, scaled to [0, 1], counts as much as the model believes in the class there: ``w_i = p_i / max_i p_i``, with the
@@ -234,7 +236,7 @@ def _chance(seen: Evidence, row: int) -> Tensor:
 
 @wrapper("eigen", of_weights=True)
 def eigen(evidence: Evidence, method: Method) -> Tensor:
-    """The strongest pattern in the weighted activations, instead of their sum: a smoother map.
+    """Take the weighted activations' main pattern.
 
     ``M = relu(X v)``, with ``X = w A`` as a matrix of positions by channels, ``w`` the method's weights, and ``v`` the
     first right singular vector of ``X``, with the sign that :func:`~camtool.methods.activation.first_component` gives
