@@ -40,8 +40,8 @@ def as_module(model: nn.Module | HasModel) -> nn.Module:
     inside = getattr(model, "model", None)
     came = model if inside is None else inside
     raise ModelError(
-        f"model is {add_article(type(came).__name__)}, no torch.nn.Module; give one, or {_what_to_give(came)}. The model comes "
-        "first: explain(model, img), Recorder(model, layers)."
+        f"model is {add_article(type(came).__name__)}, no torch.nn.Module; give one, or {_what_to_give(came)}. The "
+        "model comes first: explain(model, img), Recorder(model, layers)."
     )
 
 

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from camtool import structures
 from camtool.arguments import names_ours
-from camtool.errors import ImageError, LayerError
+from camtool.errors import ImageError, LayerError, format_count
 from camtool.inputs import Inputs, Key, Kind
-from camtool.layers import Candidate, survey
+from camtool.layers import GOOD, Candidate, survey
 from camtool.models import Loaded, Transform, as_loaded
 from camtool.pictures import Batch, Preparer
+from camtool.tables import Styled, align, fit, paragraph
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HEADINGS", "Candidates", "candidate_layers", "cells"]
+__all__ = ["HEADINGS", "Candidates", "candidate_layers", "cells", "list_candidates"]
 
 HEADINGS = ("layer", "output", "read as", "stride", "gradient", "verdict")
 """What :func:`cells` tells of a candidate."""
 
+_WIDTH = 80
+"""The most characters on a line of the printed table."""
+
+_CELL = "text-align: left; white-space: nowrap"
+"""The style of a cell in a notebook, which aligns text to the right by default."""
+
 
 class Candidates(tuple[Candidate, ...]):
-    """Candidates from shallow to deep; shown, they are a table with a line for each."""
+    """Candidates from shallow to deep; printed, they are a table with a line for each, at most 80 columns wide."""
 
     __slots__ = ()
 
@@ -36,15 +45,13 @@ class Candidates(tuple[Candidate, ...]):
         return next((candidate for candidate in self if candidate.chosen), None)
 
     def __str__(self) -> str:
-        rows = [HEADINGS, *map(cells, self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(line for line, _ in list_candidates(self, _WIDTH))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head = _html_row(HEADINGS, "th")
-        body = "".join(_html_row(cells(each), "td", bold=each.chosen) for each in self)
+        body = "".join(_html_row(cells(each), "td", _html_style(each)) for each in self)
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -82,12 +89,74 @@ def candidate_layers(
     return Candidates(survey(loaded.model, inputs, nth=-1 if nth is None else nth))
 
 
+def list_candidates(candidates: Sequence[Candidate], width: int | None = None) -> list[Styled]:
+    """Return candidates as lines of text: those with the same grid together, and below them what the marks mean.
+
+    Args:
+        candidates: The candidates, from shallow to deep.
+        width: The most characters on a line. ``None`` gives one line for each candidate with all there is to tell,
+            below the headings, so that the lines can be searched.
+    """
+    if width is None:
+        return [(line, "") for line in align([HEADINGS, *map(cells, candidates)])]
+    if not candidates:
+        return [("No layer can carry a map.", "")]
+    marks = _marks(candidates)
+    outputs = [_times(each.shape[1:]) for each in candidates]
+    column = min(width - max(map(len, outputs)) - 4, max(len(each.name) for each in candidates))
+    lines: list[Styled] = []
+    for grid, members in groupby(zip(candidates, outputs, strict=True), lambda pair: _grid(pair[0])):
+        lines += [("", "")] * bool(lines) + [(line, "bold cyan") for line in paragraph(grid, width)]
+        lines += [line for each, output in members for line in _lines_of(each, marks[_verdict(each)], output, column)]
+    meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
+    return [*lines, ("", ""), *((line, "") for row in fit(meanings, width, keep=2, wrapped=1) for line in row)]
+
+
 def cells(candidate: Candidate) -> tuple[str, ...]:
     """What there is to say about a candidate, in the order of :data:`HEADINGS`."""
     reached = {True: "yes", False: "no", None: "-"}[candidate.reached]
-    verdict = f"chosen: {candidate.verdict}" if candidate.chosen else candidate.verdict
-    output = " x ".join(map(str, candidate.shape[1:]))
-    return candidate.name, output, str(candidate.layout), _stride(candidate.stride), reached, verdict
+    output, layout, stride = _times(candidate.shape[1:]), str(candidate.layout), _stride(candidate.stride)
+    return candidate.name, output, layout, stride, reached, _verdict(candidate)
+
+
+def _verdict(candidate: Candidate) -> str:
+    return f"chosen: {candidate.verdict}" if candidate.chosen else candidate.verdict
+
+
+def _marks(candidates: Iterable[Candidate]) -> dict[str, str]:
+    """Return the mark of each verdict: ``>`` for the chosen layer, none for good ones, a letter for the others."""
+    marks: dict[str, str] = {}
+    letters = (first + second for first in ("", *ascii_lowercase) for second in ascii_lowercase)
+    for each in candidates:
+        if _verdict(each) not in marks:
+            marks[_verdict(each)] = ">" if each.chosen else "" if _is_good(each) else next(letters)
+    return marks
+
+
+def _is_good(candidate: Candidate) -> bool:
+    """Return whether nothing speaks against a candidate."""
+    return candidate.chosen or candidate.verdict in ("", GOOD)
+
+
+def _grid(candidate: Candidate) -> str:
+    """Return how the positions of a candidate lie over the image."""
+    layout = candidate.layout
+    around = [(layout.prefix, "prefix token"), (layout.suffix, "suffix token")]
+    others = ", ".join(format_count(number, noun) for number, noun in around if number)
+    kind = f"{layout.kind} ({others})" if others else layout.kind
+    return f"{_times(layout.grid)} grid, stride {_stride(candidate.stride)}, {kind}"
+
+
+def _lines_of(candidate: Candidate, mark: str, output: str, column: int) -> list[Styled]:
+    """Return the line of a candidate; the output of one whose name exceeds its column is on a line of its own."""
+    style = "bold green" if candidate.chosen else "" if _is_good(candidate) else "dim"
+    names = [f"{mark:<2}{candidate.name}"] if len(candidate.name) > column else []
+    last = f"{'':{column + 2}}  {output}" if names else f"{mark:<2}{candidate.name:<{column}}  {output}"
+    return [(line, style) for line in (*names, last)]
+
+
+def _times(sizes: Iterable[int]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def _stride(stride: Iterable[float]) -> str:
@@ -115,6 +184,10 @@ def _of_several(prepare: Preparer, inputs: Inputs, call: int | None) -> tuple[st
     return prepare.several(inputs, at)[0].inputs, nth
 
 
-def _html_row(texts: Iterable[str], tag: str, *, bold: bool = False) -> str:
-    row = "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
-    return f'<tr style="font-weight: bold">{row}</tr>' if bold else f"<tr>{row}</tr>"
+def _html_style(candidate: Candidate) -> str:
+    return "font-weight: bold" if candidate.chosen else "" if _is_good(candidate) else "opacity: 0.6"
+
+
+def _html_row(texts: Iterable[str], tag: str, style: str = "") -> str:
+    row = "".join(f'<{tag} style="{_CELL}">{escape(text)}</{tag}>' for text in texts)
+    return f'<tr style="{style}">{row}</tr>' if style else f"<tr>{row}</tr>"

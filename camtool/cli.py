@@ -477,7 +477,7 @@ def list_layers(
     """List the layers of a model that can carry a map, and which one is looked at by default."""
     import torch
 
-    from camtool.candidates import HEADINGS, candidate_layers, cells
+    from camtool.candidates import candidate_layers, list_candidates
     from camtool.inputs import example_shape
     from camtool.models import architecture, load, usual_size
 
@@ -493,16 +493,12 @@ def list_layers(
         raise CamtoolError(f"{model} cannot run on one picture of {height} x {width} (--size): {reason}") from error
     at = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
     shown = candidates if everything else candidates[max(0, min(at, len(candidates) - 16)) :]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(HEADINGS[0], no_wrap=True)
-    for heading in HEADINGS[1:]:
-        table.add_column(heading, overflow="fold")
-    for candidate in shown:
-        style = "bold green" if candidate.chosen else "" if candidate.verdict.startswith("good") else "dim"
-        table.add_row(*map(escape, cells(candidate)), style=style)
-    _out.print(table)
+    columns = _screen_width()
+    if columns is not None:
+        _out.print(f"Layers of {escape(model)} for an image of {height} x {width}, from shallow to deep\n")
+    _print_lines(list_candidates(shown, columns))
     if len(shown) < len(candidates):
-        _out.print(f"[dim]{len(candidates) - len(shown)} shallower ones are listed with --all.[/]")
+        _err.print(f"[dim]{len(candidates) - len(shown)} shallower ones are listed with --all.[/]")
 
 
 def _picture_size(text: str) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from camtool.outputs import detections, levels, logits, query_count, top_score
 from camtool.sealed import is_quantised, sealed_as
 from camtool.structures import Inputs, main_tensor, map_batch, tensors_in
 
-__all__ = ["Candidate", "Layer", "Layout", "depends_on_picture", "resolve", "survey"]
+__all__ = ["GOOD", "Candidate", "Layer", "Layout", "depends_on_picture", "resolve", "survey"]
 
 Score: TypeAlias = Callable[[object], Tensor]
 """The model's output for N images → one score per image, ``(N,)``."""
@@ -40,6 +40,9 @@ _ORIGINS = 4
 
 _VARIANTS = 3
 """How many pictures the second forward runs: the first image, and two with a corner of it changed."""
+
+GOOD = "good, but not the deepest"
+"""The verdict on a layer against which nothing speaks but that a deeper one was chosen."""
 
 _SILENT = "no gradient reaches it"
 
@@ -218,7 +221,7 @@ def _surveyed(model: nn.Module, inputs: Inputs, nth: int, *, is_backbone: bool =
             merit = "depends on the picture" if candidate.reached is None else "the score's gradient reaches"
             asked[i] = replace(candidate, chosen=True, verdict=f"the deepest that {merit}")
         elif not candidate.verdict:
-            asked[i] = replace(candidate, verdict="good, but not the deepest")
+            asked[i] = replace(candidate, verdict=GOOD)
     shallow = [replace(each.candidate(size), verdict="shallow, not looked into") for each in carriers[: -len(asked)]]
     return shallow + asked
 

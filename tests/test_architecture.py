@@ -242,7 +242,7 @@ ROOMS = {
         "pictures",
         "targets",
     },
-    "candidates": {"arguments", "errors", "inputs", "layers", "models", "pictures", "structures"},
+    "candidates": {"arguments", "errors", "inputs", "layers", "models", "pictures", "structures", "tables"},
     "folder": {"errors", "explanation", "images", "overlay"},
     "figures": {"figures.activity", "figures.explained", "figures.filters", "figures.paper"},
     "figures.activity": {

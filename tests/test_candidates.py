@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camtool
-from camtool.candidates import HEADINGS, candidate_layers, cells
+from camtool.candidates import HEADINGS, Candidates, candidate_layers, cells, list_candidates
 from camtool.errors import ImageError
 from camtool.layers import Candidate, Layout
 
@@ -98,14 +98,59 @@ def test_a_row_tells_all_there_is_to_say(reached: bool | None, chosen: bool, tol
     }
 
 
-def test_shown_it_is_a_table(model: nn.Module) -> None:
+def test_printed_it_is_a_table_with_the_grid_above_and_the_verdicts_below(model: nn.Module) -> None:
     found = candidate_layers(model, torch.randn(1, 3, 64, 64))
-    lines = str(found).splitlines()
-    assert lines == repr(found).splitlines()
-    assert lines[0].split() == " ".join(HEADINGS).split()
-    assert [line.split()[0] for line in lines[1:]] == ["0", "1", "2"]
-    assert {line.index("channels first") for line in lines[1:]} == {lines[0].index("read as")}
-    assert "chosen: the deepest" in lines[-1]
+    assert str(found) == repr(found)
+    assert str(found).splitlines() == [
+        "16 x 16 grid, stride 4, channels first",
+        "  0  4 x 16 x 16",
+        "  1  4 x 16 x 16",
+        "",
+        "8 x 8 grid, stride 8, channels first",
+        "> 2  6 x 8 x 8",
+        "",
+        "   no mark: good, but not the deepest",
+        ">  chosen: the deepest that the score's gradient reaches",
+    ]
+    assert str(Candidates()) == "No layer can carry a map."
+
+
+NAMED = "encoder.layers.encoder_layer_11"
+
+
+def tokens(name: str, verdict: str, *, chosen: bool = False) -> Candidate:
+    layout = Layout("tokens", (14, 14), 1)
+    return Candidate(name, "Linear", (1, 197, 3072), layout, (16.0, 16.0), None, verdict, chosen)
+
+
+def found_in_a_transformer() -> Candidates:
+    verdicts = ["no gradient reaches it", "a projection of norm", "no gradient reaches it"]
+    others = [tokens(f"{NAMED}.self_attention.{'q' * n}", verdict) for n, verdict in enumerate(verdicts)]
+    return Candidates([tokens(f"{NAMED}.ln_1", "the deepest", chosen=True), *others])
+
+
+@pytest.mark.parametrize("width", [52, 60, 80, 120])
+def test_the_table_fits_any_width_and_breaks_no_word(width: int) -> None:
+    found = found_in_a_transformer()
+    lines = [line for line, _ in list_candidates(found, width)]
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    assert {each.name for each in found} | {"3072", "projection"} <= words
+    assert lines[0].startswith("14 x 14 grid, stride 16, tokens (1 prefix token)"[:width])
+
+
+def test_verdicts_are_told_once_and_referred_to_by_letters() -> None:
+    lines = str(found_in_a_transformer()).splitlines()
+    assert [line[:2] for line in lines[1:5]] == ["> ", "a ", "b ", "a "]
+    assert lines[-3:] == [">  chosen: the deepest", "a  no gradient reaches it", "b  a projection of norm"]
+
+
+def test_without_a_width_a_candidate_is_one_line_with_all_there_is_to_tell() -> None:
+    found = found_in_a_transformer()
+    heading, *lines = (line for line, _ in list_candidates(found))
+    assert heading.split() == " ".join(HEADINGS).split()
+    for line, candidate in zip(lines, found, strict=True):
+        assert [cell.strip() for cell in line.split("  ") if cell.strip()] == [*cells(candidate)]
 
 
 def test_a_notebook_shows_it_as_a_table_of_its_own() -> None:
@@ -117,3 +162,4 @@ def test_a_notebook_shows_it_as_a_table_of_its_own() -> None:
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
     assert html.count('<tr style="font-weight: bold">') == 1
+    assert html.count("<td") == html.count('<td style="text-align: left') > 0

@@ -455,14 +455,22 @@ def test_a_size_that_is_none_is_refused(camtool_, size):
     assert_refused(camtool_("layers", "resnet18", "--size", size), f"--size '{size}'", "224x320")
 
 
+@pytest.mark.parametrize(("model", "lines"), [("vit_b_16", 25), ("resnet18", 28), ("mobilenet_v2", 25)])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_layers_fit_the_terminal_a_line_each(on_screen, model, lines, width):
+    said = on_screen(width)("layers", model)
+    assert max(map(len, said.out.splitlines())) <= width
+    assert len(said.out.splitlines()) <= lines
+    assert re.search(r"^> \S+ +\d+ x \d+", said.out, re.MULTILINE)
+
+
 def test_shallow_layers_are_listed_on_demand(camtool_):
     short, long = (
         camtool_("layers", "squeezenet1_1", "--size", 64),
         camtool_("layers", "squeezenet1_1", "--size", 64, "--all"),
     )
-    more = re.search(r"(\d+) shallower ones are listed with --all", short.out)
-    assert more
-    assert "shallower" not in long.out
+    assert re.search(r"(\d+) shallower ones are listed with --all", short.err)
+    assert "shallower" not in short.out + long.err
     names = [{line.split()[0] for line in said.out.splitlines() if line[0] != " "} for said in (short, long)]
     assert "features.0" in names[1] - names[0]
 
