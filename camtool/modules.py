@@ -10,7 +10,15 @@ from torch import nn
 
 from camtool.errors import LayerError, near
 
-__all__ = ["all_modules", "module_named", "modules_by_name", "name_of", "preparation_of", "watchable"]
+__all__ = [
+    "all_modules",
+    "describe_unknown_layer",
+    "module_named",
+    "modules_by_name",
+    "name_of",
+    "preparation_of",
+    "watchable",
+]
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -47,9 +55,17 @@ def module_named(model: nn.Module, layer: str) -> nn.Module:
     for name in layer.split(".") if layer else ():  # as get_submodule goes, which TorchScript has not
         module = getattr(module, name, None)
         if not isinstance(module, nn.Module):
-            raise LayerError(f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))}")
+            raise LayerError(describe_unknown_layer(model, layer))
     found: nn.Module = module
     return found
+
+
+def describe_unknown_layer(model: nn.Module, layer: str) -> str:
+    """Return the message for a layer that the model does not have: near names, and where all of them are listed."""
+    return (
+        f"the model has no layer {layer!r}.{near(layer, modules_by_name(model))} Its layers are listed by "
+        "camtool.candidate_layers(model, img), and on the command line by: python -m camtool layers MODEL"
+    )
 
 
 def name_of(model: nn.Module, layer: str | nn.Module) -> str:

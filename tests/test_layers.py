@@ -309,6 +309,7 @@ def test_a_module_may_be_asked_for_by_its_second_name() -> None:
     ("name", "message"),
     [
         ("layr4", r"has no layer 'layr4'\. Did you mean 'layer4'"),
+        ("stage9", r"has no layer 'stage9'\. Its layers are listed by camtool\.candidate_layers.*camtool layers MODEL"),
         ("unused", "layer 'unused' did not run in this forward"),
         ("fc", r"layer 'fc' returned \(1, 1000\), which is no grid over the 64 x 64 input\. .* that are: .*layer4"),
         ("avgpool", r"layer 'avgpool' returned \(1, 512, 1, 1\), which is no grid"),

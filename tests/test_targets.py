@@ -389,6 +389,18 @@ def test_a_wish_that_cannot_be_met_is_refused(want: Any, message: str) -> None:
         choose(want, LOGITS[0], LABELS)
 
 
+def test_a_word_lists_the_labels_that_have_it_whole_words_first() -> None:
+    labels = ["catamaran", "tiger cat", "dog", "Egyptian cat", "wildcat", "concat"]
+    with pytest.raises(TargetError) as error:
+        choose("Cat", torch.zeros(6), labels)
+    assert "Labels with 'Cat': tiger cat (1), Egyptian cat (3), catamaran (0); ask" in str(error.value)
+
+
+def test_a_word_of_many_labels_lists_some_and_counts_the_rest() -> None:
+    with pytest.raises(TargetError, match=r"dog 19 \(19\), and 5 more; ask for one"):
+        choose("dog", torch.zeros(25), [f"dog {n}" for n in range(25)])
+
+
 def test_a_name_needs_labels() -> None:
     with pytest.raises(TargetError, match="'tabby' is a name, but no labels are known; pass labels="):
         choose("tabby", LOGITS[0], None)

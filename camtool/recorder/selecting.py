@@ -11,7 +11,7 @@ from torch import nn
 
 from camtool.arguments import HasModel, as_module
 from camtool.errors import LayerError, near
-from camtool.modules import module_named, modules_by_name, name_of
+from camtool.modules import describe_unknown_layer, module_named, modules_by_name, name_of
 
 __all__ = ["Selector", "Which", "select"]
 
@@ -71,7 +71,7 @@ def _searched(model: nn.Module, which: Any) -> tuple[list[str], str]:
     """The names that match, and what to say should there be none."""
     if isinstance(which, str):
         names = _first_names(model, lambda name, _: fnmatchcase(name, which))
-        return names, f"the model has no layer {which!r}.{near(which, modules_by_name(model))}"
+        return names, describe_unknown_layer(model, which)
     if isinstance(which, type):
         kinds = {type(module).__name__ for module in model.modules()}
         names = _first_names(model, lambda _, module: isinstance(module, which))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -167,10 +168,29 @@ def _index_of(name: str, labels: Sequence[str] | None) -> int:
         raise TargetError(f"target_class {name!r} is a name, but no labels are known; pass labels=[...] or an index.")
     matches = [i for i, label in enumerate(labels) if str(label).casefold() == name.casefold()]
     if not matches:
-        raise TargetError(f"target_class {name!r} is not among the {len(labels)} labels.{near(name, map(str, labels))}")
+        raise TargetError(
+            f"target_class {name!r} is not among the {len(labels)} labels.{_similar_labels(name, [*map(str, labels)])}"
+        )
     if len(matches) > 1:
         raise TargetError(f"target_class {name!r} names the classes {matches}; pass one of these indices.")
     return matches[0]
+
+
+_MOST_LISTED = 20
+"""How many labels a message lists at most."""
+
+
+def _similar_labels(name: str, labels: Sequence[str]) -> str:
+    """Return a sentence with the labels that contain a word, and their indices, or with those spelled like it."""
+    word = name.casefold().strip()
+    starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{re.escape(word)}", label.casefold())]
+    whole = [i for i in starts if re.search(rf"\b{re.escape(word)}\b", labels[i].casefold())]
+    found = [*whole, *(i for i in starts if i not in whole)]
+    if len(found) < 2:
+        return near(name, [labels[i] for i in found] or labels)
+    listed = ", ".join(f"{labels[i]} ({i})" for i in found[:_MOST_LISTED])
+    more = f", and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    return f" Labels with {name!r}: {listed}{more}; ask for one by its name or its index."
 
 
 def _of_index(index: int, answer: Answer, labels: Sequence[str] | None, geometry: Geometry | None) -> Target:
