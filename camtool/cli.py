@@ -143,7 +143,7 @@ _MAP = "Options for the map"
 _OUTPUT = "Options for the output"
 
 Weights = Annotated[
-    Path | None,
+    str | None,
     typer.Option(help="A .safetensors, .pt or .pth file. By default fetched.", rich_help_panel=_MODEL),
 ]
 
@@ -204,6 +204,7 @@ def run(
 
     kinds = _checked_kinds(save, folder.KINDS)
     overlay.palette(colormap)  # an unknown name is told before anything is loaded
+    _check_no_models(paths)
     jobs = folder.plan(paths, recursive=recursive, out=out)
     settings = {"layer": layer, "merge": merge, "batch_size": batch_size, **_options(option)}
     explainer = _explainer(model, weights, labels, device.value, method, settings, quiet=quiet or as_json)
@@ -214,7 +215,7 @@ def run(
 
 def _explainer(
     model: str,
-    weights: Path | None,
+    weights: str | None,
     labels: Path | None,
     device: str,
     methods: list[str],
@@ -238,7 +239,17 @@ def _explainer(
     return Explainer(loaded, names, **settings)
 
 
-def _loaded(model: str, weights: Path | None, labels: Path | None, device: str, *, quiet: bool = False) -> Loaded:
+def _check_no_models(paths: list[str]) -> None:
+    """Check that no path is missing because it is the name of a model."""
+    from camtool import images
+    from camtool.models import is_model_name
+
+    for path in paths:
+        if not Path(path).exists() and Path(path).suffix.lower() not in images.SUFFIXES and is_model_name(path):
+            raise CamtoolError(f"path {path!r} is the name of a model, not a photo; give it as --model {path}.")
+
+
+def _loaded(model: str, weights: str | None, labels: Path | None, device: str, *, quiet: bool = False) -> Loaded:
     from camtool.models import load
 
     where = _device(device)
@@ -542,6 +553,7 @@ def draw_features(
     from camtool.figures.paper import canvas
 
     canvas()  # should matplotlib be missing, that is told before anything is loaded
+    _check_no_models([image])
     loaded = _loaded(model, weights, None, "auto")
     names = _names(layers)
     want = None if target is None else _wants([target])[0]

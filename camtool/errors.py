@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -37,6 +38,7 @@ __all__ = [
     "format_count",
     "format_percent",
     "near",
+    "refuse_url",
 ]
 
 
@@ -102,6 +104,18 @@ def near(word: str, known: Iterable[str], *, most: int = 3) -> str:
     matches += [name for name in by_folded if len(folded) > 2 and folded in name and name not in matches]
     names = [repr(by_folded[match]) for match in matches[:most]]
     return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
+def refuse_url(name: str, value: object, error: type[CamtoolError]) -> None:
+    """Raise an error if a path is a URL: camtool reads files, and a path would turn ``//`` into ``/``.
+
+    Args:
+        name: The argument that takes the path, for the message.
+        value: What was given; anything but a string is no URL.
+        error: The class of the error.
+    """
+    if isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://", value, re.IGNORECASE):
+        raise error(f"{name} {value!r}: URLs are not read; download the file first and give its path.")
 
 
 def format_count(number: int, thing: str) -> str:

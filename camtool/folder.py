@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from camtool import images, overlay
-from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, refuse_url
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -83,6 +83,7 @@ def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = No
 
 def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | None, list[Path]]:
     """The folder that a path's results mirror (``None`` for a single file) and the photos it stands for."""
+    refuse_url("path", path, ImageError)
     if Path(path).is_file():
         return None, [Path(path)]
     if Path(path).is_dir():

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, refuse_url
 from camtool.tiff import first_tags, is_reduced_page, is_tiff, surplus_bands, tags_of
 
 __all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "notes_of", "read", "show", "write", "writing"]
@@ -108,6 +108,7 @@ def read(source: ImageSource) -> Image.Image:
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of a picture.")
     if isinstance(source, (str, os.PathLike)):
+        refuse_url("image", source, ImageError)
         path = Path(source)
         with _open(path) as stream:
             return _decode(stream, str(path))

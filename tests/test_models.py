@@ -22,6 +22,7 @@ from torch.hub import HASH_REGEX
 import camtool
 from camtool import Loaded, ModelError
 from camtool.models import architecture, read_state, usual_labels, usual_transform
+from camtool.models.weights import fill
 from camtool.outputs import logits
 
 NAME = "shufflenet_v2_x0_5"
@@ -269,18 +270,57 @@ def test_a_missing_file_is_named(tmp_path, name):
         camtool.load(NAME, tmp_path / name)
 
 
+def misfit(tmp_path, state) -> list[str]:
+    """The lines that are told of weights which do not fit."""
+    with pytest.raises(ModelError, match="do not fit the model") as error:
+        camtool.load(NAME, saved(tmp_path, state))
+    return str(error.value).splitlines()
+
+
 @pytest.mark.parametrize(
     "state", [lambda: built("squeezenet1_1").state_dict(), lambda: nn.Linear(2, 2).state_dict()], ids=["net", "linear"]
 )
-def test_weights_of_another_architecture_do_not_fit(tmp_path, state):
-    with pytest.raises(ModelError, match="do not fit the model: Missing key") as error:
-        camtool.load(NAME, saved(tmp_path, state()))
-    assert "\n" not in str(error.value)
+def test_weights_of_another_architecture_are_summed_up_in_two_lines(tmp_path, state):
+    summary, remedy = misfit(tmp_path, state())
+    expected, first = built(NAME).state_dict(), next(iter(built(NAME).state_dict()))
+    assert f"{len(expected)} missing ({first}, " in summary
+    assert f"{len(state())} unexpected ({next(iter(state()))}" in summary
+    assert len(summary) < 500
+    assert "another architecture" in remedy
 
 
-def test_weights_of_another_width_do_not_fit(tmp_path):
-    with pytest.raises(ModelError, match=r"do not fit the model: .*size mismatch"):
-        camtool.load(NAME, saved(tmp_path, built("shufflenet_v2_x1_0").state_dict()))
+def test_weights_of_another_width_are_told_by_their_shapes(tmp_path):
+    summary, remedy = misfit(tmp_path, built("shufflenet_v2_x1_0").state_dict())
+    assert re.search(r"\d+ of another shape \(\S+ \([\d, ]+\) instead of \([\d, ]+\)", summary)
+    assert "missing" not in summary
+    assert "build the model in the size" in remedy
+
+
+def test_weights_below_a_prefix_are_told_by_it(tmp_path):
+    state = built(NAME).state_dict()
+    more = {f"net.backbone.{name}": value for name, value in state.items()}
+    assert "start with 'net.backbone.'; save them without it" in misfit(tmp_path, more)[1]
+
+
+def test_weights_without_a_prefix_of_the_model_are_told_by_it():
+    with pytest.raises(ModelError, match="\nThe names of the model start with '0.', those in the file do not"):
+        fill(nn.Sequential(built(NAME)), built(NAME).state_dict(), "net.pth")
+
+
+@pytest.mark.parametrize("url", ["https://x.org/a.pth", "S3://bucket/a.safetensors"])
+def test_a_url_is_refused_as_it_was_given(url):
+    for call in (lambda: camtool.load(NAME, url), lambda: camtool.load(url), lambda: camtool.load(f"hf:{url}")):
+        with pytest.raises(ModelError, match=re.escape(f"{url!r}: URLs are not read; download")):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("a/cat.jpg", "looks like a photo"), ("net.pth", "file of weights"), ("./resnet18", "a photo or a path")],
+)
+def test_a_file_in_the_place_of_a_name_is_noticed(name, hint):
+    with pytest.raises(ModelError, match=hint):
+        camtool.load(name)
 
 
 # ------------------------------------------------------------------------------------------------------- download

@@ -7,7 +7,7 @@ of their classes travel together, as torchvision, timm and Hugging Face publish 
 from __future__ import annotations
 
 from camtool.models.base import Loaded, TextEncoder, Transform
-from camtool.models.registry import architecture, as_loaded, load
+from camtool.models.registry import architecture, as_loaded, is_model_name, load
 from camtool.models.torchvision_zoo import usual_transform
 from camtool.models.towers import ImageTower, TextTower
 from camtool.models.usual import labels_for, own_transform, usual_labels, usual_size
@@ -22,6 +22,7 @@ __all__ = [
     "Transform",
     "architecture",
     "as_loaded",
+    "is_model_name",
     "labels_for",
     "layer_inside",
     "load",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from camtool import images
 from camtool.arguments import as_module
-from camtool.errors import ModelError, near
+from camtool.errors import ModelError, near, refuse_url
 from camtool.models.base import Loaded, TextEncoder
 from camtool.models.factory import from_factory
 from camtool.models.hugging_face import from_hugging_face, hugging_face_tokenizer, untrained_hugging_face
@@ -24,7 +26,7 @@ from camtool.sealed import sealed_as
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["architecture", "as_loaded", "load"]
+__all__ = ["architecture", "as_loaded", "is_model_name", "load"]
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,34 @@ def _texts(whole: nn.Module) -> TextEncoder:
     return TextTower(whole, open_clip_tokenizer(whole))
 
 
+def is_model_name(name: str) -> bool:
+    """Return whether a name is that of a model: of torchvision or bundled, or one behind the name of its source."""
+    return name.partition(":")[0] in _SOURCES or name in _BUNDLED or name in torchvision_names()
+
+
+def _hint_of_file(name: str) -> str:
+    """Return a hint on a file that was given as the name of a model; nothing if it does not look like one."""
+    suffix = PurePath(name).suffix.lower()
+    if suffix in (".safetensors", ".pt", ".pth"):
+        return " It is a file of weights: give it as weights= (--weights), and name the model that they are of."
+    if suffix in images.SUFFIXES or PurePath(name).name != name:
+        return " It looks like a photo or a path: name the model here, and give photos as the image to explain."
+    return ""
+
+
 def _source(name: str) -> tuple[_Source, str]:
     """Where a name leads, and what it is called there."""
     first, colon, rest = name.partition(":")
+    refuse_url("model", rest if first in _SOURCES else name, ModelError)
     if colon and first in _SOURCES:
         return _SOURCES[first], rest
     if colon or name in _BUNDLED:
         return _FACTORY, _BUNDLED.get(name, name)
     known = [*torchvision_names(), *_BUNDLED]
     if name not in known:
+        hint = _hint_of_file(name) or near(name, known)
         raise ModelError(
-            f"model {name!r} is unknown.{near(name, known)} Give a torchvision name such as 'resnet50', 'timm:NAME', "
+            f"model {name!r} is unknown.{hint} Give a torchvision name such as 'resnet50', 'timm:NAME', "
             "'hf:NAME', 'demo', or your own as 'package.module:factory'."
         )
     return _Source(from_torchvision, untrained_torchvision), name

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import ModelError
+from camtool.errors import ModelError, refuse_url
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -29,6 +29,7 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     Raises:
         ModelError: There is no such file, it is damaged, it holds no tensors, or reading it would run code.
     """
+    refuse_url("weights", path, ModelError)
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"weights {str(path)!r}: there is no such file.")
@@ -82,10 +83,10 @@ def _read_torch(path: Path) -> Any:
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:
-    """Give a model the tensors of a file.
+    """Load the tensors of a file into a model.
 
     Raises:
-        ModelError: They do not fit.
+        ModelError: They do not fit. The message has two lines: a summary, and what may be done.
     """
     state = OrderedDict(state)
     # A file of tensors alone does not say which version of the model wrote it. Some models ask: the present one did.
@@ -93,8 +94,50 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:3]]
-        raise ModelError(f"weights {str(path)!r} do not fit the model: {' '.join(lines)}") from error
+        raise ModelError(f"weights {str(path)!r} do not fit the model: {_misfit(model, state, error)}") from error
+
+
+def _misfit(model: nn.Module, state: Mapping[str, Tensor], error: RuntimeError) -> str:
+    """Return how a state differs from that of a model, and what may be done, in two lines."""
+    expected = model.state_dict()
+    missing = [name for name in expected if name not in state]
+    unexpected = [name for name in state if name not in expected]
+    shapes = [
+        f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and isinstance(tensor, Tensor) and tensor.shape != state[name].shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    told = [f"{len(names):,} {kind} ({_first(names)})" for kind, names in kinds.items() if names]
+    if not told:
+        return str(error).splitlines()[-1].strip()
+    return f"{'; '.join(told)}.\n{_remedy(expected.keys(), state.keys())}"
+
+
+def _first(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few names as a list."""
+    return ", ".join([*names[:most], "..."] if len(names) > most else names)
+
+
+def _remedy(expected: Set[str], found: Set[str]) -> str:
+    """Return what may be done about names that do not match: another prefix, or another architecture."""
+    prefix = _prefix(found, expected)
+    if prefix:
+        return f"The names in the file start with {prefix!r}; save them without it."
+    prefix = _prefix(expected, found)
+    if prefix:
+        return f"The names of the model start with {prefix!r}, those in the file do not; save them with it."
+    if expected == found:
+        return "The names agree: build the model in the size, and with the number of classes, of the file."
+    return "Is the file of another architecture? Give the model that it was saved from."
+
+
+def _prefix(longer: Set[str], plain: Set[str]) -> str:
+    """Return the prefix that turns at least half of the plain names into half of the longer ones; else nothing."""
+    starts = {".".join(name.split(".")[:depth]) + "." for name in longer for depth in (1, 2, 3)}
+    shared = {start: sum(f"{start}{name}" in longer for name in plain) for start in starts}
+    best = max(shared, key=lambda start: shared[start], default="")
+    return best if best and 2 * shared[best] >= max(len(plain), len(longer)) else ""
 
 
 def classes_in(state: Mapping[str, Tensor], model: nn.Module) -> int | None:
