@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    _err.print(f"[bold red]Error:[/] {escape(message)}", soft_wrap=True)
+    _err.print(f"[bold red]Error:[/] {escape(message)}", soft_wrap=not _err.is_terminal)
     raise SystemExit(2)
 
 
@@ -144,7 +144,7 @@ _OUTPUT = "Options for the output"
 
 Weights = Annotated[
     str | None,
-    typer.Option(help="A .safetensors, .pt or .pth file. By default fetched.", rich_help_panel=_MODEL),
+    typer.Option(metavar="FILE", help="A .safetensors, .pt or .pth file. By default fetched.", rich_help_panel=_MODEL),
 ]
 
 
@@ -163,7 +163,7 @@ def run(
     batch_size: Annotated[int, typer.Option(min=1, help="Photos at once.", rich_help_panel=_MODEL)] = 8,
     method: Annotated[
         list[str],
-        typer.Option(help="What makes the map; several by commas or by repeating it.", rich_help_panel=_MAP),
+        typer.Option(help="See camtool methods. Several by commas or by repeating it.", rich_help_panel=_MAP),
     ] = ["gradcam"],  # noqa: B006
     target: Annotated[
         list[str] | None,
@@ -174,7 +174,9 @@ def run(
     ] = None,
     layer: Annotated[
         list[str] | None,
-        typer.Option(help="Where to look; by default the best layer. Repeat it for several.", rich_help_panel=_MAP),
+        typer.Option(
+            help="See camtool layers MODEL; by default the best. Repeat it for several.", rich_help_panel=_MAP
+        ),
     ] = None,
     merge: Annotated[
         str, typer.Option(help="How the maps of several layers become one: mean, max, ...", rich_help_panel=_MAP)
@@ -182,7 +184,7 @@ def run(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="An option of the method, samples=50 say; repeat it.", rich_help_panel=_MAP
+            metavar="NAME=VALUE", help="See camtool methods NAME, e.g. samples=50; repeat it.", rich_help_panel=_MAP
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the results.", rich_help_panel=_OUTPUT)] = Path("out"),
@@ -431,7 +433,9 @@ class _Report:
 
 @app.command("methods")
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="A method or a wrapper: its options, paper and formula.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A method or a wrapper: tell all about it.")
+    ] = None,
 ) -> None:
     """List the methods by family, or tell all about one of them."""
     from camtool.methods import listing
@@ -475,7 +479,7 @@ def show_demo(
 
 @app.command("layers")
 def list_layers(
-    model: Annotated[str, typer.Argument(help=_NAMES)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=_NAMES)],
     weights: Weights = None,
     size: Annotated[
         str | None,

@@ -529,6 +529,15 @@ def test_what_cannot_be_served_is_one_sentence_that_helps(camtool_, photos, args
     assert_refused(camtool_(*paths, *args, *model), *words)
 
 
+def test_an_error_is_wrapped_between_words_on_a_terminal_and_one_line_elsewhere(camtool_, monkeypatch):
+    piped = camtool_("layers", "resnet1000").err
+    monkeypatch.setattr(cli, "_err", Console(stderr=True, highlight=False, force_terminal=True, width=60))
+    shown = re.sub(r"\x1b\[[\d;]*m", "", camtool_("layers", "resnet1000").err)
+    assert max(map(len, shown.splitlines())) <= 60
+    assert piped.count("\n") == 1
+    assert shown.split() == piped.split()
+
+
 @pytest.mark.parametrize(
     "args",
     [["--format", "gif"], ["--alpha", "2"], ["--batch-size", "0"], ["--device", "tpu"], ["--labels", "none.txt"]],

@@ -398,6 +398,8 @@ def test_faults_name_the_file_or_the_bytes(tmp_path: Path, content: bytes, messa
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"image 'https://x\.org/a\.png': URLs are not read; download the file first"):
+        read("https://x.org/a.png")
     with pytest.raises(ImageError, match=r"gone\.png cannot be read: there is no such file"):
         read(tmp_path / "gone.png")
 

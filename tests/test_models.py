@@ -283,15 +283,15 @@ def misfit(tmp_path, state) -> list[str]:
 def test_weights_of_another_architecture_are_summed_up_in_two_lines(tmp_path, state):
     summary, remedy = misfit(tmp_path, state())
     expected, first = built(NAME).state_dict(), next(iter(built(NAME).state_dict()))
-    assert f"{len(expected)} missing ({first}, " in summary
-    assert f"{len(state())} unexpected ({next(iter(state()))}" in summary
+    assert f"{len(expected)} tensors missing ({first}, " in summary
+    assert f"{len(state())} tensors unexpected ({next(iter(state()))}" in summary
     assert len(summary) < 500
     assert "another architecture" in remedy
 
 
 def test_weights_of_another_width_are_told_by_their_shapes(tmp_path):
     summary, remedy = misfit(tmp_path, built("shufflenet_v2_x1_0").state_dict())
-    assert re.search(r"\d+ of another shape \(\S+ \([\d, ]+\) instead of \([\d, ]+\)", summary)
+    assert re.search(r"\d+ tensors of another shape \(\S+ \([\d, ]+\) instead of \([\d, ]+\)", summary)
     assert "missing" not in summary
     assert "build the model in the size" in remedy
 
@@ -303,7 +303,7 @@ def test_weights_below_a_prefix_are_told_by_it(tmp_path):
 
 
 def test_weights_without_a_prefix_of_the_model_are_told_by_it():
-    with pytest.raises(ModelError, match="\nThe names of the model start with '0.', those in the file do not"):
+    with pytest.raises(ModelError, match=r"\nThe names of the model start with '0\.', those in the file do not"):
         fill(nn.Sequential(built(NAME)), built(NAME).state_dict(), "net.pth")
 
 

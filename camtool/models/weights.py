@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import ModelError, refuse_url
+from camtool.errors import ModelError, format_count, refuse_url
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -108,7 +108,7 @@ def _misfit(model: nn.Module, state: Mapping[str, Tensor], error: RuntimeError) 
         if name in state and isinstance(tensor, Tensor) and tensor.shape != state[name].shape
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    told = [f"{len(names):,} {kind} ({_first(names)})" for kind, names in kinds.items() if names]
+    told = [f"{format_count(len(names), 'tensor')} {kind} ({_first(names)})" for kind, names in kinds.items() if names]
     if not told:
         return str(error).splitlines()[-1].strip()
     return f"{'; '.join(told)}.\n{_remedy(expected.keys(), state.keys())}"
