@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from camtool import images, overlay
+from camtool import filenames, images, overlay
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, refuse_url
 
 if TYPE_CHECKING:
@@ -120,17 +120,15 @@ def _is_photo(path: Path, results: Path | None) -> bool:
 
 
 def _without_collisions(placed: dict[Path, Path]) -> list[Job]:
-    """Results are named after the photo without its suffix; where two would meet, with it, and then with a number."""
-    bare = Counter(place.with_suffix("") for place in placed.values())
-    taken: dict[Path, Job] = {}
-    for source, place in placed.items():
-        wanted = stem = place.with_suffix("") if bare[place.with_suffix("")] == 1 else place
-        number = 1
-        while stem in taken:
-            number += 1
-            stem = wanted.with_name(f"{wanted.name}-{number}")
-        taken[stem] = Job(source, stem)
-    return list(taken.values())
+    """Name results after the photo without its suffix; with it, where two would meet; and then with a number."""
+    bare = Counter(_key(place.with_suffix("")) for place in placed.values())
+    wanted = [place.with_suffix("") if bare[_key(place.with_suffix(""))] == 1 else place for place in placed.values()]
+    stems = filenames.distinct([stem.as_posix() for stem in wanted])
+    return [Job(source, Path(stem)) for source, stem in zip(placed, stems, strict=True)]
+
+
+def _key(path: Path) -> str:
+    return filenames.fold(path.as_posix())
 
 
 # ----------------------------------------------------------------------------------------------------- running
@@ -213,17 +211,18 @@ def run(
         batch_size: How many photos are held at once.
 
     Yields:
-        One outcome a photo, in the order of the jobs. A photo that cannot be read or run is a failure and never ends
-        the run.
+        One outcome a photo, in the order of the jobs. A photo that cannot be read, run or written, also for lack of
+        memory, is a failure and never ends the run.
 
     Raises:
         TargetError: The model has no such class. This, as what follows, concerns all photos alike.
-        MethodError: The model cannot serve the method. Where a method cannot serve some of the photos, one that is too
-            large for it say, these are failures.
-        OSError: A result cannot be written.
+        MethodError: The model cannot serve the method. Where a method cannot serve some of the photos, e.g. one that
+            is too large for it, these are failures.
+        OSError: The disk is full, damaged or read-only; or the output folder cannot be used.
     """
     served = False
     with _manifest(output.folder) as manifest:
+        writer = _Writer(output, manifest)
         for start in range(0, len(jobs), batch_size):
             for job, explained in _explained_or_not(
                 explainer, jobs[start : start + batch_size], want, strict=not served
@@ -232,10 +231,7 @@ def run(
                     yield Failure(job, explained)
                     continue
                 served = True
-                entries = [_write(explanation, job, output) for explanation in explained]
-                manifest.writelines(_line(entry) for entry in entries)
-                manifest.flush()
-                yield Success(job, entries)
+                yield writer.write(job, explained)
 
 
 def _explained_or_not(
@@ -257,11 +253,11 @@ def _explained_or_not(
     if strict and refusals and len(refusals) == len(found):
         raise refusals[0]
     for job, photo in photos.items():
-        reason = photo if isinstance(photo, str) else found[job]
-        if isinstance(reason, list):
-            yield job, _flat(reason)
+        made = photo if isinstance(photo, str) else found[job]
+        if isinstance(made, (str, MethodError)):
+            yield job, f"{job.source}: {made}" if job in found else str(made)
         else:
-            yield job, reason if job not in found else f"{job.source}: {reason}"
+            yield job, _flat(made)
 
 
 def _read(job: Job) -> Image.Image | str:
@@ -269,11 +265,8 @@ def _read(job: Job) -> Image.Image | str:
         return images.read(job.source)
     except ImageError as error:
         return str(error)
-
-
-# What a picture can bring a transform or a model to raise; ImageError, GeometryError and, as the grid may follow the
-# picture's size, LayerError are among them.
-_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+    except MemoryError as error:
+        return f"{job.source}: {_reason(error)}"
 
 
 def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] | str | MethodError:
@@ -286,9 +279,19 @@ def _explained(explainer: Explainer, photos: list[Any], want: Any) -> list[Any] 
         raise
     except MethodError as error:
         return error
-    except _FAULTS as error:
-        return str(error).split("\n", 1)[0] or type(error).__name__
+    except Exception as error:  # noqa: BLE001  a transform or a model may raise anything at a photo
+        return _reason(error)
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Return why a photo failed, in one line."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    said = str(error).split("\n", 1)[0]
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for it{said and f' ({said})'}"
+    return said or type(error).__name__
 
 
 def _flat(nested: Any) -> list[Explanation]:
@@ -327,16 +330,67 @@ def _line(entry: Entry) -> str:
     return json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _write(explanation: Explanation, job: Job, output: Output) -> Entry:
-    files = {}
-    for kind in output.kinds:
-        suffix = "npy" if kind == "raw" else output.format
-        ending = "" if kind == "overlay" else f".{kind}"
-        method = explanation.method.replace(":", "-")  # which not every file system takes
-        name = f"{job.stem.name}.{method}.{_slug(explanation)}{ending}.{suffix}"
-        path = job.stem.with_name(name)
-        _write_kind(kind, explanation, output.folder / path, output)
-        files[kind] = path.as_posix()
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors that the next photo would meet as well."""
+
+
+class _Writer:
+    """Writes the results of a run, each to a file of its own.
+
+    Args:
+        output: Where the results go.
+        manifest: The file that gets a line for each result.
+    """
+
+    def __init__(self, output: Output, manifest: TextIO) -> None:
+        self._output, self._manifest = output, manifest
+        self._taken: set[str] = set()
+
+    def write(self, job: Job, explanations: Sequence[Explanation]) -> Success | Failure:
+        """Write all that was explained of a photo.
+
+        Raises:
+            OSError: The disk is at fault, not the photo.
+        """
+        entries = []
+        try:
+            for name, explanation in zip(_names(job, explanations), explanations, strict=True):
+                entry = _entry(job, explanation, self._write_kinds(explanation, job.stem.with_name(name)))
+                self._manifest.write(_line(entry))
+                self._manifest.flush()
+                entries.append(entry)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
+                raise
+            return Failure(job, f"{job.source}: {_reason(error)}")
+        return Success(job, entries)
+
+    def _write_kinds(self, explanation: Explanation, place: Path) -> dict[str, str]:
+        """Write each kind of result; return kind → file, relative to the output folder."""
+        files = {}
+        for kind in self._output.kinds:
+            suffix = "npy" if kind == "raw" else self._output.format
+            ending = "" if kind == "overlay" else f".{kind}"
+            path = place.with_name(f"{place.name}{ending}.{suffix}")
+            self._claim(path)
+            _write_kind(kind, explanation, self._output.folder / path, self._output)
+            files[kind] = path.as_posix()
+        return files
+
+    def _claim(self, path: Path) -> None:
+        """Take a name that no other result of this run has; a name that is taken is an error of camtool's own."""
+        if _key(path) in self._taken:
+            raise RuntimeError(f"its result would overwrite {path} of this run; please report this")
+        self._taken.add(_key(path))
+
+
+def _names(job: Job, explanations: Sequence[Explanation]) -> list[str]:
+    return filenames.distinct(
+        [filenames.name_result(job.stem.name, each.method, each.label, each.index) for each in explanations]
+    )
+
+
+def _entry(job: Job, explanation: Explanation, files: dict[str, str]) -> Entry:
     return Entry(
         image=str(job.source),
         method=explanation.method,
@@ -361,9 +415,3 @@ def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output)
     else:
         with images.writing(path) as file:
             np.save(file, explanation.raw)
-
-
-def _slug(explanation: Explanation) -> str:
-    """What was explained, as a part of a file's name; with the class' index, as two labels may be the same."""
-    label = re.sub(r"[^\w+-]+", "-", explanation.label).strip("-").lower() or "target"
-    return label if explanation.index is None else f"{explanation.index}-{label}"

@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "filenames": set(),
     "arguments": {"errors"},
     "input_checks": {"errors", "inputs"},
     "input_warnings": {"geometry"},
@@ -244,7 +245,7 @@ ROOMS = {
         "targets",
     },
     "candidates": {"arguments", "errors", "inputs", "layers", "models", "pictures", "structures", "tables"},
-    "folder": {"errors", "explanation", "images", "overlay"},
+    "folder": {"errors", "explanation", "filenames", "images", "overlay"},
     "figures": {"figures.activity", "figures.explained", "figures.filters", "figures.paper"},
     "figures.activity": {
         "arguments",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -245,9 +246,21 @@ def test_the_batch_size_does_not_matter(tmp_path, photos, batch_size):
         np.testing.assert_allclose(*raw, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "fault", [RuntimeError, ValueError, AssertionError, IndexError, KeyError, TypeError, ZeroDivisionError]
-)
+def test_a_single_want_is_explained_as_a_list_of_one_is(tmp_path, photos):
+    jobs = plan([str(photos)])
+    found = [[*run(explainer(), jobs, want, Output(tmp_path / "out"))] for want in (None, [None], "bee", ["bee"])]
+    assert {type(outcome) for outcomes in found for outcome in outcomes} == {Success}
+    assert found[2] == found[3]
+
+
+class OddError(Exception):
+    """An error of a library's own, as OpenCV's is."""
+
+
+FAULTS = [RuntimeError, ValueError, AssertionError, IndexError, KeyError, TypeError, ZeroDivisionError]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, MemoryError, OSError, OddError])
 def test_a_photo_that_the_model_refuses_fails_alone_and_is_named(tmp_path, photos, fault):
     bright = photo(photos / "c2.png", level=255)
     found = outcomes(photos, tmp_path / "out", fault=fault)
@@ -275,6 +288,47 @@ def test_a_photo_that_cannot_be_read_fails_alone_and_is_named_once(tmp_path, pho
         "d.png",
         "e.png",
     ]
+
+
+def test_a_photo_that_needs_too_much_memory_to_be_read_fails_alone(tmp_path, photos, monkeypatch):
+    real = images.read
+
+    def read(source):
+        if source == photos / "c.png":
+            raise MemoryError
+        return real(source)
+
+    monkeypatch.setattr(images, "read", read)
+    found = outcomes(photos, tmp_path / "out")
+    (failure,) = [outcome for outcome in found if isinstance(outcome, Failure)]
+    assert failure.reason == f"{photos / 'c.png'}: there is not enough memory for it"
+    assert len(manifest(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENAMETOOLONG, "File name too long"), "File name too long"),
+        (PermissionError(errno.EACCES, "Permission denied", "out/c"), "out/c: Permission denied"),
+        (MemoryError("Unable to allocate 2.6 GiB"), "not enough memory for it (Unable to allocate 2.6 GiB)"),
+        (OddError("resize failed"), "resize failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_result_that_cannot_be_written_is_that_photos_failure(tmp_path, photos, monkeypatch, error, told):
+    real = images.writing
+
+    def writing(path):
+        if Path(path).name.startswith("c."):
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(images, "writing", writing)
+    found = outcomes(photos, tmp_path / "out")
+    (failure,) = [outcome for outcome in found if isinstance(outcome, Failure)]
+    assert failure.reason.startswith(f"{photos / 'c.png'}: ")
+    assert told in failure.reason
+    assert [Path(line["image"]).name for line in manifest(tmp_path / "out")] == ["a.png", "b.png", "d.png", "e.png"]
 
 
 def test_where_all_photos_fail_the_run_still_ends_and_the_manifest_is_empty(tmp_path):
