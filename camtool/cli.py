@@ -1,16 +1,19 @@
 """The command line: arguments, messages and exit codes. It is the only room that prints.
 
-Exit codes: 0 all fine, 1 some photos could not be explained, 2 the request cannot be served, 130 interrupted.
+Exit codes: 0 all fine, 1 some photos could not be explained, 2 the request cannot be served, 130 interrupted (Ctrl-C),
+143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import closing, redirect_stderr, redirect_stdout
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from enum import Enum
 from io import StringIO, TextIOWrapper
@@ -28,7 +31,7 @@ from camtool.errors import CamtoolError, ForwardError, format_count, format_perc
 
 if TYPE_CHECKING:
     from camtool.explanation import Explainer
-    from camtool.folder import Failure, Job, Output, Success
+    from camtool.folder import Failure, Output, Plan, Success
     from camtool.models import Loaded
 
 __all__ = ["app", "main"]
@@ -207,11 +210,11 @@ def run(
     kinds = _checked_kinds(save, folder.KINDS)
     overlay.palette(colormap)  # an unknown name is told before anything is loaded
     _check_no_models(paths)
-    jobs = folder.plan(paths, recursive=recursive, out=out)
+    planned = folder.plan(paths, recursive=recursive, out=out)
     settings = {"layer": layer, "merge": merge, "batch_size": batch_size, **_options(option)}
     explainer = _explainer(model, weights, labels, device.value, method, settings, quiet=quiet or as_json)
     output = folder.Output(out, kinds, format.value, alpha, colormap)
-    report = _Report(jobs, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
+    report = _Report(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
     raise typer.Exit(report.follow(explainer, _wants(target), batch_size))
 
 
@@ -326,11 +329,36 @@ def _read_labels(path: Path | None) -> list[str] | None:
     return [str(label) for label in labels]
 
 
+_MOST_SKIPPED = 5
+"""As many are listed by name."""
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: the run stops as it does at Ctrl-C."""
+
+
+@contextmanager
+def _stopping_at_sigterm() -> Iterator[None]:
+    """Raise :class:`_Terminated` at SIGTERM during the block, unless it is ignored; other threads cannot handle it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise _Terminated
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
 class _Report:
     """What a person is told of a run."""
 
-    def __init__(self, jobs: list[Job], output: Output, *, quiet: bool, verbose: bool, as_json: bool) -> None:
-        self._jobs, self._output = jobs, output
+    def __init__(self, planned: Plan, output: Output, *, quiet: bool, verbose: bool, as_json: bool) -> None:
+        self._jobs, self._skipped, self._output = planned.jobs, planned.skipped, output
         self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
         self._done: list[Success] = []
         self._failed: list[Failure] = []
@@ -339,18 +367,18 @@ class _Report:
         """Run, show how far it is, sum up; returns the exit code."""
         from camtool import folder, streaming
 
-        started, interrupted = time.perf_counter(), False
+        started, stopped = time.perf_counter(), 0
         outcomes = folder.run(explainer, self._jobs, wants, self._output, batch_size=batch_size)
         try:
-            with closing(outcomes), streaming.quiet(), self._progress() as progress:
+            with _stopping_at_sigterm(), closing(outcomes), streaming.quiet(), self._progress() as progress:
                 task = progress.add_task("Explaining", total=len(self._jobs))
                 for outcome in outcomes:
                     self._note(outcome)
                     progress.advance(task)
-        except KeyboardInterrupt:
-            interrupted = True
-        self._sum_up(time.perf_counter() - started, interrupted=interrupted)
-        return 130 if interrupted else 1 if self._failed else 0
+        except KeyboardInterrupt as stop:
+            stopped = 143 if isinstance(stop, _Terminated) else 130
+        self._sum_up(time.perf_counter() - started, interrupted=stopped > 0)
+        return stopped or (1 if self._failed else 0)
 
     def _progress(self) -> Progress:
         return Progress(
@@ -408,6 +436,14 @@ class _Report:
                 soft_wrap=True,
             )
         self._tell_warnings()
+        self._tell_skipped()
+
+    def _tell_skipped(self) -> None:
+        if self._skipped:
+            shown = [f"{escape(str(each.path))} ({each.reason})" for each in self._skipped[:_MOST_SKIPPED]]
+            more = len(self._skipped) - len(shown)
+            listed = ", ".join(shown) + (f" and {more:,} more" if more else "")
+            _out.print(f"[yellow]Skipped:[/] {listed}", soft_wrap=True)
 
     def _tell_warnings(self) -> None:
         """Each kind of warning once: those that differ in a number alone are of one kind."""
@@ -424,6 +460,7 @@ class _Report:
             "seconds": round(seconds, 3),
             "interrupted": interrupted,
             "explained": [asdict(entry) for success in self._done for entry in success.entries],
+            "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
             "failed": [{"image": str(f.job.source), "reason": f.reason} for f in self._failed],
         }
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
-import math
+import stat
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camtool import filenames, images, overlay
-from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, refuse_url
+from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError, refuse_url
+from camtool.manifest import MANIFEST, Entry, Manifest, open_manifest
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from camtool.explanation import Explainer, Explanation
 
-__all__ = ["KINDS", "MANIFEST", "Entry", "Failure", "Job", "Output", "Success", "plan", "run"]
-
-MANIFEST = "explanations.jsonl"
-"""The file in the output folder with one JSON line an explanation."""
+__all__ = ["KINDS", "MANIFEST", "Entry", "Failure", "Job", "Output", "Plan", "Skipped", "Success", "plan", "run"]
 
 KINDS = ("overlay", "heatmap", "mask", "raw")
 """What can be saved: the photo with the heatmap over it; the heatmap in colours; the photo times the heatmap; the
@@ -49,27 +45,54 @@ class Job:
     stem: Path
 
 
-def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> list[Job]:
+@dataclass(frozen=True)
+class Skipped:
+    """Something with the suffix of a picture, or a folder, that is neither opened nor entered.
+
+    Attributes:
+        path: Where it is.
+        reason: What it is, e.g. ``"a named pipe"``.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What paths stand for.
+
+    Attributes:
+        jobs: The photos, in a stable order, each once.
+        skipped: What was left out and may be missed.
+    """
+
+    jobs: list[Job]
+    skipped: list[Skipped]
+
+
+def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> Plan:
     """List the photos that paths stand for, and where the results of each go.
 
     Args:
         paths: Files, folders, or patterns such as ``"photos/**/*.jpg"``. A folder stands for the pictures in it; a
             file is taken whatever its suffix.
-        recursive: Take folders with all that is below them.
+        recursive: Take folders with all that is below them. Links to folders are not followed.
         out: The output folder; pictures below it are results, not photos, and are left out.
 
     Returns:
-        The jobs in a stable order, each photo once. The output tree mirrors that of each folder or pattern; where
-        several are given, each has a branch of its name.
+        The photos and what was skipped. The output tree mirrors that of each folder or pattern; where several are
+        given, each has a branch of its name.
 
     Raises:
-        ImageError: A path does not exist, nothing that it stands for is a picture, or it is the output folder.
+        ImageError: A path does not exist, is no file or folder, nothing that it stands for is a picture, or it is the
+            output folder.
     """
     branches = [_branch(path, recursive=recursive, out=out) for path in paths]
-    folders = [base for base, _ in branches if base is not None]
+    folders = [branch.base for branch in branches if branch.base is not None]
     placed: dict[Path, Path] = {}
     known: set[Path] = set()
-    for base, photos in branches:
+    for base, photos in ((branch.base, branch.photos) for branch in branches):
         for photo in photos:
             place = photo.parent.resolve() / photo.name  # however its path is spelled
             if place in known:
@@ -78,32 +101,62 @@ def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = No
             below = photo.relative_to(base) if base is not None else Path(photo.name)
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
-    return _without_collisions(placed)
+    skipped = {each.path: each for branch in branches for each in branch.skipped}
+    return Plan(_without_collisions(placed), [*skipped.values()])
 
 
-def _branch(path: str, *, recursive: bool, out: Path | None) -> tuple[Path | None, list[Path]]:
-    """The folder that a path's results mirror (``None`` for a single file) and the photos it stands for."""
+@dataclass(frozen=True)
+class _Branch:
+    """What one path stands for: its photos, the folder that their results mirror, if any, and what is skipped."""
+
+    base: Path | None
+    photos: list[Path]
+    skipped: list[Skipped]
+
+
+def _branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
     refuse_url("path", path, ImageError)
     if Path(path).is_file():
-        return None, [Path(path)]
+        return _Branch(None, [Path(path)], [])
     if Path(path).is_dir():
         base = Path(path)
         if out is not None and base.resolve() == out.resolve():
             raise ImageError(f"path {path!r} is the output folder too; give the results another folder with --out.")
-        below = base.rglob("*") if recursive else base.glob("*")
-        found = (each for each in below if not any(part.startswith(".") for part in each.relative_to(base).parts))
+        found = sorted(base.rglob("*") if recursive else base.glob("*"))
+        found = [each for each in found if not any(part.startswith(".") for part in each.relative_to(base).parts)]
     elif glob.has_magic(path):
         fixed = [*_until_magic(Path(path).parts)]
         base = Path(*fixed) if fixed else Path()
-        found = (Path(match) for match in glob.glob(path, recursive=True))  # noqa: PTH207 (Path's takes no absolute one)
+        found = sorted(Path(match) for match in glob.glob(path, recursive=True))  # noqa: PTH207 (Path's takes no absolute one)
     else:
-        raise ImageError(f"path {path!r}: there is no such file or folder.")
+        raise ImageError(f"path {path!r}: {_describe_odd(Path(path)) or 'there is no such file or folder'}.")
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
-    photos = sorted(photo for photo in found if _is_photo(photo, results))
+    photos = [photo for photo in found if _is_photo(photo, results)]
+    is_entered = recursive and Path(path).is_dir()
+    skipped = [Skipped(each, reason) for each in found if (reason := _skip_reason(each, is_entered=is_entered))]
     if not photos:
         hint = " Its subfolders are read with --recursive." if Path(path).is_dir() and not recursive else ""
-        raise ImageError(f"path {path!r}: no pictures there.{hint}")
-    return base, photos
+        left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
+        raise ImageError(f"path {path!r}: no pictures there.{left_out}{hint}")
+    return _Branch(base, photos, skipped)
+
+
+def _skip_reason(path: Path, *, is_entered: bool) -> str | None:
+    """Return what a found path is, if the user may take it for a photo or a folder of photos that is read."""
+    if is_entered and path.is_symlink() and path.is_dir():
+        return "a link to a folder, which is not followed"
+    return _describe_odd(path) if path.suffix.lower() in images.SUFFIXES else None
+
+
+def _describe_odd(path: Path) -> str | None:
+    """Return what a path is that exists and is neither a file nor a folder; nothing for others."""
+    try:
+        return _ODD.get(stat.S_IFMT(path.stat().st_mode))
+    except OSError:
+        return "a broken link" if path.is_symlink() else None
+
+
+_ODD = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def _until_magic(parts: Iterable[str]) -> Iterator[str]:
@@ -154,35 +207,6 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the manifest: one photo, class and method.
-
-    Attributes:
-        image: Where the photo is.
-        method: The method's name.
-        layer: The layer's name.
-        label: What was explained.
-        index: The index of the class.
-        score: The target's value.
-        probability: The class' probability.
-        warnings: Reasons not to trust the map.
-        box: ``(x0, y0, x1, y1)`` on the photo, of the detection that was explained; ``None`` for anything else.
-        files: Kind → what was written, relative to the output folder.
-    """
-
-    image: str
-    method: str
-    layer: str
-    label: str
-    index: int | None
-    score: float
-    probability: float | None
-    warnings: tuple[str, ...]
-    box: tuple[float, float, float, float] | None
-    files: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Success:
     """A photo that was explained, and what was written about it."""
 
@@ -218,10 +242,11 @@ def run(
         TargetError: The model has no such class. This, as what follows, concerns all photos alike.
         MethodError: The model cannot serve the method. Where a method cannot serve some of the photos, e.g. one that
             is too large for it, these are failures.
+        CamtoolError: Another run writes to the output folder.
         OSError: The disk is full, damaged or read-only; or the output folder cannot be used.
     """
     served = False
-    with _manifest(output.folder) as manifest:
+    with open_manifest(output.folder) as manifest:
         writer = _Writer(output, manifest)
         for start in range(0, len(jobs), batch_size):
             for job, explained in _explained_or_not(
@@ -303,33 +328,6 @@ def _flat(nested: Any) -> list[Explanation]:
 # ----------------------------------------------------------------------------------------------------- writing
 
 
-@contextmanager
-def _manifest(folder: Path) -> Iterator[TextIO]:
-    """The manifest's file. It takes its final name at the end, of an interrupted run too: its lines are whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{MANIFEST}.part"
-    try:
-        # A photo's name may hold bytes that are no text; the escape for them is also JSON's own.
-        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            yield file
-    except CamtoolError:  # the request cannot be served; if that showed at once, the run before it stays on record
-        if not part.stat().st_size:
-            part.unlink()
-        raise
-    finally:
-        if part.is_file():
-            part.replace(folder / MANIFEST)
-
-
-def _line(entry: Entry) -> str:
-    """An entry as a line of JSON, which has no word for what is not a finite number but ``null``."""
-    fields = asdict(entry)
-    for name in ("score", "probability"):
-        if fields[name] is not None and not math.isfinite(fields[name]):
-            fields[name] = None
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors that the next photo would meet as well."""
 
@@ -339,10 +337,10 @@ class _Writer:
 
     Args:
         output: Where the results go.
-        manifest: The file that gets a line for each result.
+        manifest: It gets a line for each result.
     """
 
-    def __init__(self, output: Output, manifest: TextIO) -> None:
+    def __init__(self, output: Output, manifest: Manifest) -> None:
         self._output, self._manifest = output, manifest
         self._taken: set[str] = set()
 
@@ -356,13 +354,13 @@ class _Writer:
         try:
             for name, explanation in zip(_names(job, explanations), explanations, strict=True):
                 entry = _entry(job, explanation, self._write_kinds(explanation, job.stem.with_name(name)))
-                self._manifest.write(_line(entry))
-                self._manifest.flush()
+                self._manifest.add(entry)
                 entries.append(entry)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
                 raise
             return Failure(job, f"{job.source}: {_reason(error)}")
+        self._manifest.complete(str(job.source))
         return Success(job, entries)
 
     def _write_kinds(self, explanation: Explanation, place: Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ from PIL import Image, UnidentifiedImageError
 from camtool.errors import ImageError, refuse_url
 from camtool.tiff import first_tags, is_reduced_page, is_tiff, surplus_bands, tags_of
 
-__all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "notes_of", "read", "show", "write", "writing"]
+__all__ = ["SUFFIXES", "ImageSource", "Shown", "encode", "naming", "notes_of", "read", "show", "write", "writing"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
 """What `read` takes: a path, the bytes of a file, a PIL image, or an array.
@@ -236,17 +236,29 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         The file to write to. It lies beside `path` under a hidden, temporary name.
 
     Raises:
-        OSError: The disk or a folder refuses.
+        OSError: The disk or a folder refuses; its ``filename`` is `path`.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as stream:
-            yield stream
-        temporary.replace(target)
+        with naming(path):
+            with temporary.open("xb") as stream:
+                yield stream
+            temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let each OSError of the block name the path that the user knows; that of a full disk names none by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 # From a source to a decoded picture

@@ -22,6 +22,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "manifest": {"errors", "escapes", "images", "locking"},
+    "escapes": set(),
+    "locking": set(),
     "filenames": set(),
     "arguments": {"errors"},
     "input_checks": {"errors", "inputs"},
@@ -245,7 +248,7 @@ ROOMS = {
         "targets",
     },
     "candidates": {"arguments", "errors", "inputs", "layers", "models", "pictures", "structures", "tables"},
-    "folder": {"errors", "explanation", "filenames", "images", "overlay"},
+    "folder": {"errors", "explanation", "filenames", "images", "manifest", "overlay"},
     "figures": {"figures.activity", "figures.explained", "figures.filters", "figures.paper"},
     "figures.activity": {
         "arguments",

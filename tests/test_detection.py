@@ -372,7 +372,7 @@ def test_a_folder_tells_the_box_and_goes_on_where_nothing_was_found(tmp_path: Pa
     for name, photo in (("a", TWO), ("b", 0 * TWO), ("c", TWO.flip(1))):
         Image.fromarray((photo * 255).byte().movedim(0, -1).numpy()).save(tmp_path / f"{name}.png")
     out = tmp_path / "out"
-    outcomes = list(run(camtool.Explainer(Spots()), plan([str(tmp_path)]), None, Output(out)))
+    outcomes = list(run(camtool.Explainer(Spots()), plan([str(tmp_path)]).jobs, None, Output(out)))
     assert [type(each) for each in outcomes] == [Success, Failure, Success]
     assert "found nothing in this image" in outcomes[1].reason  # type: ignore[union-attr]
     lines = [json.loads(line) for line in (out / "explanations.jsonl").read_text().splitlines()]
@@ -382,7 +382,7 @@ def test_a_folder_tells_the_box_and_goes_on_where_nothing_was_found(tmp_path: Pa
 
 def test_a_folder_of_photos_without_the_class_ends_with_failures(tmp_path: Path) -> None:
     Image.fromarray((TWO * 255).byte().movedim(0, -1).numpy()).save(tmp_path / "a.png")
-    (outcome,) = run(camtool.Explainer(Spots()), plan([str(tmp_path)]), 3, Output(tmp_path / "out"))
+    (outcome,) = run(camtool.Explainer(Spots()), plan([str(tmp_path)]).jobs, 3, Output(tmp_path / "out"))
     assert isinstance(outcome, Failure)
     assert "found no class 3" in outcome.reason
 

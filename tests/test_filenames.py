@@ -71,7 +71,7 @@ def written(out: Path) -> list[str]:
 
 
 def explain(model: camtool.Loaded, out: Path, photos: list[Path], wants: object, kinds=("raw",), method="gradcam"):
-    jobs = plan([str(path) for path in photos])
+    jobs = plan([str(path) for path in photos]).jobs
     outcomes = list(run(camtool.Explainer(model, method), jobs, wants, Output(out, kinds)))
     assert [type(outcome) for outcome in outcomes] == [Success] * len(photos), outcomes
     return lines(out)
@@ -127,9 +127,10 @@ def test_long_names_that_differ_at_their_ends_stay_apart(tmp_path):
 def test_photos_that_only_some_file_systems_tell_apart_do_not_share_results(tmp_path, names):
     for folder, name in zip("xy", names, strict=True):
         photo(tmp_path / folder / name)
-    jobs = plan([str(tmp_path / folder / name) for folder, name in zip("xy", names, strict=True)])
+    paths = [str(tmp_path / folder / name) for folder, name in zip("xy", names, strict=True)]
+    jobs = plan(paths).jobs
     assert len({fold(job.stem.as_posix()) for job in jobs}) == 2
-    assert jobs == plan([str(tmp_path / folder / name) for folder, name in zip("xy", names, strict=True)])
+    assert jobs == plan(paths).jobs
 
 
 def test_a_result_never_takes_the_place_of_another_of_the_same_run(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from camtool import images
 from camtool.folder import KINDS, MANIFEST, Failure, Job, Output, Success, plan, run
 from camtool.targets import Top
 
+posix = pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and such links are POSIX's")
 SIZE = 16
 TOP = Top(1)
 
@@ -41,7 +43,7 @@ def broken(path: Path) -> Path:
 
 def planned(paths: Sequence[Path], **options) -> dict[str, str]:
     """File's name → stem, of a plan."""
-    return {job.source.name: job.stem.as_posix() for job in plan([str(path) for path in paths], **options)}
+    return {job.source.name: job.stem.as_posix() for job in plan([str(path) for path in paths], **options).jobs}
 
 
 # ---------------------------------------------------------------------------------------------------------- plan
@@ -82,7 +84,7 @@ def test_a_file_is_taken_whatever_it_is_called(tmp_path):
     odd = [tmp_path / name for name in ("picture", ".hidden.jpg", "photo.dat", "a[1]*.png")]
     for path in odd:
         photo(path.with_suffix(".png")).rename(path)
-    assert [job.source for job in plan([str(path) for path in odd])] == odd
+    assert [job.source for job in plan([str(path) for path in odd]).jobs] == odd
 
 
 @pytest.mark.parametrize("hidden", [".a.jpg", "._a.jpg", ".thumbnails/a.jpg", "x/.cache/deep/a.jpg"])
@@ -120,7 +122,7 @@ def test_results_of_an_earlier_run_are_no_photos(tmp_path, monkeypatch):
     ],
 )
 def test_no_two_results_meet(tmp_path, names):
-    stems = [job.stem for job in plan([str(photo(tmp_path / name)) for name in names])]
+    stems = [job.stem for job in plan([str(photo(tmp_path / name)) for name in names]).jobs]
     assert len(stems) == len(names) == len({*stems})
 
 
@@ -134,7 +136,7 @@ def test_two_photos_of_one_name_keep_their_suffixes(tmp_path):
 def test_two_folders_of_one_name_do_not_meet(tmp_path):
     for name in ("x/photos/1.jpg", "y/photos/1.jpg", "y/photos/2.jpg"):
         photo(tmp_path / name)
-    jobs = plan([str(tmp_path / "x" / "photos"), str(tmp_path / "y" / "photos")])
+    jobs = plan([str(tmp_path / "x" / "photos"), str(tmp_path / "y" / "photos")]).jobs
     assert len(jobs) == len({job.stem for job in jobs}) == 3
 
 
@@ -142,7 +144,7 @@ def test_a_photo_is_explained_once_however_often_and_however_its_path_is_spelled
     photo(tmp_path / "x" / "a.jpg")
     monkeypatch.chdir(tmp_path)
     spellings = ["x/a.jpg", "x/a.jpg", "./x/a.jpg", "x/../x/a.jpg", str(tmp_path / "x" / "a.jpg"), "x", ".", "x/*"]
-    assert plan(spellings, recursive=True) == [Job(Path("x/a.jpg"), Path("a"))]
+    assert plan(spellings, recursive=True).jobs == [Job(Path("x/a.jpg"), Path("a"))]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,48 @@ def test_nothing_to_explain_is_an_error_that_names_the_path(tmp_path, monkeypatc
     photo(Path("a.jpg"))
     with pytest.raises(camtool.ImageError, match=match):
         plan(["a.jpg", path])
+
+
+@posix
+def test_what_is_no_file_is_told_and_never_opened(tmp_path):
+    folder = tmp_path / "photos"
+    photo(folder / "a.png")
+    photo(tmp_path / "elsewhere" / "b.png")
+    os.mkfifo(folder / "pipe.png")
+    (folder / "gone.jpg").symlink_to(tmp_path / "none")
+    (folder / "loop.jpg").symlink_to(folder / "loop.jpg")
+    (folder / "null.png").symlink_to("/dev/null")
+    (folder / "linked.png").symlink_to(tmp_path / "elsewhere" / "b.png")
+    (folder / "album").symlink_to(tmp_path / "elsewhere")
+    (folder / ".hidden.png").symlink_to(tmp_path / "none")
+    os.mkfifo(folder / "notes.txt")
+    with socket.socket(socket.AF_UNIX) as served:
+        monkey = Path.cwd()
+        os.chdir(folder)  # the path of a socket is short
+        try:
+            served.bind("served.webp")
+        finally:
+            os.chdir(monkey)
+        found = plan([str(folder)], recursive=True)
+    assert [job.source.name for job in found.jobs] == ["a.png", "linked.png"]
+    assert {each.path.name: each.reason for each in found.skipped} == {
+        "album": "a link to a folder, which is not followed",
+        "gone.jpg": "a broken link",
+        "loop.jpg": "a broken link",
+        "null.png": "a device",
+        "pipe.png": "a named pipe",
+        "served.webp": "a socket",
+    }
+    assert "album" not in {each.path.name for each in plan([str(folder)]).skipped}
+
+
+@posix
+def test_a_path_or_a_folder_that_is_nothing_but_a_pipe_says_so(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(camtool.ImageError, match=r"pipe\.png': a named pipe"):
+        plan([str(tmp_path / "pipe.png")])
+    with pytest.raises(camtool.ImageError, match=r"no pictures there\. .*pipe\.png is a named pipe"):
+        plan([str(tmp_path)])
 
 
 # ----------------------------------------------------------------------------------------------------------- run
@@ -191,7 +235,7 @@ def explainer(labels: Sequence[str] | None = ("ant", "bee", "cat"), fault=Runtim
 
 
 def outcomes(folder: Path, out: Path, want=(TOP,), kinds=("raw",), batch_size=8, **options):
-    jobs = plan([str(folder)], recursive=True, out=out)
+    jobs = plan([str(folder)], recursive=True, out=out).jobs
     return list(run(explainer(**options), jobs, list(want), Output(out, kinds), batch_size=batch_size))
 
 
@@ -247,7 +291,7 @@ def test_the_batch_size_does_not_matter(tmp_path, photos, batch_size):
 
 
 def test_a_single_want_is_explained_as_a_list_of_one_is(tmp_path, photos):
-    jobs = plan([str(photos)])
+    jobs = plan([str(photos)]).jobs
     found = [[*run(explainer(), jobs, want, Output(tmp_path / "out"))] for want in (None, [None], "bee", ["bee"])]
     assert {type(outcome) for outcomes in found for outcome in outcomes} == {Success}
     assert found[2] == found[3]
@@ -367,7 +411,7 @@ def test_a_disk_that_refuses_ends_the_run_and_the_manifest_has_whole_lines(tmp_p
         return real(path)
 
     monkeypatch.setattr(images, "writing", writing)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*d\.gradcam"):
         outcomes(photos, tmp_path / "out")
     out = tmp_path / "out"
     assert [(out / line["files"]["raw"]).is_file() for line in manifest(out)] == [True] * 3
@@ -375,7 +419,7 @@ def test_a_disk_that_refuses_ends_the_run_and_the_manifest_has_whole_lines(tmp_p
 
 
 def test_leaving_the_run_early_keeps_whole_lines(tmp_path, photos):
-    jobs = plan([str(photos)])
+    jobs = plan([str(photos)]).jobs
     outcome = run(explainer(), jobs, [Top(1)], Output(tmp_path / "out"), batch_size=1)
     next(outcome)
     next(outcome)
@@ -388,7 +432,7 @@ def test_an_output_folder_that_cannot_be_used_is_an_oserror_about_it(tmp_path, p
     with pytest.raises(FileExistsError):
         outcomes(photos, tmp_path / "out")
     (tmp_path / "locked" / f".{MANIFEST}.part").mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match=MANIFEST):
         outcomes(photos, tmp_path / "locked")
 
 
@@ -396,7 +440,7 @@ def test_an_output_folder_that_cannot_be_used_is_an_oserror_about_it(tmp_path, p
 def test_a_name_that_is_no_text_is_a_name(tmp_path):
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")
     photo(tmp_path / "plain.png").rename(odd)
-    (outcome,) = run(explainer(), plan([odd]), [Top(1)], Output(tmp_path / "out"))
+    (outcome,) = run(explainer(), plan([odd]).jobs, [Top(1)], Output(tmp_path / "out"))
     (line,) = manifest(tmp_path / "out")
     assert (line["image"], isinstance(outcome, Success)) == (odd, True)
     assert (tmp_path / "out" / line["files"]["overlay"]).is_file()
@@ -455,7 +499,7 @@ def served(tmp_path: Path, levels: Sequence[int], batch_size: int = 8) -> list[t
     explainer = camtool.Explainer(Pixels().eval(), picky, "pixels", transform=plain)
     for number, level in enumerate(levels):
         photo(tmp_path / "in" / f"{number}.png", level)
-    jobs = plan([str(tmp_path / "in")])
+    jobs = plan([str(tmp_path / "in")]).jobs
     outcomes = run(explainer, jobs, TOP, Output(tmp_path / "out", ["raw"], "png", 0.5, "turbo"), batch_size=batch_size)
     return [type(outcome) for outcome in outcomes]
 
