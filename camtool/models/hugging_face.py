@@ -40,7 +40,7 @@ def from_hugging_face(name: str, weights: str | PathLike[str] | None = None) -> 
     """A model for pictures of Hugging Face.
 
     Its configuration says of which class it is: one that classifies, segments, detects, makes embeddings, or compares
-    pictures with texts. No code of the hub is run.
+    pictures with texts. No code of the folder or of the hub is run.
 
     Args:
         name: ``"org/name"`` on the hub, or a folder that ``save_pretrained`` wrote.
@@ -48,7 +48,7 @@ def from_hugging_face(name: str, weights: str | PathLike[str] | None = None) -> 
 
     Raises:
         ModelError: transformers is not installed; there is no such model; it is none for pictures; or its weights
-            cannot be had or do not fit.
+            cannot be had or do not fit; or it needs code of its own.
     """
     source = _source(name)
     kind, config = _kind(source)
@@ -122,9 +122,14 @@ def _transform(source: str, **options: Any) -> Transform | None:
 
     read: Callable[..., Any] = AutoImageProcessor.from_pretrained
     try:
-        processor = read(source, **options)
-    except (OSError, ValueError, KeyError, ImportError):  # the model was saved without one, or with none of use here
-        return None
+        processor = read(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if _needs_own_code(error):
+            raise ModelError(
+                f"model 'hf:{source}' prepares images by Python code of its own, which camtool does not run. If you "
+                "trust it, load it yourself with transformers, and pass camtool.Loaded(model, transform, labels)."
+            ) from error
+        return None  # the model was saved without one, or with none of use here
     of_timm: Transform | None = getattr(processor, "val_transforms", None)
     return of_timm or Preparation(processor)
 
@@ -158,7 +163,7 @@ def hugging_face_tokenizer(model: nn.Module, source: str) -> Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(source)
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
             where = f"from {source!r} ({_first_line(error)})" if source else "because the model was not loaded"
             raise ModelError(
@@ -216,7 +221,7 @@ def _kind(source: str) -> tuple[Any, Any]:
     from transformers import AutoConfig
 
     with _told(source):
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     names = config.architectures or []
     kind = next((getattr(_transformers(), name) for name in names if hasattr(_transformers(), name)), None)
     if kind is None:
@@ -236,10 +241,11 @@ def _kind(source: str) -> tuple[Any, Any]:
 
 def _trained(kind: Any, source: str) -> nn.Module:
     with _told(source):
-        model, told = kind.from_pretrained(source, output_loading_info=True)
+        model, told = kind.from_pretrained(source, output_loading_info=True, trust_remote_code=False)
         missing = sorted({*told["missing_keys"], *(entry[0] for entry in told.get("mismatched_keys", ()))})
         if missing and _is_a_pooler(missing) and "add_pooling_layer" in signature(kind).parameters:
-            model, missing = kind.from_pretrained(source, add_pooling_layer=False), []
+            model = kind.from_pretrained(source, add_pooling_layer=False, trust_remote_code=False)
+            missing = []
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ModelError(
@@ -263,12 +269,22 @@ def _told(source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if _needs_own_code(error):
+            raise ModelError(
+                f"model 'hf:{source}' needs Python code of its own, which camtool does not run. If you trust it, load "
+                "it yourself with transformers, and pass the model."
+            ) from error
         raise ModelError(
             f"model 'hf:{source}' could not be had: {_first_line(error)}. Without internet, give a folder that "
             "save_pretrained wrote: 'hf:FOLDER'."
         ) from error
     except ImportError as error:
         raise ModelError(f"model 'hf:{source}' needs more to be installed: {_first_line(error)}.") from error
+
+
+def _needs_own_code(error: Exception) -> bool:
+    """Return True if transformers wants to run code of a folder or of the hub."""
+    return "trust_remote_code" in str(error)
 
 
 def _first_line(error: Exception) -> str:
