@@ -3,12 +3,14 @@
 ``camtool.explain(model, "photo.jpg").save("where.png")`` is the whole of it; the README tells more.
 """
 
-from __future__ import annotations
-
+# Import only what Python has loaded already: `python -m camtool` looks in the working directory first, until
+# camtool.__main__ stops that, which runs after this module. So no typing, and no __future__.
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from camtool.candidates import Candidates, candidate_layers
     from camtool.comparing import Comparison, compare
     from camtool.errors import (
@@ -95,7 +97,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _ROOMS:
         return import_module(f"camtool.{name}")
     if name not in _HOMES:

@@ -101,8 +101,6 @@ class Scale(str, Enum):
 
 def main() -> None:
     """The installed command: runs :data:`app` and turns what camtool raises into a sentence and an exit code."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # so that --model package.module:factory finds what lies where the person works
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a photo's name may hold bytes that are no text
     try:

@@ -1,13 +1,19 @@
 """Code that lies in a model's folder, or beside the photos, and is not run unless the user names it."""
 
+# ruff: noqa: F401, F811  fixtures of the other file are used by name
+
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from test_cli import TINY, camtool_, photo, photos, subprocess_of
 from test_models_hugging_face import PHOTO, TEXT, clip, tokenizer, vit
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -78,3 +84,74 @@ def test_a_tokenizers_code_is_left_for_the_librarys_own(tmp_path, mark):
     loaded = camtool.load(f"hf:{folder}")
     camtool.explain(loaded, PHOTO, TEXT)
     assert not mark.exists()
+
+
+# -------------------------------------------------------------------------------------------- the working directory
+
+LIBRARIES = ["numpy", "torch", "typer", "rich", "PIL", "cv2", "torchvision", "accimage"]
+STANDARD = ["__future__", "typing", "json", "dataclasses", "enum", "random", "signal", "hashlib", "socket"]
+
+
+def evil(folder: Path, *names: str) -> Path:
+    """Modules of these names in a folder; each leaves a file in ``ran`` when it is imported."""
+    ran = folder / "ran"
+    ran.mkdir()
+    for name in names:
+        (folder / f"{name}.py").write_text(f"open({str(ran / name)!r}, 'w').close()\nraise ImportError('evil')\n")
+    return ran
+
+
+@pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", False), ("demo", True)])
+def test_a_module_beside_the_photos_is_not_taken_for_a_library(photos, tmp_path, monkeypatch, model, safe):
+    if safe:
+        monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    ran = evil(tmp_path, *LIBRARIES, *STANDARD)
+    process = subprocess_of("photos", "--model", model, cwd=tmp_path)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert [*ran.iterdir()] == []
+
+
+def test_the_installed_command_does_not_look_in_the_working_directory(photos, tmp_path):
+    ran = evil(tmp_path, *LIBRARIES, *STANDARD)
+    script = (
+        "import sys; del sys.path[0]; from camtool.cli import main; main()"  # as an installed script: not from here
+    )
+    command = [sys.executable, "-c", script, "photos", "--model", "demo", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(camtool.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr, [*ran.iterdir()]) == (0, "", [])
+
+
+def test_a_factory_beside_the_photos_is_imported_with_its_neighbors_and_no_more(photos, tmp_path):
+    ran = evil(tmp_path, "numpy", "json")
+    (tmp_path / "layers_of_mine.py").write_text("from test_cli import tiny\n")
+    (tmp_path / "nets_of_mine.py").write_text(
+        "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
+    )
+    process = subprocess_of("photos", "--model", "nets_of_mine:make", cwd=tmp_path)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert [*ran.iterdir()] == []
+
+
+def test_the_working_directory_is_on_the_path_while_the_factory_is_imported_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", before := [place for place in sys.path if place not in ("", str(tmp_path))])
+    (tmp_path / "seen_path.py").write_text(
+        "import sys, torch\nseen = [*sys.path]\ndef make():\n    return torch.nn.Linear(2, 2)\n"
+        "def fail():\n    raise KeyError(1)\n"
+    )
+    expected = [*before]
+    camtool.load("seen_path:make")
+    assert sys.modules.pop("seen_path").seen == [*expected, str(tmp_path)]
+    with pytest.raises(KeyError):
+        camtool.load("seen_path:fail")
+    assert sys.path == expected
+    camtool.load("demo")
+    assert sys.path == expected
+
+
+def test_a_function_that_the_module_found_lacks_is_told_with_the_modules_file(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("def make(): ...")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"torch \(.*__init__\.py\) has no function 'make_mine'"):
+        camtool.load("torch:make_mine")
