@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from camtool.errors import CamtoolError, ForwardError, format_count, format_percent, near
+from camtool.escapes import show_hidden
 
 if TYPE_CHECKING:
     from camtool.explanation import Explainer
@@ -55,8 +57,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
+_out = Console(highlight=False, emoji=False)
+_err = Console(stderr=True, highlight=False, emoji=False)
 
 
 class Device(str, Enum):
@@ -111,8 +113,14 @@ def main() -> None:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
+def escape(text: str) -> str:
+    """Return text as rich's markup that shows it as it is: names of files, labels and texts may come from anywhere."""
+    return markup.escape(show_hidden(text))
+
+
 def _fail(message: str) -> NoReturn:
-    _err.print(f"[bold red]Error:[/] {escape(message)}", soft_wrap=not _err.is_terminal)
+    lines = "\n  ".join(escape(line) for line in message.split("\n"))  # a name must not begin a line of its own
+    _err.print(f"[bold red]Error:[/] {lines}", soft_wrap=not _err.is_terminal)
     raise SystemExit(2)
 
 
@@ -256,7 +264,7 @@ def _loaded(model: str, weights: str | None, labels: Path | None, device: str, *
     from camtool.models import load
 
     where = _device(device)
-    waiting = redirect_stderr(StringIO()) if quiet else _err.status(f"Loading {escape(model)} ...")
+    waiting = redirect_stderr(StringIO()) if quiet else _err.status(Text(f"Loading {show_hidden(model)} ..."))
     # Standard output is for results; torch tells of its downloads there, older ones on standard error.
     with waiting, redirect_stdout(sys.stderr):
         return load(model, weights, labels=_read_labels(labels), device=where)
@@ -399,14 +407,14 @@ class _Report:
         if self._verbose:
             for entry in outcome.entries:
                 chance = "" if entry.probability is None else f" {format_percent(entry.probability, 1)}"
-                line = f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{entry.method}[/]"
+                line = f"{escape(entry.image)}  [bold]{escape(entry.label)}[/]{chance}  [dim]{escape(entry.method)}[/]"
                 _out.print(line, soft_wrap=True)
                 for warning in entry.warnings:
                     _out.print(f"  [yellow]{escape(warning)}[/]", soft_wrap=True)
 
     def _sum_up(self, seconds: float, *, interrupted: bool) -> None:
         if self._as_json:
-            _out.print_json(json.dumps(self._summary(seconds, interrupted=interrupted)))
+            _out.print_json(json.dumps(self._summary(seconds, interrupted=interrupted)), ensure_ascii=True)
             return
         if not self._quiet:
             self._tell(seconds, interrupted=interrupted)

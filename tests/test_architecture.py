@@ -332,6 +332,7 @@ ROOMS = {
         "candidates",
         "demo.tour",
         "errors",
+        "escapes",
         "explanation",
         "figures",
         "figures.paper",

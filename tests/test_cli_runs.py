@@ -12,12 +12,15 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from test_cli import (
     SLOW,
+    TINY,
     Net,
     assert_refused,
     camtool_,
@@ -119,3 +122,72 @@ def test_what_is_skipped_is_told_in_a_line_at_the_end(explained, photos):
     told = json.loads(explained("--json").out)
     assert told["skipped"][0] == {"path": "photos/gone.png", "reason": "a broken link"}
     assert len(told["skipped"]) == 7
+
+
+# ------------------------------------------------------------------------------- names and labels from anywhere
+
+ODD = "a\x1b[31m\nb\u202e\x9b:smile:[red]"
+SHOWN = r"a\x1b[31m\nb\u202e\x9b:smile:[red]"
+
+
+@pytest.fixture
+def odd(photos) -> Path:
+    """A photo, and labels of the tiny model, with what a terminal would obey in their names."""
+    if os.name != "posix":
+        pytest.skip("such names of files are POSIX's")
+    Path("labels.json").write_text(json.dumps([ODD, ODD + "1", ODD + "2", ODD + "3"]))
+    return (photos / "a.png").rename(photos / f"{ODD}.png")
+
+
+def test_names_and_labels_are_shown_and_not_obeyed(explained, odd):
+    said = explained(odd, "--labels", "labels.json", "--verbose")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.replace("\n", "").isprintable()
+    first = said.out.splitlines()[0]
+    assert f"/photos/{SHOWN}.png  {SHOWN}" in first
+    (line,) = lines()
+    assert (line["image"], line["label"][: len(ODD)]) == (str(odd), ODD)
+    assert Path("out", "explanations.jsonl").read_text(encoding="utf-8").rstrip("\n").isprintable()
+
+
+def test_names_in_json_are_the_names(explained, odd):
+    said = explained(odd, "--labels", "labels.json", "--json")
+    assert said.out.replace("\n", "").isprintable()
+    assert json.loads(said.out)["explained"] == lines()
+
+
+@pytest.mark.parametrize("where", ["failed", "skipped", "missing", "option", "model", "layer"])
+def test_names_in_messages_are_shown_and_not_obeyed(explained, camtool_, odd, where):
+    if where == "failed":
+        odd.write_bytes(b"no picture")
+        said = explained()
+    elif where == "skipped":
+        odd.unlink()
+        odd.symlink_to("none")
+        said = explained()
+    elif where == "missing":
+        said = camtool_(f"{ODD}.jpg", "--model", TINY)
+    elif where == "option":
+        said = explained("--option", ODD)
+    elif where == "model":
+        said = camtool_("photos", "--model", TINY, "--weights", f"{ODD}.pth")
+    else:
+        said = explained("--layer", ODD)
+    told = said.out + said.err
+    assert told.replace("\n", "").isprintable()
+    assert r"\x1b[31m\nb\u202e\x9b" in told.replace("\\\\", "\\")
+    assert ":smile:" in told
+    assert "Traceback" not in told
+
+
+def test_the_name_of_a_model_is_shown_while_it_is_loaded(camtool_, photos, monkeypatch):
+    drawn = StringIO()
+    monkeypatch.setattr(cli, "_err", Console(file=drawn, force_terminal=True, emoji=False, width=200))
+    camtool_("photos", "--model", f"{ODD}:make")
+    assert f"Loading {SHOWN}:make ..." in drawn.getvalue()
+
+
+def test_a_message_of_several_lines_cannot_begin_a_line_of_its_own(capsys):
+    with pytest.raises(SystemExit):
+        cli._fail("the weights do not fit\nError: \x1b[2Jall is well")
+    assert capsys.readouterr().err == "Error: the weights do not fit\n  Error: \\x1b[2Jall is well\n"
