@@ -118,27 +118,33 @@ def _branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
     refuse_url("path", path, ImageError)
     if Path(path).is_file():
         return _Branch(None, [Path(path)], [])
-    if Path(path).is_dir():
-        base = Path(path)
-        if out is not None and base.resolve() == out.resolve():
-            raise ImageError(f"path {path!r} is the output folder too; give the results another folder with --out.")
-        found = sorted(base.rglob("*") if recursive else base.glob("*"))
-        found = [each for each in found if not any(part.startswith(".") for part in each.relative_to(base).parts)]
-    elif glob.has_magic(path):
-        fixed = [*_until_magic(Path(path).parts)]
-        base = Path(*fixed) if fixed else Path()
-        found = sorted(Path(match) for match in glob.glob(path, recursive=True))  # noqa: PTH207 (Path's takes no absolute one)
-    else:
-        raise ImageError(f"path {path!r}: {_describe_odd(Path(path)) or 'there is no such file or folder'}.")
+    is_folder = Path(path).is_dir()
+    base, found = _in_folder(Path(path), recursive=recursive, out=out) if is_folder else _in_pattern(path)
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
     photos = [photo for photo in found if _is_photo(photo, results)]
-    is_entered = recursive and Path(path).is_dir()
+    is_entered = recursive and is_folder
     skipped = [Skipped(each, reason) for each in found if (reason := _skip_reason(each, is_entered=is_entered))]
     if not photos:
-        hint = " Its subfolders are read with --recursive." if Path(path).is_dir() and not recursive else ""
+        hint = " Its subfolders are read with --recursive." if is_folder and not recursive else ""
         left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
         raise ImageError(f"path {path!r}: no pictures there.{left_out}{hint}")
     return _Branch(base, photos, skipped)
+
+
+def _in_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path, list[Path]]:
+    """Return the folder, and all in it that is not hidden."""
+    if out is not None and base.resolve() == out.resolve():
+        raise ImageError(f"path {str(base)!r} is the output folder too; give the results another folder with --out.")
+    found = sorted(base.rglob("*") if recursive else base.glob("*"))
+    return base, [each for each in found if not any(part.startswith(".") for part in each.relative_to(base).parts)]
+
+
+def _in_pattern(pattern: str) -> tuple[Path, list[Path]]:
+    """Return the folder that the pattern begins with, and all that the pattern matches."""
+    if not glob.has_magic(pattern):
+        raise ImageError(f"path {pattern!r}: {_describe_odd(Path(pattern)) or 'there is no such file or folder'}.")
+    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  Path's takes no absolute one
+    return Path(*_until_magic(Path(pattern).parts)), sorted(map(Path, matches))
 
 
 def _skip_reason(path: Path, *, is_entered: bool) -> str | None:
