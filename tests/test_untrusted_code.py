@@ -101,6 +101,7 @@ def evil(folder: Path, *names: str) -> Path:
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", False), ("demo", True)])
 def test_a_module_beside_the_photos_is_not_taken_for_a_library(photos, tmp_path, monkeypatch, model, safe):
     if safe:
@@ -111,6 +112,7 @@ def test_a_module_beside_the_photos_is_not_taken_for_a_library(photos, tmp_path,
     assert [*ran.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_the_installed_command_does_not_look_in_the_working_directory(photos, tmp_path):
     ran = evil(tmp_path, *LIBRARIES, *STANDARD)
     script = (
@@ -122,6 +124,7 @@ def test_the_installed_command_does_not_look_in_the_working_directory(photos, tm
     assert (done.returncode, done.stderr, [*ran.iterdir()]) == (0, "", [])
 
 
+@pytest.mark.slow
 def test_a_factory_beside_the_photos_is_imported_with_its_neighbors_and_no_more(photos, tmp_path):
     ran = evil(tmp_path, "numpy", "json")
     (tmp_path / "layers_of_mine.py").write_text("from test_cli import tiny\n")
