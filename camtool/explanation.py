@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from camtool.overlay import Colormap
+
 __all__ = ["Explainer", "Explanation", "explain"]
 
 Pictures: TypeAlias = "Source | Inputs | Mapping[str, Any] | Sequence[Source | Inputs | Mapping[str, Any]]"
@@ -103,7 +105,7 @@ class Explanation:
         """Booleans of the heatmap's shape: the part of the photo that reached the model."""
         return self.view.seen
 
-    def overlay(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
+    def overlay(self, alpha: float = 0.5, colormap: Colormap = "turbo") -> NDArray[np.uint8]:
         """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
 
         The box of a detection is drawn around it. A signal is drawn as lines in the heatmap's colours, a volume as a
@@ -111,7 +113,7 @@ class Explanation:
 
         Args:
             alpha: How much the colours cover where the map is hot, 0 to 1.
-            colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+            colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
         """
         picture = self.view.overlay(self.heatmap, alpha=alpha, colormap=colormap)
         return picture if self.box is None else overlay.draw_boxes(picture, [overlay.at_least_a_pixel(self.box)])
@@ -120,7 +122,7 @@ class Explanation:
         """The photo times the heatmap, ``(H, W, 3)`` uint8: what is left is what counted."""
         return self.view.masked(self.heatmap)
 
-    def frames(self, alpha: float = 0.5, colormap: str = "turbo") -> NDArray[np.uint8]:
+    def frames(self, alpha: float = 0.5, colormap: Colormap = "turbo") -> NDArray[np.uint8]:
         """Every frame of a clip, or slice of a volume, with the heatmap over it: ``(T, H, W, 3)`` uint8.
 
         Raises:
@@ -150,7 +152,7 @@ class Explanation:
         """
         return self.view.contours(self.heatmap, threshold)
 
-    def save(self, path: str | PathLike[str], *, alpha: float = 0.5, colormap: str = "turbo") -> Path:
+    def save(self, path: str | PathLike[str], *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Path:
         """Write the overlay, whole or not at all; the suffix decides the format (png, jpg, webp).
 
         Raises:

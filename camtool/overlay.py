@@ -8,19 +8,20 @@ rounded once, so nothing wraps; no picture is stretched to its own maximum, so t
 from __future__ import annotations
 
 from numbers import Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.errors import ColormapError, OverlayError, add_article, near
+from camtool.colormaps import COLORMAPS, Colormap, palette
+from camtool.errors import OverlayError, add_article
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "COLORMAPS",
+    "Colormap",
     "at_least_a_pixel",
     "blend",
     "boxes",
@@ -39,31 +40,6 @@ Bools = NDArray[np.bool_]
 Points = NDArray[np.float32]
 Color = tuple[int, int, int]
 
-# The names in OpenCV, not their numbers: cv2 is imported by the first call that needs it. Left out are the
-# maps that run in a circle (hsv, twilight) or backwards (rainbow): they do not tell much heat from little.
-COLORMAPS = MappingProxyType(
-    {
-        name: f"COLORMAP_{name.upper()}"
-        for name in (
-            "turbo",
-            "viridis",
-            "inferno",
-            "magma",
-            "plasma",
-            "cividis",
-            "jet",
-            "hot",
-            "bone",
-            "parula",
-            "deepgreen",
-            "ocean",
-            "pink",
-            "cool",
-        )
-    }
-)
-"""Name of a colormap → name of its constant in OpenCV."""
-
 _ROUNDING = 1e-6  # what resizing in float32 adds to a value: neither out of range nor a difference
 _FULL_HEAT = 0.5  # from this heat on, the overlay is as opaque as alpha says
 _VEIL, _VEIL_GREY = 0.55, 112.0  # how much of an unseen pixel gives way to which grey
@@ -73,18 +49,18 @@ _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
-def colorize(heatmap: NDArray[Any], colormap: str = "turbo") -> Pixels:
-    """Give every heat its colour.
+def colorize(heatmap: NDArray[Any], colormap: Colormap = "turbo") -> Pixels:
+    """Return the color of every heat.
 
     Args:
         heatmap: (H, W) float in [0, 1].
-        colormap: A name in ``COLORMAPS``.
+        colormap: As for :func:`camtool.colormaps.palette`: a name, or a color map of matplotlib.
 
     Returns:
         (H, W, 3) uint8 RGB: entry ``round(255 * heat)`` of the colormap, at every pixel.
 
     Raises:
-        ColormapError: ``colormap`` is not in ``COLORMAPS``.
+        ColormapError: ``colormap`` is unknown.
         OverlayError: ``heatmap`` is no heatmap.
     """
     return palette(colormap)[np.rint(255 * _as_heat(heatmap)).astype(np.uint8)]
@@ -116,7 +92,7 @@ def blend(
     heatmap: NDArray[Any],
     *,
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
     seen: NDArray[Any] | None = None,
 ) -> Pixels:
     """Lay the heatmap in colour over the photo: the overlay.
@@ -136,14 +112,14 @@ def blend(
         photo: (H, W, 3) uint8 RGB.
         heatmap: (H, W) float in [0, 1], lying on the photo.
         alpha: How opaque the colour is where it is hot: 0 gives the photo, 1 the bare colour.
-        colormap: A name in ``COLORMAPS``.
+        colormap: As for :func:`camtool.colormaps.palette`: a name, or a color map of matplotlib.
         seen: (H, W) bool, True where the model looked; None means everywhere.
 
     Returns:
         (H, W, 3) uint8 RGB.
 
     Raises:
-        ColormapError: ``colormap`` is not in ``COLORMAPS``.
+        ColormapError: ``colormap`` is unknown.
         OverlayError: ``photo``, ``heatmap``, ``alpha`` or ``seen`` is not as described, or the sizes differ.
     """
     photo, heat, seen = _as_layers(photo, heatmap, seen)
@@ -287,18 +263,6 @@ def draw_contours(
 
 
 # ----------------------------------------------------------------------------------------- colour and opacity
-
-
-def palette(colormap: str) -> Pixels:
-    """The 256 colours of a colormap, (256, 3) uint8 RGB."""
-    if colormap not in COLORMAPS:
-        hint = near(str(colormap), COLORMAPS)
-        raise ColormapError(f"colormap {colormap!r} is unknown.{hint} Choose one of: {', '.join(COLORMAPS)}.")
-    import cv2
-
-    steps = np.arange(256, dtype=np.uint8)[:, None]
-    bgr = cv2.applyColorMap(steps, getattr(cv2, COLORMAPS[colormap]))
-    return np.asarray(bgr[:, 0, ::-1], dtype=np.uint8)
 
 
 def _rise(heat: Floats, seen: Bools | None) -> Floats:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image, ImageDraw
 
+    from camtool.overlay import Colormap
+
     Pixels: TypeAlias = NDArray[np.uint8]
     Floats: TypeAlias = NDArray[np.floating[Any]]
 
@@ -29,7 +31,7 @@ _TEXT, _SMALL = 19, 17  # heights of letters, in pixels: 8 to 9 pt where a page 
 _SUBPIXEL_BITS = 4
 
 
-def blended(pictures: Pixels, heatmap: Floats, *, alpha: float, colormap: str) -> Pixels:
+def blended(pictures: Pixels, heatmap: Floats, *, alpha: float, colormap: Colormap) -> Pixels:
     """Pictures ``(T, H, W, 3)`` with heatmaps ``(T, H, W)`` over them, as if they were one tall photo."""
     tall = overlay.blend(
         np.ascontiguousarray(pictures).reshape(-1, *pictures.shape[2:]),
@@ -56,7 +58,7 @@ _TINT = 0.45
 """How much of an overlay's colour the ground behind the line gets: a hint of where to look, from afar."""
 
 
-def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
+def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
     """Draw the channels of a signal, one panel each, in the colours of a heatmap.
 
     Each panel has its own scale, and what is not finite is drawn as 0. The opacity of the colour rises with the heat as
@@ -67,7 +69,7 @@ def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: str 
         values: ``(C, L)``.
         heatmap: ``(L,)`` in [0, 1].
         alpha: How opaque the colour is where it is hot: 0 draws plain lines, from a half on the colours are full.
-        colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+        colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
 
     Returns:
         ``(H, 1060, 3)`` uint8 RGB.
@@ -232,13 +234,13 @@ Finish: TypeAlias = "Callable[[Pixels, Floats], Pixels]"
 """From pictures ``(T, H, W, 3)`` and heatmaps ``(T, H, W)`` to pictures."""
 
 
-def sheet(tiles: Sequence[Tile], finish: Finish, *, colormap: str = "turbo") -> Pixels:
+def sheet(tiles: Sequence[Tile], finish: Finish, *, colormap: Colormap = "turbo") -> Pixels:
     """Set small pictures on a page, below each a bar that is as long and as hot as its hottest place.
 
     Args:
         tiles: Of one size, four in a row; but beside a large one, which comes first, in two rows.
         finish: Lays heatmaps on pictures, once both have the size in which they are shown.
-        colormap: Of the bars, a name in :data:`camtool.overlay.COLORMAPS`.
+        colormap: Of the bars, as for :func:`camtool.overlay.palette`.
 
     Returns:
         ``(H, W, 3)`` uint8 RGB.
@@ -278,7 +280,7 @@ def _shown(tiles: Sequence[Tile], size: tuple[int, int], finish: Finish) -> Pixe
     return finish(np.stack(pictures), np.stack(heats).clip(0, 1))
 
 
-def _set(page: Pixels, tile: Tile, picture: Pixels, place: tuple[int, int], colormap: str) -> Pixels:
+def _set(page: Pixels, tile: Tile, picture: Pixels, place: tuple[int, int], colormap: Colormap) -> Pixels:
     """The page with a picture, its bar and its caption at a place ``(top, left)``."""
     from PIL import Image
 

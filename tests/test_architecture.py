@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "colormaps": {"errors"},
     "manifest": {"errors", "escapes", "images", "locking"},
     "escapes": set(),
     "locking": set(),
@@ -157,7 +158,7 @@ ROOMS = {
     },
     "geometry": {"cleanup", "errors", "lazy", "rng"},
     "images": {"errors", "tiff"},
-    "overlay": {"errors"},
+    "overlay": {"colormaps", "errors"},
     "sealed": {"modules"},
     "models.base": set(),
     "models.wrappers": set(),

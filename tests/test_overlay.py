@@ -92,6 +92,37 @@ def test_unknown_colormap_names_the_near_and_the_known() -> None:
     assert isinstance(caught.value, ValueError)
 
 
+def test_gray_is_the_heat_itself() -> None:
+    assert colorize(np.array([[0.0, 0.2, 1.0]]), "gray")[0].tolist() == [[0] * 3, [51] * 3, [255] * 3]
+
+
+def test_color_maps_of_matplotlib_are_taken_as_objects_and_by_name() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    from matplotlib.colors import ListedColormap
+
+    heat = np.linspace(0, 1, 12).reshape(3, 4)
+    two = colorize(np.array([[0.1, 0.9]]), ListedColormap(["red", "#0000ff"]))
+    assert two[0].tolist() == [[255, 0, 0], [0, 0, 255]]
+    expected = np.rint(255 * matplotlib.colormaps["RdBu_r"](np.rint(255 * heat).astype(int))[..., :3])
+    np.testing.assert_array_equal(colorize(heat, "RdBu_r"), expected)
+    np.testing.assert_array_equal(colorize(heat, matplotlib.colormaps["RdBu_r"]), expected)
+    assert (blend(np.zeros((3, 4, 3), np.uint8), heat, colormap="RdBu_r") > 0).any()
+    with pytest.raises(ColormapError, match=r"'RdBu_q' is unknown\. Did you mean .*'RdBu_r'"):
+        colorize(heat, "RdBu_q")
+
+
+def test_without_matplotlib_its_names_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ColormapError, match="'RdBu_r' is unknown"):
+        colorize(np.zeros((2, 2)), "RdBu_r")
+
+
+@pytest.mark.parametrize("colormap", [None, 3, dict, ["red"], np.sin, lambda heat: heat])
+def test_what_is_no_color_map_is_told(colormap: object) -> None:
+    with pytest.raises(ColormapError, match=r"colormap must be one of turbo, .*or a color map of matplotlib; got"):
+        colorize(np.zeros((2, 2)), colormap)
+
+
 # blend
 
 

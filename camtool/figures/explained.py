@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Figure
     from camtool.methods import MethodFunction
+    from camtool.overlay import Colormap
 
 __all__ = ["classes_grid", "comparison", "gallery", "layers_sweep", "methods_grid", "plain", "what_sets_apart"]
 
@@ -58,7 +59,7 @@ def gallery(
     scale: Scale = "each",
     width: Width | None = None,
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
 ) -> Figure:
     """Explanations of any images, in rows: each with what was explained, and how probable the model finds it.
 
@@ -71,7 +72,7 @@ def gallery(
         width: ``"single"`` or ``"double"`` column, see :data:`camtool.figures.WIDTHS`, or inches; by default as wide as
             it needs to be.
         alpha: How much the colours cover where a map is hot, 0 to 1.
-        colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+        colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
 
     Raises:
         CamtoolError: There is nothing to show, or an argument does not fit.
@@ -91,7 +92,7 @@ def comparison(
     scale: Scale = "each",
     width: Width | None = None,
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
 ) -> Figure:
     """Explanations of one image beside it, each with what sets it apart: the method, the class or the layer.
 
@@ -126,7 +127,7 @@ def methods_grid(
     *,
     width: Width = "double",
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
     **settings: Any,
 ) -> Figure:
     """Images by methods: a row an image, a column a method. Where there are many methods, the rest follow below.
@@ -159,7 +160,7 @@ def layers_sweep(
     method: str | MethodFunction = "gradcam",
     width: Width = "double",
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
     **settings: Any,
 ) -> Figure:
     """Images by layers: how what counts grows from edges to things. A row an image, a column a layer and its grid.
@@ -198,7 +199,7 @@ def classes_grid(
     scale: Scale = "each",
     width: Width = "double",
     alpha: float = 0.5,
-    colormap: str = "turbo",
+    colormap: Colormap = "turbo",
     **settings: Any,
 ) -> Figure:
     """Images by classes: for each image the classes that the model finds likeliest, and where it sees each of them.
@@ -254,7 +255,7 @@ class _Style:
     """How heat becomes colour."""
 
     alpha: float
-    colormap: str
+    colormap: Colormap
     scale: str = "each"
 
     def __post_init__(self) -> None:
