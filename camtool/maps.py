@@ -38,31 +38,37 @@ _ROUNDING = 16
 """What differs by less, in units of the last digit, is the same."""
 
 
-def normalise(values: NDArray[Any], among: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+def normalise(
+    values: NDArray[Any], among: NDArray[np.bool_] | None = None, *, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     """Scale a map so that its lowest value becomes 0 and its highest 1; a constant map becomes zeros.
 
-    This is the last thing that is done to a map, on its way to a person, so it works on arrays: on one core, and
-    without waking others for a picture's worth of numbers.
+    This is the last thing that is done to a map, so it works on arrays: on one core, and without waking others for a
+    picture's worth of numbers.
 
     Args:
         values: A map of any shape, floating.
         among: Booleans of the same shape: the positions that count. The others come out as 0.
+        out: Where the result is written; it may be ``values``. By default a new array.
 
     Returns:
         The same shape and type, in [0, 1]. A map whose extremes are not finite comes out as zeros.
     """
-    counted = values if among is None else values[among]
-    lowest, highest = (float(counted.min()), float(counted.max())) if counted.size else (0.0, 0.0)
+    counted: Any = True if among is None else among
+    lowest = float(np.min(values, where=counted, initial=np.inf))
+    highest = float(np.max(values, where=counted, initial=-np.inf))
     limits = np.finfo(values.dtype)
+    out = np.empty_like(values) if out is None else out
     # What differs by rounding alone is constant: scaling it up would paint noise over the whole picture.
     rounding = _ROUNDING * float(limits.eps) * max(abs(lowest), abs(highest))
     if not rounding < highest - lowest <= float(limits.max):
-        return np.zeros_like(values)
-    scaled: NDArray[Any] = values - lowest
-    scaled /= highest - lowest
+        out.fill(0)
+        return out
+    np.subtract(values, lowest, out=out)
+    out /= highest - lowest
     if among is not None:
-        scaled[~among] = 0
-    return scaled
+        out[~among] = 0
+    return out
 
 
 def resize(maps: Tensor, grid: Sequence[int]) -> Tensor:

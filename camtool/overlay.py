@@ -17,7 +17,7 @@ from camtool.colormaps import COLORMAPS, Colormap, palette
 from camtool.errors import OverlayError, add_article
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "COLORMAPS",
@@ -43,6 +43,7 @@ Color = tuple[int, int, int]
 _ROUNDING = 1e-6  # what resizing in float32 adds to a value: neither out of range nor a difference
 _FULL_HEAT = 0.5  # from this heat on, the overlay is as opaque as alpha says
 _VEIL, _VEIL_GREY = 0.55, 112.0  # how much of an unseen pixel gives way to which grey
+_BAND = 2**14  # so many pixels are computed at a time
 _SEAM = 230  # the grey of the line around what was seen
 _WIDTHS_PER_SIDE = 180  # how many default lines fit side by side into a photo
 _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
@@ -63,7 +64,8 @@ def colorize(heatmap: NDArray[Any], colormap: Colormap = "turbo") -> Pixels:
         ColormapError: ``colormap`` is unknown.
         OverlayError: ``heatmap`` is no heatmap.
     """
-    return palette(colormap)[np.rint(255 * _as_heat(heatmap)).astype(np.uint8)]
+    heat, colors = _as_heat(heatmap), palette(colormap)
+    return _in_bands(heat.shape, lambda rows: colors[_levels(heat[rows])])
 
 
 def quantize(values: NDArray[Any], *, scale: Sequence[float], shift: Sequence[float]) -> Pixels:
@@ -123,9 +125,17 @@ def blend(
         OverlayError: ``photo``, ``heatmap``, ``alpha`` or ``seen`` is not as described, or the sizes differ.
     """
     photo, heat, seen = _as_layers(photo, heatmap, seen)
-    opacity = _as_fraction(alpha, "alpha") * _rise(heat, seen)
-    overlay = _mix(photo, colorize(heat, colormap), opacity)
-    return overlay if seen is None else np.where(seen[..., None], overlay, _veiled(photo, seen))
+    alpha, colors = _as_fraction(alpha, "alpha"), palette(colormap)
+    if _is_constant(heat, seen):
+        alpha = 0.0
+    veil = None if seen is None else _Veil(photo, seen)
+
+    def blended(rows: slice) -> Pixels:
+        band = _as_floats(heat[rows])
+        overlay = _mix(photo[rows], colors[_levels(band)], alpha * _rise(band))
+        return overlay if veil is None else veil.drawn(overlay, rows)
+
+    return _in_bands(heat.shape, blended)
 
 
 def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] | None = None) -> Pixels:
@@ -145,9 +155,13 @@ def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] |
         OverlayError: ``photo``, ``heatmap`` or ``seen`` is not as described, or the sizes differ.
     """
     photo, heat, seen = _as_layers(photo, heatmap, seen)
-    kept = heat if seen is None else heat * seen
-    product: Pixels = np.rint(photo * kept[..., None]).astype(np.uint8)
-    return product
+
+    def multiplied(rows: slice) -> Pixels:
+        kept = _as_floats(heat[rows]) if seen is None else _as_floats(heat[rows]) * seen[rows]
+        product: Pixels = np.rint(photo[rows] * kept[..., None]).astype(np.uint8)
+        return product
+
+    return _in_bands(heat.shape, multiplied)
 
 
 def boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
@@ -168,7 +182,7 @@ def boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[tupl
     """
     import cv2
 
-    heat = _as_heat(heatmap)
+    heat = _as_floats(_as_heat(heatmap))
     level = _level(heat, threshold)
     if level is None:
         return []
@@ -197,7 +211,7 @@ def contours(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[P
     """
     from skimage.measure import find_contours
 
-    heat = _as_heat(heatmap)
+    heat = _as_floats(_as_heat(heatmap))
     level = _level(heat, threshold)
     if level is None:
         return []
@@ -265,37 +279,75 @@ def draw_contours(
 # ----------------------------------------------------------------------------------------- colour and opacity
 
 
-def _rise(heat: Floats, seen: Bools | None) -> Floats:
-    """The part of alpha that each heat gets: a smooth step from 0 to 1, nothing for a constant map."""
-    if _is_constant(heat if seen is None else heat[seen]):
-        return np.zeros_like(heat)
+def _in_bands(size: tuple[int, ...], draw: Callable[[slice], Pixels]) -> Pixels:
+    """Draw a picture of this size (H, W), some rows at a time: the floats of a whole large photo would be heavy."""
+    height, width = size
+    picture = np.empty((height, width, 3), np.uint8)
+    step = max(1, _BAND // width)
+    for top in range(0, height, step):
+        rows = slice(top, min(top + step, height))
+        picture[rows] = draw(rows)
+    return picture
+
+
+def _levels(heat: NDArray[Any]) -> Pixels:
+    """Return the nearest of 256 levels for each heat."""
+    return np.rint(255 * _as_floats(heat)).astype(np.uint8)
+
+
+def _rise(heat: Floats) -> Floats:
+    """Return the part of alpha that each heat gets: a smooth step from 0 to 1."""
     t: Floats = np.minimum(1, heat / _FULL_HEAT)
     return t * t * (3 - 2 * t)
 
 
-def _mix(photo: Pixels, colours: Pixels, opacity: Floats) -> Pixels:
-    """``round((1 - a) * photo + a * colour)``, one channel at a time: the floats of a large photo are heavy."""
+def _mix(photo: Pixels, colors: Pixels, opacity: Floats) -> Pixels:
+    """Return ``round((1 - a) * photo + a * color)``, computed one channel at a time."""
     clarity = 1 - opacity
     mixed = np.empty(photo.shape, np.uint8)
     for channel in range(3):
-        mixed[..., channel] = np.rint(clarity * photo[..., channel] + opacity * colours[..., channel])
+        mixed[..., channel] = np.rint(clarity * photo[..., channel] + opacity * colors[..., channel])
     return mixed
 
 
-def _is_constant(heat: Floats) -> bool:
-    return heat.size == 0 or float(np.ptp(heat)) <= _ROUNDING
+def _is_constant(heat: NDArray[Any], seen: Bools | None = None) -> bool:
+    """Check that a map is the same everywhere, or everywhere that was seen."""
+    among: Any = True if seen is None else seen
+    low, high = (float(pick(heat, where=among, initial=start)) for pick, start in ((np.min, 1), (np.max, 0)))
+    return high - low <= _ROUNDING
 
 
-def _veiled(photo: Pixels, seen: Bools) -> Pixels:
-    """The photo as it is drawn where the model did not look: grey, pale, with a line along what was seen."""
-    import cv2
+class _Veil:
+    """The photo as it is drawn where the model did not look: gray, pale, with a line along what was seen."""
 
-    # Towards a middle grey, not darker or lighter: that shows on dark, bright and grey photos alike.
-    grey = (1 - _VEIL) * cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY) + _VEIL * _VEIL_GREY
-    reach = 1 + 2 * max(1, _line_width(photo) // 2)
-    near_seen = cv2.dilate(seen.astype(np.uint8), np.ones((reach, reach), np.uint8)) > 0
-    veil = np.where(near_seen, _SEAM, np.rint(grey)).astype(np.uint8)
-    return np.repeat(veil[..., None], 3, axis=2)
+    def __init__(self, photo: Pixels, seen: Bools) -> None:
+        self._photo, self._seen = photo, seen
+        self._reach = max(1, _line_width(photo) // 2)
+
+    def drawn(self, picture: Pixels, rows: slice) -> Pixels:
+        """Return some rows of a picture, with the veil where the model did not look."""
+        if self._seen[rows].all():
+            return picture
+        return np.where(self._seen[rows, :, None], picture, self._gray(rows)[..., None])
+
+    def _gray(self, rows: slice) -> Pixels:
+        import cv2
+
+        # Towards a middle gray, not darker or lighter: that shows on dark, bright and gray photos alike.
+        photo = np.ascontiguousarray(self._photo[rows])
+        gray = (1 - _VEIL) * cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY) + _VEIL * _VEIL_GREY
+        return np.where(self._near_seen(rows), _SEAM, np.rint(gray)).astype(np.uint8)
+
+    def _near_seen(self, rows: slice) -> Bools:
+        """Return where the line lies: on all that is within reach of what was seen."""
+        import cv2
+
+        first = max(0, rows.start - self._reach)
+        around = np.ascontiguousarray(self._seen[first : rows.stop + self._reach], np.uint8)
+        side = 1 + 2 * self._reach
+        near = cv2.dilate(around, np.ones((side, side), np.uint8)) > 0
+        found: Bools = near[rows.start - first :][: rows.stop - rows.start]
+        return found
 
 
 # ------------------------------------------------------------------------------------------ regions and lines
@@ -368,7 +420,7 @@ def _stroke(photo: NDArray[Any], lines: Sequence[Floats], color: Color, width: i
 
 def _as_layers(
     photo: NDArray[Any], heatmap: NDArray[Any], seen: NDArray[Any] | None
-) -> tuple[Pixels, Floats, Bools | None]:
+) -> tuple[Pixels, NDArray[np.floating[Any]], Bools | None]:
     """The three that lie on one another, checked, and of one size."""
     photo, heat = _as_photo(photo), _as_heat(heatmap)
     if heat.shape != photo.shape[:2]:
@@ -389,8 +441,8 @@ def _as_photo(photo: NDArray[Any]) -> Pixels:
     raise OverlayError(f"photo must be a (H, W, 3) uint8 RGB array, got {_told(photo)}{advice}.")
 
 
-def _as_heat(heatmap: NDArray[Any]) -> Floats:
-    """The heatmap in float64, with what rounding left outside [0, 1] put back."""
+def _as_heat(heatmap: NDArray[Any]) -> NDArray[np.floating[Any]]:
+    """Return the heatmap as it came, after checking that it is one."""
     fits = isinstance(heatmap, np.ndarray) and heatmap.ndim == 2 and heatmap.size
     if not fits or not np.issubdtype(heatmap.dtype, np.floating):
         raise OverlayError(f"heatmap must be a (H, W) float array in [0, 1], got {_told(heatmap)}.")
@@ -398,7 +450,12 @@ def _as_heat(heatmap: NDArray[Any]) -> Floats:
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN compares false with everything
         found = "NaN" if np.isnan(low) else f"values from {low:g} to {high:g}"
         raise OverlayError(f"heatmap must lie in [0, 1] but holds {found}; normalise it first.")
-    return np.clip(heatmap.astype(np.float64), 0, 1)
+    return heatmap
+
+
+def _as_floats(heat: NDArray[Any]) -> Floats:
+    """Return a heatmap in float64, with what rounding left outside [0, 1] put back."""
+    return np.clip(heat.astype(np.float64), 0, 1)
 
 
 def _as_fraction(value: float, name: str) -> float:

@@ -157,9 +157,9 @@ class Photo(View):
         return self._geometry.seen
 
     def heatmap(self, raw: Floats) -> Floats:
-        """A raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1] on the photo; 0 where the model did not look."""
+        """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 where the model did not look."""
         placed = self._geometry.place(torch.from_numpy(raw)).numpy()
-        return maps.normalise(placed, None if self._geometry.sees_all else self._geometry.seen)
+        return maps.normalise(placed, None if self._geometry.sees_all else self._geometry.seen, out=placed)
 
     def overlay(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
         """The photo with the heatmap over it; what the model did not see is grey."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -236,6 +238,63 @@ def test_nothing_seen_is_all_grey(photo: np.ndarray, heatmap: np.ndarray) -> Non
     overlay = blend(photo, heatmap, seen=np.zeros((40, 60), dtype=bool))
     assert (overlay == overlay[..., :1]).all()
     assert (overlay != 230).all()
+
+
+# many pixels
+
+
+def in_one_piece(photo: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, seen: np.ndarray) -> np.ndarray:
+    """The documented formula in float64, on all pixels at once."""
+    import cv2
+
+    t = np.minimum(1, 2 * heat.astype(np.float64))[..., None]
+    opacity = alpha * t**2 * (3 - 2 * t)
+    mixed = np.rint((1 - opacity) * photo + opacity * colorize(heat, colormap))
+    side = 1 + 2 * max(1, round(min(photo.shape[:2]) / 180) // 2)
+    gray = np.rint(0.45 * cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY) + 0.55 * 112)
+    line = cv2.dilate(seen.astype(np.uint8), np.ones((side, side))) > 0
+    return np.where(seen[..., None], mixed, np.where(line, 230, gray)[..., None]).astype(np.uint8)
+
+
+@pytest.mark.parametrize("colormap", ["turbo", "viridis", "bone"])
+@pytest.mark.parametrize("size", [(900, 700), (3, 40_000), (7, 5)])
+def test_bands_leave_no_seams(size: tuple[int, int], colormap: str) -> None:
+    rng = np.random.default_rng(0)
+    photo, heat = rng.integers(0, 256, (*size, 3), dtype=np.uint8), rng.random(size, dtype=np.float32)
+    y, x = np.mgrid[: size[0], : size[1]]
+    seen = np.hypot(y / size[0] - 0.5, x / size[1] - 0.5) < 0.4
+    expected = in_one_piece(photo, heat, 0.6, colormap, seen)
+    drawn = blend(photo, heat, alpha=0.6, colormap=colormap, seen=seen)
+    assert np.abs(drawn.astype(int) - expected).max() <= 1
+    exact = heat.astype(np.float64)
+    np.testing.assert_array_equal(multiply(photo, heat, seen=seen), np.rint(photo * (exact * seen)[..., None]))
+    colors = colorize(np.arange(256)[None] / 255, colormap)[0]
+    np.testing.assert_array_equal(colorize(heat, colormap), colors[np.rint(255 * exact).astype(int)])
+
+
+def added(draw: Callable[[], np.ndarray]) -> int:
+    """The most bytes that NumPy holds in addition while something is drawn, with what is drawn."""
+    tracemalloc.start()
+    try:
+        draw()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["blend", "multiply", "colorize"])
+def test_large_photos_take_little_memory_beside_themselves(name: str) -> None:
+    size = (2000, 1500)
+    photo, heat, seen = np.full((*size, 3), 90, np.uint8), np.full(size, 0.4, np.float32), np.ones(size, bool)
+    heat[::3] = 0.8
+    seen[:, :200] = False
+    draws = {
+        "blend": lambda: blend(photo, heat, seen=seen),
+        "multiply": lambda: multiply(photo, heat, seen=seen),
+        "colorize": lambda: colorize(heat),
+    }
+    blend(photo[:9, :9], heat[:9, :9], seen=seen[:9, :9])  # what is imported on the way
+    assert added(draws[name]) <= 1.3 * photo.nbytes
 
 
 # multiply

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -147,6 +150,26 @@ def test_a_photo_is_that_of_the_overlay_room() -> None:
     assert np.array_equal(view.masked(heat), overlay.multiply(view.photo, heat, seen=view.seen))
     assert view.boxes(heat, 0.5) == overlay.boxes(heat, threshold=0.5)
     assert len(view.contours(heat, 0.5)) == len(overlay.contours(heat, threshold=0.5))
+
+
+@pytest.mark.parametrize("margin", [0, 100])
+def test_a_large_photo_takes_at_most_three_times_its_bytes_from_raw_map_to_overlay(margin: int) -> None:
+    height, width = 1500, 2000
+    geometry = Geometry.whole(height, width)
+    box = (0.0, float(margin), float(height), float(width - margin))
+    view = Photo(np.full((height, width, 3), 90, np.uint8), replace(geometry, box=box))
+    raw = np.random.default_rng(0).random((7, 7)).astype(np.float32)
+    photo(9, 9).overlay(photo(9, 9).heatmap(raw))  # what is imported on the way
+    tracemalloc.start()
+    try:
+        heatmap = view.heatmap(raw)
+        after, peak = tracemalloc.get_traced_memory()
+        view.overlay(heatmap)
+        most = max(peak, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert after < heatmap.nbytes, "the map is torch's, which the count does not see"
+    assert most + heatmap.nbytes <= 3 * view.photo.nbytes
 
 
 def test_a_photo_is_grey_where_the_model_did_not_look() -> None:
