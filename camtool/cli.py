@@ -202,9 +202,12 @@ def run(
     ] = "overlay",
     format: Annotated[Format, typer.Option(help="How pictures are written.", rich_help_panel=_OUTPUT)] = Format.png,  # noqa: A002
     alpha: Annotated[
-        float, typer.Option(min=0, max=1, help="How much the colours cover.", rich_help_panel=_OUTPUT)
-    ] = 0.5,
-    colormap: Annotated[str, typer.Option(help="turbo, viridis, inferno, ...", rich_help_panel=_OUTPUT)] = "turbo",
+        float | None,
+        typer.Option(min=0, max=1, help="How much the colors cover; by default 0.7.", rich_help_panel=_OUTPUT),
+    ] = None,
+    colormap: Annotated[
+        str, typer.Option(help="heat, turbo, viridis, inferno, gray, ...", rich_help_panel=_OUTPUT)
+    ] = "heat",
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say something about every photo.")] = False,

@@ -105,14 +105,15 @@ class Explanation:
         """Booleans of the heatmap's shape: the part of the photo that reached the model."""
         return self.view.seen
 
-    def overlay(self, alpha: float = 0.5, colormap: Colormap = "turbo") -> NDArray[np.uint8]:
+    def overlay(self, alpha: float | None = None, colormap: Colormap = "heat") -> NDArray[np.uint8]:
         """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
 
         The box of a detection is drawn around it. A signal is drawn as lines in the heatmap's colours, a volume as a
         sheet of slices beside their maximum, a clip as a sheet of frames.
 
         Args:
-            alpha: How much the colours cover where the map is hot, 0 to 1.
+            alpha: How much the colors cover where the map is hot, 0 to 1; by default as in
+                :func:`camtool.overlay.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
         """
         picture = self.view.overlay(self.heatmap, alpha=alpha, colormap=colormap)
@@ -122,7 +123,7 @@ class Explanation:
         """The photo times the heatmap, ``(H, W, 3)`` uint8: what is left is what counted."""
         return self.view.masked(self.heatmap)
 
-    def frames(self, alpha: float = 0.5, colormap: Colormap = "turbo") -> NDArray[np.uint8]:
+    def frames(self, alpha: float | None = None, colormap: Colormap = "heat") -> NDArray[np.uint8]:
         """Every frame of a clip, or slice of a volume, with the heatmap over it: ``(T, H, W, 3)`` uint8.
 
         Raises:
@@ -152,7 +153,7 @@ class Explanation:
         """
         return self.view.contours(self.heatmap, threshold)
 
-    def save(self, path: str | PathLike[str], *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Path:
+    def save(self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = "heat") -> Path:
         """Write the overlay, whole or not at all; the suffix decides the format (png, jpg, webp).
 
         Raises:

@@ -208,8 +208,8 @@ class Output:
     folder: Path
     kinds: Sequence[str] = ("overlay",)
     format: str = "png"
-    alpha: float = 0.5
-    colormap: str = "turbo"
+    alpha: float | None = None
+    colormap: str = "heat"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.colormaps import COLORMAPS, Colormap, palette
+from camtool.colormaps import COLORMAPS, Colormap, default_alpha, palette, rise
 from camtool.errors import OverlayError, add_article
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "boxes",
     "colorize",
     "contours",
+    "default_alpha",
     "draw_boxes",
     "draw_contours",
     "multiply",
@@ -41,7 +42,6 @@ Points = NDArray[np.float32]
 Color = tuple[int, int, int]
 
 _ROUNDING = 1e-6  # what resizing in float32 adds to a value: neither out of range nor a difference
-_FULL_HEAT = 0.5  # from this heat on, the overlay is as opaque as alpha says
 _VEIL, _VEIL_GREY = 0.55, 112.0  # how much of an unseen pixel gives way to which grey
 _BAND = 2**14  # so many pixels are computed at a time
 _SEAM = 230  # the grey of the line around what was seen
@@ -50,7 +50,7 @@ _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
-def colorize(heatmap: NDArray[Any], colormap: Colormap = "turbo") -> Pixels:
+def colorize(heatmap: NDArray[Any], colormap: Colormap = "heat") -> Pixels:
     """Return the color of every heat.
 
     Args:
@@ -93,27 +93,29 @@ def blend(
     photo: NDArray[Any],
     heatmap: NDArray[Any],
     *,
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
     seen: NDArray[Any] | None = None,
 ) -> Pixels:
-    """Lay the heatmap in colour over the photo: the overlay.
+    """Lay the heatmap in color over the photo: the overlay.
 
-    Each pixel is ``round((1 - a) * photo + a * colour)``. The opacity ``a`` rises smoothly with the heat::
+    Each pixel is ``round((1 - a) * photo + a * color)``. With the default color map the opacity is
+    ``a = alpha * heat**1.5``: the hotter, the more is covered, and the hottest place stands out most. With other color
+    maps it is done rising at a heat of one half, so that from there on the tint depends on the color alone::
 
         t = min(1, 2 * heat)
         a = alpha * t**2 * (3 - 2 * t)
 
-    Cold parts stay the crisp photo instead of drowning in the colormap's first colour. From a heat of one
-    half on the opacity is ``alpha`` itself, so that there the tint depends on the colour alone.
+    Cold parts stay the crisp photo instead of drowning in the color map's first color.
 
-    A map that is constant (over what was seen) points nowhere, whatever its value: it adds no colour. What
-    the model never saw carries no heat: it is grey, with little contrast, behind a thin light line.
+    A map that is constant (over what was seen) points nowhere, whatever its value: it adds no color. What
+    the model never saw carries no heat: it is gray, with little contrast, behind a thin light line.
 
     Args:
         photo: (H, W, 3) uint8 RGB.
         heatmap: (H, W) float in [0, 1], lying on the photo.
-        alpha: How opaque the colour is where it is hot: 0 gives the photo, 1 the bare colour.
+        alpha: How opaque the color is at full heat: 0 gives the photo, 1 the bare color. By default 0.7, and 0.5 with
+            another color map than "heat".
         colormap: As for :func:`camtool.colormaps.palette`: a name, or a color map of matplotlib.
         seen: (H, W) bool, True where the model looked; None means everywhere.
 
@@ -125,14 +127,15 @@ def blend(
         OverlayError: ``photo``, ``heatmap``, ``alpha`` or ``seen`` is not as described, or the sizes differ.
     """
     photo, heat, seen = _as_layers(photo, heatmap, seen)
-    alpha, colors = _as_fraction(alpha, "alpha"), palette(colormap)
+    colors = palette(colormap)
+    most = _as_fraction(default_alpha(colormap) if alpha is None else alpha, "alpha")
     if _is_constant(heat, seen):
-        alpha = 0.0
+        most = 0.0
     veil = None if seen is None else _Veil(photo, seen)
 
     def blended(rows: slice) -> Pixels:
         band = _as_floats(heat[rows])
-        overlay = _mix(photo[rows], colors[_levels(band)], alpha * _rise(band))
+        overlay = _mix(photo[rows], colors[_levels(band)], most * rise(band, colormap))
         return overlay if veil is None else veil.drawn(overlay, rows)
 
     return _in_bands(heat.shape, blended)
@@ -293,12 +296,6 @@ def _in_bands(size: tuple[int, ...], draw: Callable[[slice], Pixels]) -> Pixels:
 def _levels(heat: NDArray[Any]) -> Pixels:
     """Return the nearest of 256 levels for each heat."""
     return np.rint(255 * _as_floats(heat)).astype(np.uint8)
-
-
-def _rise(heat: Floats) -> Floats:
-    """Return the part of alpha that each heat gets: a smooth step from 0 to 1."""
-    t: Floats = np.minimum(1, heat / _FULL_HEAT)
-    return t * t * (3 - 2 * t)
 
 
 def _mix(photo: Pixels, colors: Pixels, opacity: Floats) -> Pixels:

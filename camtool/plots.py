@@ -31,7 +31,7 @@ _TEXT, _SMALL = 19, 17  # heights of letters, in pixels: 8 to 9 pt where a page 
 _SUBPIXEL_BITS = 4
 
 
-def blended(pictures: Pixels, heatmap: Floats, *, alpha: float, colormap: Colormap) -> Pixels:
+def blended(pictures: Pixels, heatmap: Floats, *, alpha: float | None, colormap: Colormap) -> Pixels:
     """Pictures ``(T, H, W, 3)`` with heatmaps ``(T, H, W)`` over them, as if they were one tall photo."""
     tall = overlay.blend(
         np.ascontiguousarray(pictures).reshape(-1, *pictures.shape[2:]),
@@ -58,7 +58,7 @@ _TINT = 0.45
 """How much of an overlay's colour the ground behind the line gets: a hint of where to look, from afar."""
 
 
-def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+def lines(values: Floats, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
     """Draw the channels of a signal, one panel each, in the colours of a heatmap.
 
     Each panel has its own scale, and what is not finite is drawn as 0. The opacity of the colour rises with the heat as
@@ -68,7 +68,8 @@ def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: Colo
     Args:
         values: ``(C, L)``.
         heatmap: ``(L,)`` in [0, 1].
-        alpha: How opaque the colour is where it is hot: 0 draws plain lines, from a half on the colours are full.
+        alpha: How opaque the color is where it is hot: 0 draws plain lines, from a half on the colors are full.
+            The default is that of :func:`camtool.overlay.blend`.
         colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
 
     Returns:
@@ -76,6 +77,7 @@ def lines(values: Floats, heatmap: Floats, *, alpha: float = 0.5, colormap: Colo
     """
     page = _Page(values)
     heat = _resampled(heatmap, page.across)[None]
+    alpha = overlay.default_alpha(colormap) if alpha is None else alpha
     panel, ink = (np.full((1, page.across, 3), color, np.uint8) for color in (_PANEL, _INK))
     tinted = overlay.blend(panel, heat, alpha=alpha, colormap=colormap)
     stroke = overlay.blend(ink, heat, alpha=min(1.0, 2 * alpha), colormap=colormap)
@@ -234,7 +236,7 @@ Finish: TypeAlias = "Callable[[Pixels, Floats], Pixels]"
 """From pictures ``(T, H, W, 3)`` and heatmaps ``(T, H, W)`` to pictures."""
 
 
-def sheet(tiles: Sequence[Tile], finish: Finish, *, colormap: Colormap = "turbo") -> Pixels:
+def sheet(tiles: Sequence[Tile], finish: Finish, *, colormap: Colormap = "heat") -> Pixels:
     """Set small pictures on a page, below each a bar that is as long and as hot as its hottest place.
 
     Args:

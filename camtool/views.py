@@ -46,12 +46,13 @@ class View(ABC):
         """The shape of a heatmap."""
 
     @abstractmethod
-    def overlay(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def overlay(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """The input with a heatmap over it.
 
         Args:
             heatmap: In [0, 1], of this view's ``size``.
-            alpha: How much the colours cover where the map is hot, 0 to 1.
+            alpha: How much the colors cover where the map is hot, 0 to 1; by default as in
+                :func:`camtool.overlay.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
         """
 
@@ -68,7 +69,7 @@ class View(ABC):
         """A raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centres of the grid's cells."""
         return maps.normalise(_spread(raw, self.size))
 
-    def frames(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def frames(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """Every frame of a clip, or slice of a volume, with its heatmap over it: ``(T, H, W, 3)``.
 
         Raises:
@@ -161,7 +162,7 @@ class Photo(View):
         placed = self._geometry.place(torch.from_numpy(raw)).numpy()
         return maps.normalise(placed, None if self._geometry.sees_all else self._geometry.seen, out=placed)
 
-    def overlay(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def overlay(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """The photo with the heatmap over it; what the model did not see is grey."""
         return overlay.blend(self._photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
 
@@ -198,7 +199,7 @@ class Signal(View):
         """``(L,)``."""
         return self.values.shape[1:]
 
-    def overlay(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def overlay(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """The lines in the colours of the heatmap, and below them the heatmap as a band."""
         return plots.lines(self.values, heatmap, alpha=alpha, colormap=colormap)
 
@@ -224,11 +225,11 @@ class _Stack(View):
         """``(T, H, W)``."""
         return self.pictures.shape[:3]
 
-    def frames(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def frames(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """Every picture with its heatmap over it, ``(T, H, W, 3)``; one heat has one colour throughout."""
         return plots.blended(self.pictures, heatmap, alpha=alpha, colormap=colormap)
 
-    def overlay(self, heatmap: Floats, *, alpha: float = 0.5, colormap: Colormap = "turbo") -> Pixels:
+    def overlay(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """A sheet of pictures from the first to the last, each with its heatmap over it."""
         finish = partial(plots.blended, alpha=alpha, colormap=colormap)
         return plots.sheet(self._tiles(heatmap), finish, colormap=colormap)

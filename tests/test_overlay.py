@@ -87,7 +87,7 @@ def test_every_listed_colormap_exists_and_tells_all_heats_apart_at_the_ends(colo
 
 def test_unknown_colormap_names_the_near_and_the_known() -> None:
     with pytest.raises(
-        ColormapError, match=r"'virdis' is unknown\. Did you mean 'viridis'.*Choose one of: turbo, .*jet"
+        ColormapError, match=r"'virdis' is unknown\. Did you mean 'viridis'.*Choose one of: heat, turbo, .*jet"
     ) as caught:
         colorize(np.zeros((2, 2)), "virdis")
     assert isinstance(caught.value, CamtoolError)
@@ -121,7 +121,9 @@ def test_without_matplotlib_its_names_are_unknown(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("colormap", [None, 3, dict, ["red"], np.sin, lambda heat: heat])
 def test_what_is_no_color_map_is_told(colormap: object) -> None:
-    with pytest.raises(ColormapError, match=r"colormap must be one of turbo, .*or a color map of matplotlib; got"):
+    with pytest.raises(
+        ColormapError, match=r"colormap must be one of heat, turbo, .*or a color map of matplotlib; got"
+    ):
         colorize(np.zeros((2, 2)), colormap)
 
 
@@ -140,11 +142,21 @@ def test_full_heat_is_the_weighted_mean_of_photo_and_colour(photo: np.ndarray, a
 
 def test_opacity_follows_the_documented_formula() -> None:
     grey = np.full((1, 5, 3), 100, dtype=np.uint8)
+    heat = np.array([[0.0, 0.04, 0.25, 0.49, 1.0]])
+    opacity = 0.8 * np.array([0, 0.008, 0.125, 0.343, 1])[:, None]  # heat to the power of 1.5
+    expected = np.rint((1 - opacity) * 100 + opacity * colorize(heat)[0])
+    np.testing.assert_array_equal(blend(grey, heat, alpha=0.8)[0], expected)
+
+
+@pytest.mark.parametrize("colormap", ["turbo", "viridis", "gray"])
+def test_opacity_of_other_color_maps_is_full_from_a_heat_of_one_half(colormap: str) -> None:
+    grey = np.full((1, 5, 3), 100, dtype=np.uint8)
     heat = np.array([[0.0, 0.125, 0.25, 0.5, 1.0]])
     # t = 0, 1/4, 1/2, 1, 1 and t²(3 - 2t) = 0, 5/32, 1/2, 1, 1, times alpha 0.8
     opacity = np.array([0, 0.125, 0.4, 0.8, 0.8])[:, None]
-    expected = np.rint((1 - opacity) * 100 + opacity * colorize(heat)[0])
-    np.testing.assert_array_equal(blend(grey, heat, alpha=0.8)[0], expected)
+    expected = np.rint((1 - opacity) * 100 + opacity * colorize(heat, colormap)[0])
+    np.testing.assert_array_equal(blend(grey, heat, alpha=0.8, colormap=colormap)[0], expected)
+    np.testing.assert_array_equal(blend(grey, heat, colormap=colormap), blend(grey, heat, alpha=0.5, colormap=colormap))
 
 
 def test_hand_computed_pixels() -> None:
@@ -174,7 +186,7 @@ def test_halving_the_light_halves_the_overlay() -> None:
     black, bright = np.zeros((1, 3, 3), dtype=np.uint8), np.full((1, 3, 3), 200, dtype=np.uint8)
     glow = blend(black, heat, alpha=0.5).astype(int)
     assert glow.max() <= 128
-    opacity = np.array([0, 0.5 * 0.648, 0.5])[:, None]
+    opacity = np.array([0, 0.5 * 0.3**1.5, 0.5])[:, None]
     np.testing.assert_allclose(blend(bright, heat, alpha=0.5)[0] - glow[0], (1 - opacity) * np.full(3, 200), atol=1)
 
 
@@ -193,6 +205,91 @@ def test_float32_rounding_above_one_is_one(photo: np.ndarray) -> None:
     exact, off = np.zeros((40, 60)), np.zeros((40, 60))
     exact[3, 4], off[3, 4] = 1, 1 + 2e-7
     np.testing.assert_array_equal(blend(photo, off), blend(photo, exact))
+
+
+# what is hotter looks hotter
+
+_JUST_NOTICED = 0.02
+"""The distance in OKLab from which on most see that two colors differ."""
+
+PHOTO_COLORS = {
+    "black": (0, 0, 0),
+    "dark": (25, 25, 30),
+    "blue": (20, 40, 160),
+    "sky": (80, 160, 220),
+    "white": (255, 255, 255),
+    "mid gray": (128, 128, 128),
+    "red": (200, 30, 30),
+    "green": (30, 140, 50),
+    "purple": (100, 20, 120),
+    "skin": (224, 172, 140),
+}
+
+
+def linear(colors: np.ndarray) -> np.ndarray:
+    """Linear light of sRGB colors."""
+    shares = np.asarray(colors, np.float64) / 255
+    return np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(light: np.ndarray) -> np.ndarray:
+    """Björn Ottosson's OKLab of linear light ``(..., 3)``."""
+    cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    axes = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.cbrt(light @ np.transpose(cones)) @ np.transpose(axes)
+
+
+def to_a_deuteranope(light: np.ndarray) -> np.ndarray:
+    """What is left of linear light without green cones, by Machado et al. (2009)."""
+    kept = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    return np.clip(light @ np.transpose(kept), 0, 1)
+
+
+def falls(photo_colors: object, seen_by: Callable[[np.ndarray], np.ndarray] = np.asarray, **how: object) -> np.ndarray:
+    """For each color of a photo, how far the perceived strength falls as the heat rises from 0 to 1.
+
+    The strength is the distance in OKLab from the photo without heat.
+    """
+    flat = np.repeat(np.array(photo_colors, np.uint8).reshape(-1, 1, 3), 256, axis=1)
+    drawn = blend(flat, np.tile(np.linspace(0, 1, 256), (len(flat), 1)), **how)
+    strength = np.linalg.norm(oklab(seen_by(linear(drawn))) - oklab(seen_by(linear(flat))), axis=2)
+    return (np.maximum.accumulate(strength, axis=1) - strength).max(axis=1)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4, 0.8])
+@pytest.mark.parametrize("name", PHOTO_COLORS)
+def test_the_hotter_the_stronger_on_photos_of_any_kind(name: str, alpha: float | None) -> None:
+    assert falls(PHOTO_COLORS[name], alpha=alpha) < _JUST_NOTICED
+
+
+@pytest.mark.parametrize("name", ["black", "dark", "blue", "white", "mid gray"])
+def test_the_hotter_the_stronger_without_green_cones(name: str) -> None:
+    assert falls(PHOTO_COLORS[name], to_a_deuteranope) < _JUST_NOTICED
+
+
+def test_the_hotter_the_stronger_for_nine_of_ten_colors() -> None:
+    """The rest are orange and yellow: on them the colors of middle heat stand out, too."""
+    steps = np.linspace(0, 255, 6)
+    every = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(-1, 3)
+    own, turbos = falls(every), falls(every, colormap="turbo")
+    assert (own < _JUST_NOTICED).mean() > 0.9
+    assert own.max() < 0.1
+    assert (turbos < _JUST_NOTICED).mean() < 0.1, "the measure tells good from bad"
+
+
+def test_the_peak_is_the_most_vivid_color() -> None:
+    red, green, blue = colorize(np.array([[1.0]]))[0, 0].tolist()
+    assert (red, green == blue, green < 20) == (255, True, True)
+    chroma = np.hypot(*oklab(linear(colorize(np.linspace(0, 1, 256)[None])[0]))[:, 1:].T)
+    assert chroma.argmax() == 255
 
 
 # what the model never saw

@@ -238,7 +238,7 @@ def test_a_spike_and_its_heat_are_seen_in_a_long_signal() -> None:
     dark = (drawn[24:90, at - 2 : at + 3] < 160).any()
     assert dark
     band = drawn[24 + 260 + 10 + 3, at - 2 : at + 3]
-    assert (band == overlay.palette("turbo")[255].astype(int)).all(1).any()
+    assert (band == overlay.palette("heat")[255].astype(int)).all(1).any()
 
 
 def test_values_that_are_not_finite_are_drawn_as_zero() -> None:
@@ -269,7 +269,7 @@ def test_one_heat_has_one_colour_in_all_frames() -> None:
     """A map may vary over time alone: each frame's is constant, and yet some are hot."""
     grey = Clip(np.full((4, 10, 10, 3), 100, np.uint8))
     heat = np.broadcast_to(np.array([0, 0.3, 0.6, 1], np.float32)[:, None, None], (4, 10, 10))
-    frames = grey.frames(heat, alpha=1)
+    frames = grey.frames(heat, alpha=1, colormap="turbo")
     assert (frames[0] == 100).all()
     assert [tuple(frame[0, 0]) for frame in frames[2:]] == [
         tuple(overlay.palette("turbo")[round(255 * value)]) for value in (0.6, 1)
@@ -307,7 +307,7 @@ def test_the_maximum_of_a_volume_shows_what_no_chosen_slice_does() -> None:
     assert first.heatmap.max() == 1
     assert max(tile.heatmap.max() for tile in others) == 0
     page = view.overlay(heat)
-    assert tuple(overlay.palette("turbo")[255]) in {tuple(pixel) for pixel in page.reshape(-1, 3)}  # its bar
+    assert tuple(overlay.palette("heat")[255]) in {tuple(pixel) for pixel in page.reshape(-1, 3)}  # its bar
 
 
 def test_a_bar_is_as_long_as_its_picture_is_hot() -> None:
@@ -315,7 +315,7 @@ def test_a_bar_is_as_long_as_its_picture_is_hot() -> None:
     heat[0, 0, 0] = 0.5
     page = clip(1).overlay(heat)
     rule = np.argwhere((page == (222, 225, 230)).all(2))
-    colour = np.argwhere((page == overlay.palette("turbo")[128]).all(2))
+    colour = np.argwhere((page == overlay.palette("heat")[128]).all(2))
     width = rule[:, 1].max() - colour[:, 1].min() + 1
     assert abs(np.ptp(colour[:, 1]) + 1 - width / 2) <= 1
 

@@ -58,8 +58,8 @@ def gallery(
     columns: int | None = None,
     scale: Scale = "each",
     width: Width | None = None,
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
 ) -> Figure:
     """Explanations of any images, in rows: each with what was explained, and how probable the model finds it.
 
@@ -71,7 +71,7 @@ def gallery(
             value the same in all, which is for maps of one method at one layer.
         width: ``"single"`` or ``"double"`` column, see :data:`camtool.figures.WIDTHS`, or inches; by default as wide as
             it needs to be.
-        alpha: How much the colours cover where a map is hot, 0 to 1.
+        alpha: How much the colors cover where a map is hot, 0 to 1; by default as in :func:`camtool.overlay.blend`.
         colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
 
     Raises:
@@ -91,8 +91,8 @@ def comparison(
     columns: int | None = None,
     scale: Scale = "each",
     width: Width | None = None,
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
 ) -> Figure:
     """Explanations of one image beside it, each with what sets it apart: the method, the class or the layer.
 
@@ -103,7 +103,7 @@ def comparison(
         columns: As for :func:`gallery`, as are all that follow.
         scale: ``"each"`` or ``"shared"``.
         width: ``"single"``, ``"double"`` or inches.
-        alpha: How much the colours cover.
+        alpha: How much the colors cover.
         colormap: The colours.
 
     Raises:
@@ -126,8 +126,8 @@ def methods_grid(
     target_class: Any = None,
     *,
     width: Width = "double",
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
     **settings: Any,
 ) -> Figure:
     """Images by methods: a row an image, a column a method. Where there are many methods, the rest follow below.
@@ -138,7 +138,7 @@ def methods_grid(
         methods: Names or functions; or a mapping from what stands above the column: ``{"Grad-CAM": "gradcam"}``.
         target_class: What is explained: one thing for all images, or a list of one for each.
         width: ``"single"``, ``"double"`` or inches.
-        alpha: How much the colours cover.
+        alpha: How much the colors cover.
         colormap: The colours.
         **settings: Others of :class:`camtool.Explainer`: ``layer``, ``transform``, ``labels``, a method's options.
 
@@ -159,8 +159,8 @@ def layers_sweep(
     *,
     method: str | MethodFunction = "gradcam",
     width: Width = "double",
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
     **settings: Any,
 ) -> Figure:
     """Images by layers: how what counts grows from edges to things. A row an image, a column a layer and its grid.
@@ -173,7 +173,7 @@ def layers_sweep(
         target_class: What is explained: one thing for all images, or a list of one for each.
         method: The one method.
         width: ``"single"``, ``"double"`` or inches.
-        alpha: How much the colours cover.
+        alpha: How much the colors cover.
         colormap: The colours.
         **settings: Others of :class:`camtool.Explainer`.
 
@@ -198,8 +198,8 @@ def classes_grid(
     method: str | MethodFunction = "gradcam",
     scale: Scale = "each",
     width: Width = "double",
-    alpha: float = 0.5,
-    colormap: Colormap = "turbo",
+    alpha: float | None = None,
+    colormap: Colormap = "heat",
     **settings: Any,
 ) -> Figure:
     """Images by classes: for each image the classes that the model finds likeliest, and where it sees each of them.
@@ -211,7 +211,7 @@ def classes_grid(
         method: The one method.
         scale: ``"each"`` or ``"shared"``, as for :func:`gallery`, among the classes of an image.
         width: ``"single"``, ``"double"`` or inches.
-        alpha: How much the colours cover.
+        alpha: How much the colors cover.
         colormap: The colours.
         **settings: Others of :class:`camtool.Explainer`.
 
@@ -254,7 +254,7 @@ def _least(explanations: Sequence[Explanation], of_photos: float) -> float:
 class _Style:
     """How heat becomes colour."""
 
-    alpha: float
+    alpha: float | None
     colormap: Colormap
     scale: str = "each"
 
