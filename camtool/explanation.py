@@ -108,8 +108,8 @@ class Explanation:
     def overlay(self, alpha: float | None = None, colormap: Colormap = "heat") -> NDArray[np.uint8]:
         """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
 
-        The box of a detection is drawn around it. A signal is drawn as lines in the heatmap's colours, a volume as a
-        sheet of slices beside their maximum, a clip as a sheet of frames.
+        The box of a detection is drawn around it, with its label and score. A signal is drawn as lines in the heatmap's
+        colors, a volume as a sheet of slices beside their maximum, a clip as a sheet of frames.
 
         Args:
             alpha: How much the colors cover where the map is hot, 0 to 1; by default as in
@@ -117,7 +117,14 @@ class Explanation:
             colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
         """
         picture = self.view.overlay(self.heatmap, alpha=alpha, colormap=colormap)
-        return picture if self.box is None else overlay.draw_boxes(picture, [overlay.at_least_a_pixel(self.box)])
+        if self.box is None:
+            return picture
+        return overlay.draw_boxes(picture, [overlay.at_least_a_pixel(self.box)], labels=[self._caption])
+
+    @property
+    def _caption(self) -> str:
+        """The label and, where there is one, the probability."""
+        return self.label if self.probability is None else f"{self.label} {self.probability:.0%}"
 
     def masked(self) -> NDArray[np.uint8]:
         """The photo times the heatmap, ``(H, W, 3)`` uint8: what is left is what counted."""

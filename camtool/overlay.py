@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from camtool.colormaps import COLORMAPS, Colormap, default_alpha, palette, rise
 from camtool.errors import OverlayError, add_article
+from camtool.tags import draw_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,9 +46,9 @@ _ROUNDING = 1e-6  # what resizing in float32 adds to a value: neither out of ran
 _VEIL, _VEIL_GREY = 0.55, 112.0  # how much of an unseen pixel gives way to which grey
 _BAND = 2**14  # so many pixels are computed at a time
 _SEAM = 230  # the grey of the line around what was seen
-_WIDTHS_PER_SIDE = 180  # how many default lines fit side by side into a photo
+_WIDTHS_PER_SIDE = 320  # how many default lines fit side by side into a photo
 _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
-_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+_WHITE, _BLACK, _INK = (255, 255, 255), (0, 0, 0), (20, 22, 26)
 
 
 def colorize(heatmap: NDArray[Any], colormap: Colormap = "heat") -> Pixels:
@@ -231,6 +232,7 @@ def draw_boxes(
     *,
     color: Color = _WHITE,
     width: int | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Pixels:
     """Draw boxes on a copy of the photo, with a halo that sets them off from any ground.
 
@@ -239,14 +241,22 @@ def draw_boxes(
         boxes: ``(x0, y0, x1, y1)`` in pixels, half-open, as `boxes` returns them.
         color: (red, green, blue), each 0 to 255. The halo is black, but white around a dark colour.
         width: Of the line, in pixels; None fits it to the picture.
+        labels: Words for each box. They stand on a tag beside it, inside of the picture; the last word is kept where
+            the others have to be shortened. A picture too small for letters gets none.
 
     Returns:
         (H, W, 3) uint8 RGB.
 
     Raises:
-        OverlayError: ``photo``, a box, ``color`` or ``width`` is not as described.
+        OverlayError: ``photo``, a box, ``color``, ``width`` or ``labels`` is not as described.
     """
-    return _stroke(photo, [_corners(box) for box in boxes], color, width)
+    drawn = _stroke(photo, [_corners(box) for box in boxes], color, width)
+    if labels is None:
+        return drawn
+    if isinstance(labels, str) or len(labels) != len(boxes):
+        raise OverlayError(f"labels must be {len(boxes)} strings, one for each box; got {labels!r}.")
+    places = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in boxes]
+    return draw_tags(drawn, places, labels, paper=_WHITE, ink=_INK)
 
 
 def at_least_a_pixel(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:

@@ -22,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
 
 ROOMS = {
+    "tags": set(),
     "colormaps": {"errors"},
     "manifest": {"errors", "escapes", "images", "locking"},
     "escapes": set(),
@@ -158,7 +159,7 @@ ROOMS = {
     },
     "geometry": {"cleanup", "errors", "lazy", "rng"},
     "images": {"errors", "tiff"},
-    "overlay": {"colormaps", "errors"},
+    "overlay": {"colormaps", "errors", "tags"},
     "sealed": {"modules"},
     "models.base": set(),
     "models.wrappers": set(),

@@ -352,12 +352,16 @@ def test_the_box_is_drawn_around_what_was_detected() -> None:
     result = camtool.explain(Spots(), TWO, 2)
     plain = overlay.blend(result.photo, result.heatmap)
     drawn = result.overlay()
-    changed = (plain != drawn).any(2)
+    framed = overlay.draw_boxes(plain, [result.box])
+    changed = (plain != framed).any(2)
     rows, columns = np.nonzero(changed)
     assert min(columns.min() - 64, rows.min() - 48) >= -3
     assert max(columns.max() - 80, rows.max() - 64) <= 2
     assert not changed[52:60, 68:76].any(), "the inside is left as it is"
-    assert drawn[47:50, 70].min(1).max() > 230, "the line is white"
+    assert drawn[62:66, 70].min(1).max() > 230, "the line is white"
+    np.testing.assert_array_equal(drawn, overlay.draw_boxes(plain, [result.box], labels=[f"{result.label} 30%"]))
+    np.testing.assert_array_equal(drawn[48:], framed[48:], "the tag stands above the box")
+    assert (drawn[:48] != framed[:48]).any()
 
 
 def test_an_empty_box_is_drawn_as_a_pixel() -> None:

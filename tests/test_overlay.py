@@ -539,9 +539,9 @@ def test_a_white_line_shows_on_any_ground(level: int) -> None:
 
 
 def test_a_line_along_the_border_is_drawn_whole() -> None:
-    grey = np.full((360, 540, 3), 128, dtype=np.uint8)
-    inside = (draw_boxes(grey, [(100, 100, 200, 200)])[150, 90:110, 0] > 200).sum()
-    edge = draw_boxes(grey, [(0, 0, 540, 360)])
+    grey = np.full((720, 1080, 3), 128, dtype=np.uint8)
+    inside = (draw_boxes(grey, [(100, 100, 400, 400)])[150, 90:110, 0] > 200).sum()
+    edge = draw_boxes(grey, [(0, 0, 1080, 720)])
     assert inside >= 2
     assert (edge[150, :10, 0] > 200).sum() == inside
     assert (edge[150, -10:, 0] > 200).sum() == inside
@@ -554,8 +554,45 @@ def test_lines_grow_with_the_picture() -> None:
         picture = draw_boxes(ground, [(quarter, quarter, 3 * quarter, 3 * quarter)])
         return int((picture[side // 2, : side // 2, 0] > 128).sum())
 
-    assert thickness(200) <= 2
-    assert 8 <= thickness(1800) <= 12
+    assert thickness(200) == 1
+    assert 2 <= thickness(500) <= 3
+    assert 5 <= thickness(1800) <= 7
+
+
+def tag(picture: np.ndarray, plain: np.ndarray) -> tuple[int, int, int, int]:
+    """Where the letters' tag lies: what the labels changed."""
+    rows, columns = np.nonzero((picture != plain).any(2))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+@pytest.mark.parametrize("level", [0, 90, 128, 255])
+@pytest.mark.parametrize(
+    "box", [(60, 100, 160, 200), (60, 1, 160, 200), (0, 0, 300, 240), (280, 230, 299, 239), (-9, -9, 20, 30)], ids=str
+)
+def test_a_label_is_legible_on_any_ground_beside_its_box_and_inside_the_picture(box: tuple, level: int) -> None:
+    ground = np.full((240, 300, 3), level, np.uint8)
+    plain, drawn = draw_boxes(ground, [box]), draw_boxes(ground, [box], labels=["tabby cat 98%"])
+    assert drawn.shape == plain.shape
+    left, top, right, bottom = tag(drawn, plain)
+    letters = drawn[top:bottom, left:right].astype(int)
+    assert 11 <= bottom - top <= 20
+    assert 60 <= right - left <= 120
+    assert (letters.min(2) > 240).mean() > 0.3, "white paper"
+    assert (letters.max(2) < 60).mean() > 0.1, "dark letters"
+    assert abs(left - max(0, box[0])) <= 3 or right >= 298
+    assert min(abs(bottom - box[1]), abs(top - box[3]), abs(top - max(0, box[1]))) <= 12
+
+
+def test_a_long_label_is_shortened_before_its_score_and_tiny_pictures_get_none() -> None:
+    ground, box = np.full((100, 100, 3), 90, np.uint8), (10, 40, 60, 80)
+    plain = draw_boxes(ground, [box])
+    long = draw_boxes(ground, [box], labels=["Staffordshire bull terrier of great age 98%"])
+    left, _, right, _ = tag(long, plain)
+    assert 0 <= left < right <= 100
+    other = draw_boxes(ground, [box], labels=["Staffordshire bull terrier of great age 11%"])
+    assert (long != other).any(), "the score is still there"
+    tiny = draw_boxes(ground[:32, :32], [(4, 4, 20, 20)], labels=["cat 98%"])
+    np.testing.assert_array_equal(tiny, draw_boxes(ground[:32, :32], [(4, 4, 20, 20)]))
 
 
 def test_contours_are_smooth_and_subpixel() -> None:
@@ -674,6 +711,8 @@ def test_alpha_and_threshold_are_fractions(value: object) -> None:
         ({"boxes": [], "color": (0, 0, 256)}, r"color must be three numbers .*got \(0, 0, 256\)"),
         ({"boxes": [], "color": "red"}, "color must be three numbers .*got 'red'"),
         ({"boxes": [], "width": 0}, "width must be a whole number .*got 0"),
+        ({"boxes": [(0, 0, 2, 2)], "labels": ["a", "b"]}, r"labels must be 1 strings.*got \['a', 'b'\]"),
+        ({"boxes": [(0, 0, 2, 2)], "labels": "a"}, "labels must be 1 strings.*got 'a'"),
         ({"boxes": [], "width": 1.5}, "width must be a whole number .*got 1.5"),
     ],
 )
