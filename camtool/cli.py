@@ -208,6 +208,10 @@ def run(
     colormap: Annotated[
         str, typer.Option(help="heat, turbo, viridis, inferno, gray, ...", rich_help_panel=_OUTPUT)
     ] = "heat",
+    enlarge: Annotated[
+        bool,
+        typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.", rich_help_panel=_OUTPUT),
+    ] = True,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say something about every photo.")] = False,
@@ -222,7 +226,7 @@ def run(
     planned = folder.plan(paths, recursive=recursive, out=out)
     settings = {"layer": layer, "merge": merge, "batch_size": batch_size, **_options(option)}
     explainer = _explainer(model, weights, labels, device.value, method, settings, quiet=quiet or as_json)
-    output = folder.Output(out, kinds, format.value, alpha, colormap)
+    output = folder.Output(out, kinds, format.value, alpha, colormap, enlarge)
     report = _Report(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
     raise typer.Exit(report.follow(explainer, _wants(target), batch_size))
 

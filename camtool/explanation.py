@@ -106,7 +106,7 @@ class Explanation:
         return self.view.seen
 
     def overlay(self, alpha: float | None = None, colormap: Colormap = "heat") -> NDArray[np.uint8]:
-        """The photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is grey.
+        """Return the photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is gray.
 
         The box of a detection is drawn around it, with its label and score. A signal is drawn as lines in the heatmap's
         colors, a volume as a sheet of slices beside their maximum, a clip as a sheet of frames.
@@ -116,10 +116,26 @@ class Explanation:
                 :func:`camtool.overlay.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.overlay.palette`.
         """
-        picture = self.view.overlay(self.heatmap, alpha=alpha, colormap=colormap)
+        return self._drawn(self.view, self.heatmap, alpha, colormap)
+
+    def _drawn(
+        self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1
+    ) -> NDArray[np.uint8]:
+        """Return the overlay on a view that is so many times as large."""
+        picture = view.overlay(heatmap, alpha=alpha, colormap=colormap)
         if self.box is None:
             return picture
-        return overlay.draw_boxes(picture, [overlay.at_least_a_pixel(self.box)], labels=[self._caption])
+        x0, y0, x1, y1 = self.box
+        box = overlay.at_least_a_pixel((times * x0, times * y0, times * x1, times * y1))
+        return overlay.draw_boxes(picture, [box], labels=[self._caption])
+
+    def _readable(self, alpha: float | None = None, colormap: Colormap = "heat") -> NDArray[np.uint8]:
+        """Return the overlay as it is shown and saved: of a small photo an enlarged one.
+
+        The heatmap is not kept, as that of a large photo would be in memory while the picture is encoded.
+        """
+        view = self.view.enlarged()
+        return self._drawn(view, view.heatmap(self.raw), alpha, colormap, self.view.enlargement)
 
     @property
     def _caption(self) -> str:
@@ -160,20 +176,34 @@ class Explanation:
         """
         return self.view.contours(self.heatmap, threshold)
 
-    def save(self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = "heat") -> Path:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        alpha: float | None = None,
+        colormap: Colormap = "heat",
+        enlarge: bool = True,
+    ) -> Path:
         """Write the overlay, whole or not at all; the suffix decides the format (png, jpg, webp).
+
+        Args:
+            path: Where to; missing folders are made.
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+            enlarge: Write the overlay of a small photo, 160 pixels a side or less, several times as large, up to 320
+                pixels a side: each pixel of the photo is repeated, the heat is smooth. ``False`` keeps the size.
 
         Raises:
             ImageError: The suffix is unknown.
         """
-        return images.write(path, self.overlay(alpha, colormap))
+        return images.write(path, self._readable(alpha, colormap) if enlarge else self.overlay(alpha, colormap))
 
     def show(self) -> None:
-        """Show the overlay: in a notebook below the cell, elsewhere in the system's picture viewer."""
-        images.show(self.overlay())
+        """Show the overlay, a small one enlarged: in a notebook below the cell, elsewhere in a picture viewer."""
+        images.show(self._readable())
 
     def _repr_png_(self) -> bytes:
-        return images.encode(self.overlay())
+        return images.encode(self._readable())
 
     def __repr__(self) -> str:
         probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"

@@ -201,8 +201,9 @@ class Output:
         folder: Where to.
         kinds: Of :data:`KINDS`.
         format: The suffix of pictures: png, jpg or webp.
-        alpha: How much the colours cover.
-        colormap: A name in :data:`camtool.overlay.COLORMAPS`.
+        alpha: How much the colors cover; by default as in :func:`camtool.overlay.blend`.
+        colormap: A name that :func:`camtool.overlay.palette` knows.
+        enlarge: Write overlays of small photos enlarged.
     """
 
     folder: Path
@@ -210,6 +211,7 @@ class Output:
     format: str = "png"
     alpha: float | None = None
     colormap: str = "heat"
+    enlarge: bool = True
 
 
 @dataclass(frozen=True)
@@ -411,7 +413,7 @@ def _entry(job: Job, explanation: Explanation, files: dict[str, str]) -> Entry:
 
 def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output) -> None:
     if kind == "overlay":
-        explanation.save(path, alpha=output.alpha, colormap=output.colormap)
+        explanation.save(path, alpha=output.alpha, colormap=output.colormap, enlarge=output.enlarge)
     elif kind == "heatmap":
         images.write(path, overlay.colorize(explanation.heatmap, output.colormap))
     elif kind == "mask":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 __all__ = ["Clip", "Photo", "Signal", "View", "Volume"]
+
+_READABLE = 320
+"""Up to so many pixels a side, photos are enlarged to be looked at."""
 
 
 class View(ABC):
@@ -68,6 +71,15 @@ class View(ABC):
     def heatmap(self, raw: Floats) -> Floats:
         """A raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centres of the grid's cells."""
         return maps.normalise(_spread(raw, self.size))
+
+    @property
+    def enlargement(self) -> int:
+        """How many times as large it is shown and saved: more than once for a small photo."""
+        return 1
+
+    def enlarged(self) -> View:
+        """Return the same, as large as it is shown and saved."""
+        return self
 
     def frames(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """Every frame of a clip, or slice of a volume, with its heatmap over it: ``(T, H, W, 3)``.
@@ -165,6 +177,21 @@ class Photo(View):
     def overlay(self, heatmap: Floats, *, alpha: float | None = None, colormap: Colormap = "heat") -> Pixels:
         """The photo with the heatmap over it; what the model did not see is grey."""
         return overlay.blend(self._photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+
+    @property
+    def enlargement(self) -> int:
+        """So many times as large that the longer side comes near 320 pixels, but never beyond; a whole number."""
+        return max(1, _READABLE // max(self.size))
+
+    def enlarged(self) -> View:
+        """Return the photo with each pixel repeated; maps are laid on it anew, so that they are smooth."""
+        times, whole = self.enlargement, self._geometry
+        if times == 1:
+            return self
+        top, left, bottom, right = (times * edge for edge in whole.box)
+        size = (times * whole.photo[0], times * whole.photo[1])
+        pixels = self._photo.repeat(times, axis=0).repeat(times, axis=1)
+        return Photo(pixels, replace(whole, photo=size, box=(top, left, bottom, right)))
 
     def inside(self, preparation: Any) -> View:
         """The photo with the geometry that the detector's layers see."""

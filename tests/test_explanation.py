@@ -20,6 +20,8 @@ import camtool
 from camtool import targets
 from camtool.demo.measure import energy_in
 from camtool.demo.scenes import Thing
+from camtool.geometry import Geometry
+from camtool.views import Photo
 
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
@@ -302,13 +304,44 @@ def test_the_models_own_errors_pass(model) -> None:
 
 def test_saving_and_showing(model, photo, tmp_path, monkeypatch) -> None:
     result = explain(model, photo)
-    path = result.save(tmp_path / "deep" / "where.png", alpha=0.3, colormap="viridis")
+    path = result.save(tmp_path / "deep" / "where.png", alpha=0.3, colormap="viridis", enlarge=False)
     assert np.array_equal(np.asarray(Image.open(path)), result.overlay(0.3, "viridis"))
     assert result._repr_png_().startswith(b"\x89PNG")
     shown = []
     monkeypatch.setattr(Image.Image, "show", lambda picture: shown.append(picture))
     result.show()
-    assert len(shown) == 1
+    assert [picture.size for picture in shown] == [(300, 200)]
+
+
+@pytest.mark.parametrize(
+    ("size", "times"), [((32, 32), 10), ((28, 40), 8), ((160, 90), 2), ((161, 40), 1), ((300, 400), 1)]
+)
+def test_small_photos_are_saved_enlarged(size, times, tmp_path) -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    raw = np.array([[0, 0], [0, 1]], np.float32)
+    view = Photo(photo, Geometry.whole(*size))
+    result = camtool.Explanation(raw, view, "cat", 0, 1.0, 0.5, "cam", "layer")
+    assert result.overlay().shape == photo.shape
+    cold = np.asarray(Image.open(result.save(tmp_path / "cold.png", alpha=0)))
+    np.testing.assert_array_equal(cold, photo.repeat(times, 0).repeat(times, 1))
+    saved = np.asarray(Image.open(result.save(tmp_path / "hot.png"))).astype(int)
+    assert saved.shape == cold.shape
+    flat = camtool.Explanation(raw, Photo(np.full_like(photo, 90), view.geometry), "cat", 0, 1.0, 0.5, "cam", "layer")
+    smooth = np.asarray(Image.open(flat.save(tmp_path / "flat.png"))).astype(int)
+    assert np.abs(np.diff(smooth[-1], axis=0)).max() <= (5 if times >= 8 else 30), "the heat has no steps"
+    kept = np.asarray(Image.open(result.save(tmp_path / "kept.png", enlarge=False)))
+    np.testing.assert_array_equal(kept, result.overlay())
+
+
+def test_the_box_of_a_detection_is_enlarged_with_its_photo(tmp_path) -> None:
+    view = Photo(np.zeros((32, 32, 3), np.uint8), Geometry.whole(32, 32))
+    result = camtool.Explanation(
+        np.zeros((2, 2), np.float32), view, "cat", 0, 1.0, 0.5, "cam", "layer", box=(8, 16, 24, 28)
+    )
+    saved = np.asarray(Image.open(result.save(tmp_path / "box.png")))
+    assert (saved[200, 78:82].max(1) > 200).any(), "the left edge"
+    assert (saved[276:281, 150].max(1) > 200).any(), "the lower edge"
+    assert (saved[120:158, 82:140] > 200).any(), "the tag"
 
 
 def test_boxes_and_contours_enclose_the_hottest_place(model, photo) -> None:
