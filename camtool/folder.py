@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "MANIFEST", "Entry", "Failure", "Job", "Output", "Plan", "Skipped", "Success", "plan", "run"]
 
 KINDS = ("overlay", "heatmap", "mask", "raw")
-"""What can be saved: the photo with the heatmap over it; the heatmap in colours; the photo times the heatmap; the
-method's own values as ``.npy``."""
+"""What can be saved: the photo with the heatmap over it; the heatmap in colors, transparent where the model did not
+look, and for that reason as PNG where JPEG is asked for; the photo times the heatmap; the method's own values as
+``.npy``, which lie on what the model saw and on nothing else."""
 
 
 # ---------------------------------------------------------------------------------------------------- planning
@@ -375,7 +376,7 @@ class _Writer:
         """Write each kind of result; return kind → file, relative to the output folder."""
         files = {}
         for kind in self._output.kinds:
-            suffix = "npy" if kind == "raw" else self._output.format
+            suffix = _suffix(kind, self._output.format)
             ending = "" if kind == "overlay" else f".{kind}"
             path = place.with_name(f"{place.name}{ending}.{suffix}")
             self._claim(path)
@@ -415,9 +416,26 @@ def _write_kind(kind: str, explanation: Explanation, path: Path, output: Output)
     if kind == "overlay":
         explanation.save(path, alpha=output.alpha, colormap=output.colormap, enlarge=output.enlarge)
     elif kind == "heatmap":
-        images.write(path, overlay.colorize(explanation.heatmap, output.colormap))
+        images.write(path, _colored(explanation, output.colormap))
     elif kind == "mask":
         images.write(path, explanation.masked())
     else:
         with images.writing(path) as file:
             np.save(file, explanation.raw)
+
+
+def _suffix(kind: str, format: str) -> str:  # noqa: A002
+    """Return the suffix of a kind of result; unseen parts of heatmaps are transparent, which JPEG cannot be."""
+    if kind == "raw":
+        return "npy"
+    return "png" if kind == "heatmap" and format == "jpg" else format
+
+
+def _colored(explanation: Explanation, colormap: str) -> Any:
+    """Return the heatmap in colors, ``(H, W, 3)`` uint8; transparent, ``(H, W, 4)``, where the model did not look."""
+    colors = overlay.colorize(explanation.heatmap, colormap)
+    if explanation.seen.all():
+        return colors
+    picture = np.dstack([colors, np.full(colors.shape[:2], 255, np.uint8)])
+    picture[~explanation.seen] = 0
+    return picture

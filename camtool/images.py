@@ -138,7 +138,7 @@ def write(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, qualit
 
     Args:
         path: Where to; the suffix (.png, .jpg, .jpeg, .webp) chooses the format. Missing folders are made.
-        pixels: (H, W, 3) or (H, W), uint8.
+        pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG does not have.
         quality: From 1 to 100, for JPEG and WebP; PNG is lossless.
 
     Returns:
@@ -485,7 +485,7 @@ def _levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) -> npt
 
 
 def _check_pixels(pixels: npt.NDArray[np.uint8]) -> None:
-    """Hold what is to be written to (H, W) or (H, W, 3), uint8, not empty."""
+    """Check that what is to be written is (H, W), (H, W, 3) or (H, W, 4), uint8, and not empty."""
     shape, dtype = np.shape(pixels), getattr(pixels, "dtype", type(pixels).__qualname__)
-    if dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)) or 0 in shape:
-        raise ImageError(f"pixels: {dtype} of shape {shape} came; uint8 of (H, W) or (H, W, 3) is needed.")
+    if dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))) or 0 in shape:
+        raise ImageError(f"pixels: {dtype} of shape {shape} came; uint8 of (H, W), (H, W, 3) or (H, W, 4) is needed.")

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 import camtool
-from camtool import images
+from camtool import images, overlay
 from camtool.folder import KINDS, MANIFEST, Failure, Job, Output, Success, plan, run
 from camtool.targets import Top
 
@@ -276,6 +276,29 @@ def test_what_is_written_is_the_explanation(tmp_path, photos):
     assert pixels["heatmap"].shape == wanted.photo.shape
     assert (line["label"], line["index"], line["layer"]) == (wanted.label, wanted.index, wanted.layer)
     assert line["score"] == pytest.approx(wanted.score, rel=1e-5)
+
+
+@pytest.mark.parametrize(("asked", "suffix"), [("png", "png"), ("jpg", "png"), ("webp", "webp")])
+def test_a_heatmap_is_transparent_where_the_model_did_not_look(tmp_path, photos, asked, suffix):
+    transforms = pytest.importorskip("torchvision.transforms")
+    cropping = transforms.Compose([transforms.CenterCrop(16), transforms.ToTensor()])
+    looking = camtool.Explainer(camtool.Loaded(Net(RuntimeError), cropping, ["ant", "bee", "cat"]))
+    jobs = plan([str(photos / "a.png")])
+    (done,) = run(looking, jobs, [TOP], Output(tmp_path / "out", ["heatmap", "raw"], asked))
+    (wanted,) = looking(str(photos / "a.png"), [Top(1)])
+    assert 0 < wanted.seen.mean() < 1
+    file = tmp_path / "out" / done.entries[0].files["heatmap"]
+    assert file.suffix == f".{suffix}"
+    with Image.open(file) as picture:
+        assert picture.mode == "RGBA"
+        pixels = np.asarray(picture)
+    np.testing.assert_array_equal(pixels[..., 3], 255 * wanted.seen)
+    coldest = wanted.seen & (wanted.heatmap == 0)
+    assert coldest.any(), "what is zero is not what was not seen"
+    if suffix == "png":
+        np.testing.assert_array_equal(pixels[coldest][:, :3], overlay.colorize(wanted.heatmap)[coldest])
+    raw = np.load(tmp_path / "out" / done.entries[0].files["raw"])
+    assert raw.shape == (4, 4), "a raw map lies on what the model saw, and on nothing else"
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
