@@ -417,11 +417,48 @@ def test_feature_maps_are_what_the_layer_returned_on_one_scale(net):
     x = torch.rand(1, 3, 8, 12)
     figure = figures.feature_maps(net, x, "first", 4)
     assert_allclose(np.stack(arrays(figure)), net.first(x)[0, :4].detach().numpy())
-    low, high = net.first(x)[0, :4].detach().aminmax()
-    assert {image.get_clim() for image in [*images(figure), bars(figure)[0].images[0]]} == {(float(low), float(high))}
+    most = float(net.first(x)[0, :4].detach().abs().max())
+    assert {image.get_clim() for image in [*images(figure), bars(figure)[0].images[0]]} == {(-most, most)}
     assert titles(figure) == ["0", "1", "2", "3"]
     assert [text.get_text() for text in figure.texts] == ["first", f"6 {TIMES} 8 {TIMES} 12"]
     assert len(figure.axes) == 1 + 1
+
+
+def signed() -> tuple[nn.Module, Tensor, np.ndarray]:
+    """A convolution, an input, and its two maps: one from 0 to 1, the other from -2 to 0."""
+    conv, x = nn.Conv2d(1, 2, 1, bias=False), torch.linspace(0, 1, 16).reshape(1, 1, 4, 4)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([1.0, -2.0])[:, None, None, None])
+        return conv, x, conv(x)[0].numpy()
+
+
+def test_maps_of_both_signs_are_colored_around_zero():
+    conv, x, expected = signed()
+    figure = figures.feature_maps(conv, x)
+    shown = [*images(figure), bars(figure)[0].images[0]]
+    assert {(image.get_cmap().name, *image.get_clim()) for image in shown} == {("RdBu_r", -2.0, 2.0)}
+    assert_allclose(np.stack(arrays(figure)), expected)
+    assert {f"{MINUS}2", "0", "2"} <= {text.get_text() for text in words(figure)}
+    red, blue = (image.to_rgba(value)[:3] for image, value in ((shown[0], 2.0), (shown[0], -2.0)))
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert min(shown[0].to_rgba(0.0)) > 0.9
+
+
+def test_each_map_of_both_signs_may_have_a_scale_of_its_own_around_zero():
+    conv, x, expected = signed()
+    figure = figures.feature_maps(conv, x, scale="each")
+    assert_allclose(np.stack(arrays(figure)), expected / np.array([1, 2])[:, None, None])
+    assert {(image.get_cmap().name, *image.get_clim()) for image in images(figure)} == {("RdBu_r", -1.0, 1.0)}
+    assert {f"{MINUS}max", "0", "max"} <= {text.get_text() for text in words(figure)}
+
+
+def test_maps_of_one_sign_and_colors_that_are_asked_for_stay_on_their_own_limits():
+    conv, x, _ = signed()
+    positive = figures.feature_maps(nn.Sequential(conv, nn.ReLU()), x, "1")
+    assert {(image.get_cmap().name, *image.get_clim()) for image in images(positive)} == {("viridis", 0.0, 1.0)}
+    asked = figures.feature_maps(conv, x, colormap="magma")
+    assert {(image.get_cmap().name, *image.get_clim()) for image in images(asked)} == {("magma", -2.0, 1.0)}
 
 
 def test_all_convolutions_that_run_are_drawn_in_the_order_in_which_they_run(net):
@@ -454,9 +491,9 @@ def test_the_channels_that_speak_for_a_class_come_first():
 
 
 def test_each_channel_may_have_its_own_scale(net):
-    figure = figures.feature_maps(net, torch.rand(1, 3, 8, 8), "first", scale="each")
+    figure = figures.feature_maps(net, torch.rand(1, 3, 8, 8), "block.0", scale="each")
     extremes = [(plane.min(), plane.max()) for plane in arrays(figure)]
-    assert_allclose(extremes, [(0, 0) if number == 3 else (0, 1) for number in range(6)])  # the fourth is all zeros
+    assert_allclose(extremes, [(0, number % 2 == 0) for number in range(6)])  # every second one is all zeros
     assert {"low", "high"} <= {text.get_text() for text in words(figure)}
 
 

@@ -14,7 +14,7 @@ from camtool import structures, targets
 from camtool.arguments import as_module
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence import Evidence, Scene
-from camtool.figures.panels import Panel, limits_of, page
+from camtool.figures.panels import DIVERGING, Panel, around_zero, limits_of, page
 from camtool.figures.paper import SCALES, Scale, Width, check_choice, check_count, in_inches
 from camtool.figures.signs import lost, sides
 from camtool.hooks import Call, observe, trace
@@ -53,7 +53,7 @@ def feature_maps(
     scale: Scale = "shared",
     columns: int | None = None,
     width: Width = "double",
-    colormap: str = "viridis",
+    colormap: str | None = None,
     transform: Transform | None = None,
 ) -> Figure:
     """What the channels of layers make of a picture: a grid a layer, all on one page; signals are lines.
@@ -73,10 +73,12 @@ def feature_maps(
         order: Which: the ``"first"``; the ``"strongest"`` first, by their mean absolute value; or those that speak most
             for the ``"class"``, by the sum of gradient times activation.
         target_class: The class, for that order: as for :func:`camtool.explain`, one alone.
-        scale: ``"shared"`` by the channels of a layer; or ``"each"`` from its own lowest to its own highest value.
+        scale: ``"shared"`` by the channels of a layer; or ``"each"`` from its own lowest to its own highest value, and
+            where values of both signs are colored around zero, to its own largest magnitude on both sides.
         columns: How many maps stand in a row; by default as many as can be well seen.
         width: ``"single"`` or ``"double"`` column, see :data:`camtool.figures.WIDTHS`, or inches.
-        colormap: Any that matplotlib knows.
+        colormap: Any that matplotlib knows. By default viridis; but RdBu_r, with zero in the middle of its scale, for a
+            layer with values of both signs: red is positive, white is zero, blue is negative.
         transform: From PIL image to the model's input, where ``model`` does not bring it.
 
     Raises:
@@ -100,7 +102,7 @@ def feature_pages(
     scale: Scale = "shared",
     columns: int | None = None,
     width: Width = "double",
-    colormap: str = "viridis",
+    colormap: str | None = None,
     transform: Transform | None = None,
 ) -> Iterator[tuple[str, Figure]]:
     """:func:`feature_maps` with a figure a layer, from one run of the model; each is made when its turn comes.
@@ -123,7 +125,7 @@ class _Choice:
     order: str
     target_class: Any
     scale: str
-    colormap: str
+    colormap: str | None
 
     def __post_init__(self) -> None:
         check_choice("order", self.order, ORDERS)
@@ -140,9 +142,11 @@ class _Choice:
         if values.ndim == 4:
             middle = values.shape[1] // 2
             shape, values = f"{shape}, slice {middle}", values[:, middle]
-        panel = Panel(
-            name or "the model", f"{shape}{words}{lost(values)}", values, numbers, self.colormap, limits_of(values)
-        )
+        words = f"{shape}{words}{lost(values)}"
+        if self.colormap is None and values.ndim > 2 and _has_both_signs(values):
+            values, reach, ends = around_zero(values, self.scale)
+            return Panel(name or "the model", words, values, numbers, DIVERGING, (-reach, reach), ends)
+        panel = Panel(name or "the model", words, values, numbers, self.colormap or "viridis", limits_of(values))
         if self.scale == "shared":
             return panel
         return replace(panel, values=_each_scaled(values), limits=(0.0, 1.0), ends=("low", "high"))
@@ -281,6 +285,11 @@ def _evidence(loaded: Loaded, batch: Batch, layers: Sequence[Layer], want: Any) 
     if len(chosen) != 1:
         raise TargetError(f"target_class asks for {len(chosen)} things; channels are ordered by one.")
     return scene.evidence(chosen), targets.name_of(chosen[0], labels)
+
+
+def _has_both_signs(values: Any) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and float(finite.min()) < 0 < float(finite.max())
 
 
 def _each_scaled(values: Any) -> Any:

@@ -256,15 +256,15 @@ def _bar(
 
 
 def scale(axes: Axes, limits: Limits, size: float, ends: Sequence[str] = ()) -> None:
-    """Write the limits on the right of axes, and zero where it has room between them; or words in their place."""
+    """Write the limits, or words in their place, on the right of axes, and zero where it fits between them."""
     low, high = limits
     line = 1.3 * size / axes.bbox.height * axes.get_figure().dpi / 72  # type: ignore[union-attr]
-    numbers = [low, high]
-    if not ends and 1.5 * line < -low / (high - low) < 1 - 1.5 * line:
+    numbers, shown = [low, high], list(ends) or [short(low), short(high)]
+    if 1.5 * line < -low / (high - low) < 1 - 1.5 * line:
         numbers.insert(1, 0.0)
+        shown.insert(1, "0")
     axes.grid(visible=False)
     axes.yaxis.tick_right()
-    shown = list(ends) or list(map(short, numbers))
     axes.set_yticks(numbers, shown, fontsize=size, color=INK, ha="left", va="center_baseline", **_PLAIN)
     axes.tick_params("y", length=0, pad=3)
     labels = axes.get_yticklabels()

@@ -12,9 +12,20 @@ from torch import nn
 from camtool.arguments import as_module
 from camtool.errors import LayerError, add_article
 from camtool.figures.activity import CONVOLUTIONS, meant
-from camtool.figures.panels import BAR_GAP, BAR_WIDE, EDGE, Panel, head, head_high, page, room_for_scale
+from camtool.figures.panels import (
+    BAR_GAP,
+    BAR_WIDE,
+    DIVERGING,
+    EDGE,
+    Panel,
+    around_zero,
+    head,
+    head_high,
+    page,
+    room_for_scale,
+)
 from camtool.figures.paper import LINE, SCALES, TEXT, Scale, Width, canvas, check_choice, check_count, in_inches
-from camtool.figures.signs import MINUS, lost, short, sides
+from camtool.figures.signs import lost, short, sides
 from camtool.models import Loaded
 from camtool.modules import module_named, modules_by_name, name_of
 from camtool.recorder import Which
@@ -26,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kernel_pages", "kernels"]
 
-_COLORMAP = "RdBu_r"
-_OWN = (f"{MINUS}max", "max")
 _MANY, _FEW = 64, 16  # how many filters are shown by default: of one picture each, and of many
 _LARGEST = 0.6  # how high a kernel is drawn in a table at most, in inches, and a square one how wide
 _FLATTEST = 0.25  # how high it is drawn at least, in its widths
@@ -151,30 +160,21 @@ def _filters(model: nn.Module, layer: str | nn.Module | None) -> tuple[str, NDAr
     return name or "the model", weight
 
 
-def _in_units(weight: NDArray[np.float32], scale: str) -> tuple[NDArray[np.float32], float, tuple[str, ...]]:
-    """Filters, the number that is the scale's end, and what stands there in place of numbers."""
-    size = np.where(np.isfinite(weight), np.abs(weight), np.float32(0))
-    if scale == "shared":
-        return weight, float(size.max()) or 1.0, ()
-    reach = size.max(tuple(range(1, weight.ndim)), keepdims=True)
-    return weight / np.where(reach > 0, reach, np.float32(1)), 1.0, _OWN
-
-
 def _panel(name: str, words: str, weight: NDArray[np.float32], scale: str) -> Panel:
     """Filters of one channel, ``(n, 1, *size)``, or of colours, ``(n, 3, h, w)``, side by side."""
-    weight, reach, ends = _in_units(weight, scale)
+    weight, reach, ends = around_zero(weight, scale)
     limits, numbers = (-reach, reach), range(len(weight))
     if weight.shape[1] == 1:
-        return Panel(name, words, weight[:, 0], numbers, _COLORMAP, limits, ends)
+        return Panel(name, words, weight[:, 0], numbers, DIVERGING, limits, ends)
     shades = np.where(np.isfinite(weight), 127.5 * (1 + weight / reach), 255)
     colors = np.rint(shades).transpose(0, 2, 3, 1).astype(np.uint8)
     extremes = "each black to white" if ends else f"black and white ±{short(reach)}"
-    return Panel(name, f"{words}, grey is 0, {extremes}", colors, numbers, _COLORMAP, limits, ends)
+    return Panel(name, f"{words}, grey is 0, {extremes}", colors, numbers, DIVERGING, limits, ends)
 
 
 def _table(name: str, words: str, weight: NDArray[np.float32], scale: str, width: float) -> PaperFigure:
     """Filters ``(n, C, *size)`` in rows, with a column for each input channel."""
-    weight, reach, ends = _in_units(weight, scale)
+    weight, reach, ends = around_zero(weight, scale)
     limits, tiles = (-reach, reach), weight if weight.ndim == 4 else weight[:, :, None]
     down, across, high, wide = tiles.shape
     left, top = 2 * LINE + 0.16, EDGE + head_high(name, words, width) + 2 * LINE
@@ -188,13 +188,13 @@ def _table(name: str, words: str, weight: NDArray[np.float32], scale: str, width
     figure: PaperFigure = canvas().blank(width, top + max(box[3] + max(EDGE, sticks_out), tall))
     head(figure, name, words, EDGE)
     axes = canvas().frame(figure, box)
-    canvas().plane(axes, tiles.transpose(0, 2, 1, 3).reshape(down * high, across * wide), limits, _COLORMAP)
+    canvas().plane(axes, tiles.transpose(0, 2, 1, 3).reshape(down * high, across * wide), limits, DIVERGING)
     if high * wide > 1:
         canvas().lattice(axes, across, down, wide, high)
     columns, rows = _numbered(_COLUMNS, across, wide, 0.3 / tile), _numbered(_ROWS, down, high, LINE / each)
     canvas().number_tiles(axes, TEXT, columns, rows)
     bar = (left + box[2] + BAR_GAP, top, BAR_WIDE, tall)
-    canvas().standing_bar(figure, bar, _COLORMAP, limits, TEXT, ends)
+    canvas().standing_bar(figure, bar, DIVERGING, limits, TEXT, ends)
     return figure
 
 

@@ -9,14 +9,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.figures.paper import HEADING, LINE, TEXT, balanced, canvas, check_columns, fitted
-from camtool.figures.signs import short
+from camtool.figures.signs import MINUS, short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from camtool.figures.canvas import Box, Limits, PaperFigure
 
-__all__ = ["BAR_GAP", "BAR_WIDE", "EDGE", "Panel", "head", "head_high", "limits_of", "page", "room_for_scale"]
+__all__ = [
+    "BAR_GAP",
+    "BAR_WIDE",
+    "DIVERGING",
+    "EDGE",
+    "Panel",
+    "around_zero",
+    "head",
+    "head_high",
+    "limits_of",
+    "page",
+    "room_for_scale",
+]
+
+DIVERGING = "RdBu_r"
+"""The color map of values of both signs: red is positive, white is zero, blue is negative."""
+
 
 EDGE = 0.03
 """Above and below all, in inches."""
@@ -86,6 +102,23 @@ def limits_of(values: NDArray[Any]) -> Limits:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def around_zero(values: NDArray[Any], scale: str) -> tuple[NDArray[Any], float, tuple[str, ...]]:
+    """Put values of both signs on a scale that is symmetric around zero.
+
+    Args:
+        values: ``(n, ...)``, of n channels or filters.
+        scale: ``"shared"`` by all; or ``"each"`` in units of its own largest finite magnitude.
+
+    Returns:
+        The values on this scale, the number at its upper end, and what stands at its ends in place of numbers.
+    """
+    size = np.where(np.isfinite(values), np.abs(values), np.float32(0))
+    if scale == "shared":
+        return values, float(size.max()) or 1.0, ()
+    reach = size.max(tuple(range(1, values.ndim)), keepdims=True)
+    return values / np.where(reach > 0, reach, np.float32(1)), 1.0, (f"{MINUS}max", "max")
 
 
 def page(panels: Sequence[Panel], width: float, columns: int | None = None) -> PaperFigure:
