@@ -54,6 +54,8 @@ _WIDTH, _MARGIN, _LEFT, _BETWEEN = 1060, 24, 96, 10
 _STRIP = 14  # the height of the band that shows the heatmap by itself
 _THICKNESS = 2
 _MOST_PANELS = 16
+_LEAST_WITH_VALUES = 90  # the height from which on a panel among others has its values beside it
+_KEY_WIDE, _KEY_HIGH, _KEY_ROOM = 120, 10, 44  # the key to the colors, and what its last word takes
 _TINT = 0.45
 """How much of an overlay's colour the ground behind the line gets: a hint of where to look, from afar."""
 
@@ -83,6 +85,7 @@ def lines(values: Floats, heatmap: Floats, *, alpha: float | None = None, colorm
     stroke = overlay.blend(ink, heat, alpha=min(1.0, 2 * alpha), colormap=colormap)
     ground = np.rint(panel + _TINT * (tinted.astype(float) - panel)).astype(np.uint8)
     page.draw(ground[0], stroke[0], np.ones(page.across), overlay.colorize(heat, colormap)[0])
+    page.draw_key(overlay.palette(colormap))
     return page.finished()
 
 
@@ -109,8 +112,10 @@ class _Page:
         self.across = _WIDTH - _LEFT - _MARGIN
         self._height = _height_of_a_panel(len(self._values))
         self._strip = _MARGIN + len(self._values) * (self._height + _BETWEEN)
-        below = self._strip + _STRIP + _TEXT + 3 * _BETWEEN + (_TEXT + _BETWEEN if self._left_out else 0)
+        self._title = self._strip + _STRIP + _TEXT + 2 * _BETWEEN  # where what stands below the ticks begins
+        below = self._title + _TEXT + _BETWEEN
         self._canvas: NDArray[np.uint8] = np.full((below, _WIDTH, 3), _PAPER, np.uint8)
+        self._has_heat = False
 
     def draw(self, ground: Pixels, stroke: Pixels, strength: Floats, band: Pixels | None) -> None:
         """Draw all panels.
@@ -130,6 +135,14 @@ class _Page:
             self._canvas[rows, inside] = self._with_line(self._canvas[rows, inside], own, stroke, strength)
         if band is not None:
             self._canvas[self._strip : self._strip + _STRIP, inside] = band
+
+    def draw_key(self, colors: Pixels) -> None:
+        """Draw what the colors of the band mean, below it on the right; ``(256, 3)``, from cold to hot."""
+        columns = np.linspace(0, len(colors) - 1, _KEY_WIDE).round().astype(int)
+        left = _LEFT + self.across - _KEY_ROOM - _KEY_WIDE
+        top = self._title + (_TEXT - _KEY_HIGH) // 2
+        self._canvas[top : top + _KEY_HIGH, left : left + _KEY_WIDE] = colors[columns]
+        self._has_heat = True
 
     def _top(self, panel: int) -> int:
         return _MARGIN + panel * (self._height + _BETWEEN)
@@ -162,7 +175,7 @@ class _Page:
             top = self._top(panel)
             if self._count > 1:
                 _write(pen, (_MARGIN, top + self._height // 2), str(panel), _TEXT, anchor="lm")
-            if self._count == 1 or self._height >= 90:
+            if self._count == 1 or self._height >= _LEAST_WITH_VALUES:
                 for value, anchor in ((own.max(), "ra"), (own.min(), "rd")):
                     y = top + round(float(self._y(own, np.array([value]))[0])) + (-7 if anchor == "ra" else 7)
                     _write(pen, (_LEFT - 12, y), f"{value:.3g}", _SMALL, _QUIET, anchor)
@@ -171,9 +184,25 @@ class _Page:
             x = _LEFT + (tick + 0.5) / self._length * self.across
             pen.line((x, bottom + 3, x, bottom + 8), fill=_QUIET)
             _write(pen, (x, bottom + 12), str(tick), _SMALL, _QUIET, "ma")
-        if self._left_out:
-            _write(pen, (_LEFT, bottom + 40), f"and {self._left_out} more channels", _SMALL, _QUIET)
+        self._write_titles(page, pen)
         return np.array(page)
+
+    def _write_titles(self, page: Image.Image, pen: ImageDraw.ImageDraw) -> None:
+        """Say what the axes and the colors are."""
+        middle, right = self._title + _TEXT // 2, _LEFT + self.across
+        _write(pen, (_LEFT + self.across // 2, middle), "position (time step)", _SMALL, _QUIET, "mm")
+        if self._left_out:
+            _write(pen, (_LEFT, middle), f"and {self._left_out} more channels", _SMALL, _QUIET, "lm")
+        if self._has_heat:
+            _write(pen, (_LEFT - 12, self._strip + _STRIP // 2), "heat", _SMALL, _QUIET, "rm")
+            _write(pen, (right, middle), "high", _SMALL, _QUIET, "rm")
+            _write(pen, (right - _KEY_ROOM - _KEY_WIDE - 8, middle), "low", _SMALL, _QUIET, "rm")
+        _write_upright(page, (1, (_MARGIN + self._strip - _BETWEEN) // 2), self._value_title(), _SMALL, _QUIET)
+
+    def _value_title(self) -> str:
+        if self._count == 1:
+            return "value"
+        return "channel, value" if self._height >= _LEAST_WITH_VALUES else "channel"
 
 
 def _height_of_a_panel(count: int) -> int:
@@ -317,3 +346,16 @@ def _write(
     from PIL import ImageFont
 
     pen.text(at, words, fill=color, font=ImageFont.load_default(height), anchor=anchor)
+
+
+def _write_upright(
+    page: Image.Image, at: tuple[int, int], words: str, height: int, color: tuple[int, int, int]
+) -> None:
+    """Write words that run upward; ``at`` is their left side and their middle."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(height)
+    strip = Image.new("RGB", (round(font.getlength(words)) + 2, height + 4), _PAPER)
+    ImageDraw.Draw(strip).text((1, 0), words, fill=color, font=font)
+    turned = strip.transpose(Image.Transpose.ROTATE_90)
+    page.paste(turned, (at[0], max(0, at[1] - turned.height // 2)))

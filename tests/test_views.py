@@ -196,6 +196,46 @@ def test_a_signals_colour_is_where_the_heat_is() -> None:
     assert 69.5 < changed.max() < 71
 
 
+def written(view: Signal, draw: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Every word on a page."""
+    words: set[str] = set()
+
+    def noted(text: str) -> str:
+        words.add(text)
+        return text
+
+    write, upright = plots._write, plots._write_upright
+    monkeypatch.setattr(plots, "_write", lambda pen, at, text, *more, **by: write(pen, at, noted(text), *more, **by))
+    monkeypatch.setattr(plots, "_write_upright", lambda page, at, text, *more: upright(page, at, noted(text), *more))
+    getattr(view, draw)(hot_at(view.size, 3))
+    return words
+
+
+@pytest.mark.parametrize(
+    ("channels", "title"), [(1, "value"), (2, "channel, value"), (8, "channel, value"), (12, "channel")]
+)
+def test_the_axes_of_a_signal_have_titles(channels: int, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"position (time step)", title, "heat", "low", "high"} <= written(signal(channels), "overlay", monkeypatch)
+    masked = written(signal(channels), "masked", monkeypatch)
+    assert {"position (time step)", title} <= masked
+    assert "heat" not in masked, "there is none to be seen"
+
+
+@pytest.mark.parametrize("channels", [1, 2, 20])
+def test_the_titles_lie_on_the_page_and_the_key_runs_from_cold_to_hot(channels: int) -> None:
+    view = signal(channels)
+    page = view.overlay(hot_at(view.size, 3)).astype(int)
+    ink = (page < 160).all(2)
+    assert ink[:, :22].any(), "the title on the left"
+    assert not ink[[0, -1]].any(), "nothing is cut off"
+    assert not ink[:, 0].any()
+    assert ink[-30:, 96 + 400 : 96 + 540].any(), "the title below"
+    bar = page[-30:, -24 - 44 - 120 : -24 - 44]
+    rows = [row for row in bar if (row[0] == overlay.palette("heat")[0]).all()]
+    assert len(rows) == 10
+    assert (rows[0][-1] == overlay.palette("heat")[255]).all()
+
+
 def test_the_line_passes_through_the_values() -> None:
     step = np.repeat([0.0, 1.0], 50)[None].astype(np.float32)
     drawn = Signal(step).masked(np.ones(100, np.float32)).astype(int)
@@ -227,7 +267,7 @@ def test_signals_of_any_length_are_drawn(length) -> None:
     view = signal(1, length)
     heat = view.heatmap(np.arange(min(length, 5), dtype=np.float32))
     assert heat.shape == (length,)
-    assert view.overlay(heat).shape == (357, 1060, 3)
+    assert view.overlay(heat).shape == (376, 1060, 3)
 
 
 def test_a_spike_and_its_heat_are_seen_in_a_long_signal() -> None:
