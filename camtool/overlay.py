@@ -47,6 +47,7 @@ _VEIL, _VEIL_GREY = 0.55, 112.0  # how much of an unseen pixel gives way to whic
 _BAND = 2**14  # so many pixels are computed at a time
 _SEAM = 230  # the grey of the line around what was seen
 _WIDTHS_PER_SIDE = 320  # how many default lines fit side by side into a photo
+_SEAMS_PER_SIDE = 180  # how many lines around what was seen
 _SUBPIXEL_BITS = 4  # lines are drawn to a sixteenth of a pixel
 _WHITE, _BLACK, _INK = (255, 255, 255), (0, 0, 0), (20, 22, 26)
 
@@ -329,7 +330,7 @@ class _Veil:
 
     def __init__(self, photo: Pixels, seen: Bools) -> None:
         self._photo, self._seen = photo, seen
-        self._reach = max(1, _line_width(photo) // 2)
+        self._reach = max(1, _line_width(photo, _SEAMS_PER_SIDE) // 2)
 
     def drawn(self, picture: Pixels, rows: slice) -> Pixels:
         """Return some rows of a picture, with the veil where the model did not look."""
@@ -376,10 +377,10 @@ def _length(outline: Points) -> float:
     return float(np.hypot(*np.diff(outline, axis=0).T).sum())
 
 
-def _line_width(photo: Pixels) -> int:
-    """A line that is as easy to see, and no heavier, on a thumbnail and on a poster."""
+def _line_width(photo: Pixels, per_side: int = _WIDTHS_PER_SIDE) -> int:
+    """Return the width of a line that is as easy to see, and no heavier, on a thumbnail and on a poster."""
     shorter_side: int = min(photo.shape[:2])
-    return max(1, round(shorter_side / _WIDTHS_PER_SIDE))
+    return max(1, round(shorter_side / per_side))
 
 
 def _corners(box: Sequence[float]) -> Floats:
