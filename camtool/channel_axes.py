@@ -1,4 +1,4 @@
-"""Which axis of a module's output holds the channels: told by the modules that made it and that were given it.
+"""The axis of a module's output that holds the channels, told by the module that made it and by those that got it.
 
 A convolution's layout is known. So is that of what a convolution is given, and a ReLU hands it on. Where a shape alone
 could be read in two ways (as many channels as there are rows and columns) this settles it.
@@ -175,11 +175,7 @@ def _links(calls: Sequence[Call]) -> list[list[_Link]]:
     for place, call in enumerate(calls):
         if call.handed_on and place:
             _join(links, place - 1, place, _order(calls[place - 1].strides, call.strides))
-        if (
-            call.given is not None
-            and isinstance(call.module, _ELEMENTWISE)
-            and len(call.shape or ()) == len(call.given_strides)
-        ):
+        if call.given is not None and _is_elementwise(call):
             _join(links, call.given, place, _order(calls[call.given].strides, call.given_strides))
     return links
 

@@ -29,10 +29,10 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
         label: The label of what was explained.
         index: The index of the class; ``None`` for anything else, such as a text.
     """
-    room = _MOST_BYTES - _RESERVED_BYTES - 1
+    space = _MOST_BYTES - _RESERVED_BYTES - 1
     subject = f"{_slug(method)}.{_subject(label, index)}"
-    subject = shorten(subject, max(room // 2, room - _count_bytes(stem)))
-    return f"{shorten(stem, room - _count_bytes(subject))}.{subject}"
+    subject = shorten(subject, max(space // 2, space - _count_bytes(stem)))
+    return f"{shorten(stem, space - _count_bytes(subject))}.{subject}"
 
 
 def shorten(text: str, most: int) -> str:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "MANIFEST", "Entry", "Failure", "Job", "Output", "Plan", "Skipped", "Success", "plan", "run"]
 
 KINDS = ("overlay", "heatmap", "mask", "raw")
-"""What can be saved: the photo with the heatmap over it; the heatmap in colors, transparent where the model did not
-look, and for that reason as PNG where JPEG is asked for; the photo times the heatmap; the method's own values as
-``.npy``, which lie on what the model saw and on nothing else."""
+"""The kinds of files that can be saved: the photo with the heatmap over it; the heatmap in colors, transparent where
+the model did not look, and for that reason as PNG where JPEG is asked for; the photo times the heatmap; the method's
+own values as ``.npy``, which lie on what the model saw and on nothing else."""
 
 
 # ---------------------------------------------------------------------------------------------------- planning
@@ -61,7 +61,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Plan:
-    """What paths stand for.
+    """The photos that paths stand for.
 
     Attributes:
         jobs: The photos, in a stable order, each once.
@@ -108,7 +108,7 @@ def plan(paths: Sequence[str], *, recursive: bool = False, out: Path | None = No
 
 @dataclass(frozen=True)
 class _Branch:
-    """What one path stands for: its photos, the folder that their results mirror, if any, and what is skipped."""
+    """The contents of one path: its photos, the folder that their results mirror, if any, and what is skipped."""
 
     base: Path | None
     photos: list[Path]

@@ -57,7 +57,7 @@ def thread_left_as_found() -> Cleanup:
 
 
 def with_gradients() -> AbstractContextManager[Any]:
-    """Record graphs in the block, whatever mode the caller works in."""
+    """Record graphs in the block, in whichever mode the caller works."""
     if not torch.is_inference_mode_enabled():  # in most calls it is off already, and to enter it takes time
         return torch.enable_grad()
     return _inference_mode(False)  # grad mode comes with it

@@ -346,7 +346,7 @@ def _note_on_frames(image: Image.Image) -> tuple[str, ...]:
 
 
 def _count_whole_pages(image: Image.Image, frames: int) -> int:
-    """How many pages of a TIFF are no thumbnails or masks of others; the image stays at its first."""
+    """Count the pages of a TIFF that are no thumbnails or masks of others; the image stays at its first."""
     whole = 0
     try:
         for frame in range(frames):

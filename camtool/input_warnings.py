@@ -81,7 +81,7 @@ def is_byte_range(lowest: float, highest: float) -> bool:
 
 
 def _share_seen(geometry: Geometry) -> float:
-    """Which part of the photo's area is in the input, 0 to 1."""
+    """Return the share of the photo's area that is in the input, 0 to 1."""
     top, left, bottom, right = geometry.box
     height, width = geometry.photo
     rows = min(max(top, bottom), height) - max(min(top, bottom), 0)

@@ -321,7 +321,7 @@ def _verdicts(
     origins = [name for carrier in carriers for name in carrier.origins]
     observation = observe(model, list(dict.fromkeys(names + origins)), _with_changed_corners(inputs))
     tensors = [observation.calls[name][nth] for name in names]
-    with with_gradients():  # whatever mode the caller works in
+    with with_gradients():  # in whichever mode the caller works
         scores = [None] if is_quantised(model) else _scores(observation.output, is_backbone=is_backbone)
     gradients = _in_all([_gradients(score, tensors) for score in scores])
     classes = 0 if is_backbone else _classes(observation.output)

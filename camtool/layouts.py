@@ -18,8 +18,8 @@ __all__ = ["Layout", "Reader", "enclosing", "reading_that_moves", "token_layout"
 _MOST_PREFIX_TOKENS = 16
 
 _CLEARLY = 1.2
-"""How many times as much as the likely reading another must move. Of random networks that mix the positions widely, the
-wrong one moved up to 1.2 times as much in 90 of 100, the right one at least 1.28 times in all that were tried."""
+"""Another reading must move so many times as much as the likely one. In random networks that mix positions widely,
+the wrong one moved up to 1.2 times as much in 90 of 100, the right one at least 1.28 times in all that were tried."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -1,4 +1,4 @@
-"""What was found out about a model, remembered as long as the model is built as it was.
+"""Answers about a model, remembered as long as the model is built as it was.
 
 There is one rule for all answers. An answer holds while the model has the same modules, of the same classes and under
 the same names. This is checked whenever an answer is looked up, so a replaced layer, an added one and quantized modules

@@ -56,7 +56,7 @@ _CERTAIN = frozenset({"last_hidden_state", "masks_queries_logits"})
 """Names in outputs of Hugging Face's models that tell where the scores, or features in their place, are."""
 
 _MOST_NAMED = 4
-"""How many of the other tensors in an output a message names."""
+"""The most tensors of an output that a message names."""
 
 _ROUNDING = 1e-5
 """How far from 1 probabilities in single precision may sum up to; a thousand of them stay well below."""
@@ -493,7 +493,7 @@ def of_images(output: Any, images: int) -> Any:
 
 
 def _is_mapping_for_each(output: Any, images: int) -> bool:
-    """Whether an output is a list of mappings with the same keys, one an image, and no detector's."""
+    """Check whether an output is a list of mappings with the same keys, one an image, and no detector's."""
     if not isinstance(output, list) or len(output) != images or detections(output) is not None:
         return False
     return all(isinstance(each, Mapping) and each.keys() == output[0].keys() for each in output)

@@ -110,7 +110,7 @@ def blend(
 
     Cold parts stay the crisp photo instead of drowning in the color map's first color.
 
-    A map that is constant (over what was seen) points nowhere, whatever its value: it adds no color. What
+    A map that is constant (over what was seen) points nowhere, at any value: it adds no color. What
     the model never saw carries no heat: it is gray, with little contrast, behind a thin light line.
 
     Args:

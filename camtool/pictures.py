@@ -286,7 +286,7 @@ class Preparer:
 
     @property
     def _of_photos(self) -> tuple[Transform, tuple[str, ...]]:
-        """What prepares photos, and what the user should know of it: the model may tell, where nobody did."""
+        """The transform for photos, and notes on it for the user; it is the model's own unless one was given."""
         told = self._transform or self._own_transform
         return (told, ()) if told else self._assumed()
 

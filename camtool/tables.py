@@ -12,14 +12,14 @@ Styled: TypeAlias = tuple[str, str]
 """A line of text and its style: ``"bold"``, ``"dim"``, ``""``, ..."""
 
 _GAP = "  "
-"""What stands between two columns."""
+"""The space between two columns."""
 
 _LEAST = 16
 """The least width of a wrapped column, in characters. Lines exceed the asked width rather than go below it."""
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return one line for each row, with the cells of a column below each other, at whatever width that takes.
+    """Return one line for each row, with the cells of a column below each other, as wide as that gets.
 
     Args:
         rows: The cells of each row; all rows have the same number of cells.

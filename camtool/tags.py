@@ -70,12 +70,12 @@ def _top(box: Box, down: int, high: int) -> int:
     return below if below + down < high else min(max(0, round(box[1]) + _GAP), high - down - 1)
 
 
-def _shortened(words: str, font: Any, room: float) -> str:
+def _shortened(words: str, font: Any, space: float) -> str:
     """Return words that fit, shortened before the last one; empty if nothing fits."""
     start, _, last = words.rpartition(" ")
     end = f" {last}" if start else ""
     start = start or last
-    if font.getlength(words) <= room:
+    if font.getlength(words) <= space:
         return words
     fitting = (f"{start[:kept].rstrip()}…{end}" for kept in range(len(start) - 1, 0, -1))
-    return next((each for each in fitting if font.getlength(each) <= room), "")
+    return next((each for each in fitting if font.getlength(each) <= space), "")

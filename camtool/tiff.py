@@ -16,7 +16,7 @@ _BIG = 43
 
 _SUBFILE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES, _EXTRAS = 254, 262, 270, 277, 338
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
-"""How many samples of a pixel make its color, by the photometric interpretation."""
+"""The number of samples that make a pixel's color, by photometric interpretation."""
 _RGB = 2
 _ALPHA = {1, 2}
 
@@ -71,7 +71,7 @@ def is_reduced_page(image: Image.Image) -> bool:
 
 
 def _bands_as_pages(description: str) -> int | None:
-    """How many bands the description of the first page tells of, where each has a page."""
+    """Return the number of bands in the description of the first page, where each has a page."""
     found = _CHANNELS.search(description)
     if not found and not _OTHER_AXES.search(description):
         found = _SHAPE.search(description)

@@ -74,7 +74,7 @@ class View(ABC):
 
     @property
     def enlargement(self) -> int:
-        """How many times as large it is shown and saved: more than once for a small photo."""
+        """The factor by which it is shown and saved larger: more than 1 for a small photo."""
         return 1
 
     def enlarged(self) -> View:

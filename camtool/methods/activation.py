@@ -39,7 +39,7 @@ __all__ = [
 def eigencam(evidence: Evidence) -> Tensor:
     """Take the main pattern of the activations.
 
-    The pattern is the same whatever the class.
+    The pattern is the same for every class.
 
     ``M = A v``, with ``A`` as a matrix of positions by channels and ``v`` its first right singular vector (Muhammad and
     Yeasin 2020, section III). As in the paper the activations are not centred first, so that of rectified ones the map

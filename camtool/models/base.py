@@ -24,7 +24,7 @@ TextEncoder: TypeAlias = Callable[[Sequence[str]], Tensor]
 class Loaded:
     """A model and what belongs to it.
 
-    It stands for its model: ``loaded(batch)`` runs the forward pass, and whatever takes a model takes it.
+    It stands for its model: ``loaded(batch)`` runs the forward pass, and everything that takes a model takes it.
 
     Attributes:
         model: The model, in evaluation mode.

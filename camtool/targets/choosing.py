@@ -177,7 +177,7 @@ def _index_of(name: str, labels: Sequence[str] | None) -> int:
 
 
 _MOST_LISTED = 20
-"""How many labels a message lists at most."""
+"""The most labels that a message lists."""
 
 
 def _similar_labels(name: str, labels: Sequence[str]) -> str:

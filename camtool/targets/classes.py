@@ -15,7 +15,8 @@ from camtool.targets.checks import check_link, check_whole
 __all__ = ["ClassScore", "Probability"]
 
 _SATURATED = 1e-4
-"""How near to 1 a probability has no gradient to speak of left: softmax's is at most this times that of the logit."""
+"""The distance from 1 below which a probability has almost no gradient left: the gradient of softmax is at most this
+times that of the logit."""
 
 
 @dataclass(frozen=True)

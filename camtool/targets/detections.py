@@ -24,7 +24,7 @@ _UNSURE = 0.1
 """A detection of less confidence is one that most people would not even look at."""
 
 _CERTAIN = 1e-6
-"""How near to 1 the confidence of a detection has hardly a digit left that could change."""
+"""The distance from 1 below which the confidence of a detection has hardly a digit left that could change."""
 
 _AS_NEAR = 0.01
 """Boxes whose overlaps differ by less are at one place: queries often agree on a box, and then the surest counts."""
