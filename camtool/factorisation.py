@@ -41,7 +41,7 @@ _ROUNDS, _ENOUGH = 500, 1e-6
 """The factorisation ends after so many rounds, or when one explains less than this part of the activity more."""
 
 _STARTS, _HEAT = 8, 25
-"""Number of starts of the factorization, and of rounds after which only the best of them goes on."""
+"""Number of starts of the factorization, and of rounds after which only a few of them go on."""
 
 _MUCH = 0.1
 """The part of a layer's squares that may be negative before people are told."""
@@ -230,7 +230,8 @@ def factorised(points: Tensor, n: int, *, seed: int = 0) -> tuple[Tensor, Tensor
 
     The problem has many local optima, and no single start finds the best one on all data. ``H`` starts from positions
     of the data: once from those that :func:`_corners` chooses, and several times from random ones. All starts run a few
-    rounds; the one with the smallest error then runs to the end. The same data and seed give the same factors.
+    rounds. The first one and the best two of the others then run to the end, as a start that leads early may lose in
+    the end. The same data and seed give the same factors.
 
     Each step sets one column of ``W``, or one row of ``H``, to its best with all else fixed (hierarchical alternating
     least squares, Cichocki et al. 2007). It takes fewer rounds than the multiplicative updates that are usual for the
@@ -258,8 +259,10 @@ def factorised(points: Tensor, n: int, *, seed: int = 0) -> tuple[Tensor, Tensor
     attempts = [_Attempt(A, start) for start in _starts(A, n, seed)]
     for attempt in attempts:
         attempt.run(_HEAT)
-    best = min(attempts, key=lambda attempt: attempt.error)
-    best.run(_ROUNDS - _HEAT)
+    finalists = [attempts[0], *sorted(attempts[1:], key=lambda attempt: attempt.error)[:2]]
+    for attempt in finalists:
+        attempt.run(_ROUNDS - _HEAT)
+    best = min(finalists, key=lambda attempt: attempt.error)
     heights = best.W.amax(0)
     W, H = best.W / torch.where(heights > 0, heights, 1), (best.H * heights).T
     order = _shares(W, H).argsort(descending=True, stable=True)

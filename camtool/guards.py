@@ -141,8 +141,9 @@ def _leave_as_found(model: nn.Module, cleanup: Cleanup) -> None:
         use = _USES.by_model.get(id(model))
         if use is None:
             use = _USES.by_model[id(model)] = _Use(model)
+        else:
+            use.buffers.restore()  # to what they were before an earlier forward of an outer block
         use.holders.add(holder)
-        use.buffers.restore()  # to what they were before an earlier forward of an outer block
         use.evaluate()
     if use.is_compiled:
         _EAGERLY.hold(cleanup)
@@ -194,8 +195,8 @@ class _Use:
 
     def evaluate(self) -> None:
         """Put all modules in evaluation mode."""
-        for module, was_training in self._training:
-            if was_training and module.training:
+        for module, _ in self._training:
+            if getattr(module, "training", False):
                 module.training = False
 
     def restore_flags(self) -> None:

@@ -639,7 +639,7 @@ def test_the_bundled_model_explains_scenes(tmp_path):
     """The twin of the real model."""
     shapes = ["star", "drop"]
     paths = [save(unseen(number, [shape], size=160), tmp_path / f"{shape}.jpg") for number, shape in enumerate(shapes)]
-    process = subprocess_of(*paths, "--model", "demo", "--json", cwd=tmp_path)
+    process = subprocess_of(*paths, "--model", "demo", "--no-enlarge", "--json", cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     found = json.loads(out)["explained"]

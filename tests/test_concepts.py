@@ -171,7 +171,7 @@ def test_concepts_are_shared_by_the_pictures_and_lie_where_they_are() -> None:
             assert_close(ours.maps[image, k][:, right], np.full((6, 4), float(label == colour_right), np.float32))
     assert_close(ours.shares, np.array([3, 2, 1], np.float32) / 6, rtol=0, atol=1e-4)
     assert ours.explained > 0.9999
-    assert not ours.warnings
+    assert [each[:31] for each in ours.warnings] == ["The input is the same everywhere"[:31]]  # one is all red
 
 
 def test_a_concept_is_asked_of_the_models_own_head() -> None:
@@ -268,7 +268,8 @@ def test_negative_activations_are_left_out_and_told_of() -> None:
     ours = found(*PHOTOS, n=2, model=Seer(Apply(lambda a: a - 0.5)))
     assert any("% is negative, which a factorisation without negative numbers leaves out" in w for w in ours.warnings)
     assert ours.vectors.min() >= 0
-    assert not found(*PHOTOS, n=2, model=Seer(Apply(lambda a: a - 0.1))).warnings
+    few = found(*PHOTOS, n=2, model=Seer(Apply(lambda a: a - 0.1)))
+    assert not any("negative" in each for each in few.warnings)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,8 @@ def test_there_is_a_colour_of_its_own_for_any_number_of_concepts() -> None:
 
 
 def test_concepts_say_in_words_what_they_are() -> None:
-    assert repr(found(*PHOTOS)) == "<3 concepts in 3 pictures ('red', 'blue', 'green'): 100% of trunk>"
+    words = "<3 concepts in 3 pictures ('red', 'blue', 'green'): 100% of trunk, 1 warning>"
+    assert repr(found(*PHOTOS)) == words
     assert str(found(*PHOTOS).votes[0][0]).startswith("red ")
 
 

@@ -227,7 +227,7 @@ def test_a_loaders_classes(model) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_list_of_another_length_is_an_error(model, photo, count) -> None:
-    with pytest.raises(camtool.TargetError, match=rf"target_class has {count} entries for 2 images"):
+    with pytest.raises(camtool.TargetError, match=rf"target_class has {count} entr(y|ies) for 2 images"):
         explain(model, [photo, photo], ["cat"] * count)
 
 

@@ -283,7 +283,7 @@ def test_a_heatmap_is_transparent_where_the_model_did_not_look(tmp_path, photos,
     transforms = pytest.importorskip("torchvision.transforms")
     cropping = transforms.Compose([transforms.CenterCrop(16), transforms.ToTensor()])
     looking = camtool.Explainer(camtool.Loaded(Net(RuntimeError), cropping, ["ant", "bee", "cat"]))
-    jobs = plan([str(photos / "a.png")])
+    jobs = plan([str(photos / "a.png")]).jobs
     (done,) = run(looking, jobs, [TOP], Output(tmp_path / "out", ["heatmap", "raw"], asked))
     (wanted,) = looking(str(photos / "a.png"), [Top(1)])
     assert 0 < wanted.seen.mean() < 1

@@ -94,7 +94,7 @@ def test_its_label_names_the_overlays_file_and_title(tmp_path: Path) -> None:
     assert ["road on the left" in str(words[0]), "tree on the left" in str(words[1])] == [True, True]
     images.write(tmp_path / "a.png", PHOTO)
     explainer = camtool.Explainer(segmenter(), layer="1", transform=Prepare(), labels=LABELS)
-    list(run(explainer, plan([str(tmp_path / "a.png")]), [Half(1)], Output(tmp_path / "out")))
+    list(run(explainer, plan([str(tmp_path / "a.png")]).jobs, Half(1), Output(tmp_path / "out")))
     (file,) = (tmp_path / "out").rglob("*.png")
     assert "1-road-on-the-left" in file.name
 
