@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.guards import left_as_found, outside_inference_mode
+from camtool.guards import keep_function_modes, left_as_found, outside_inference_mode
 from camtool.hooks import call, watch_modules
 from camtool.maps import widened
 from camtool.structures import Inputs, main_tensor
@@ -129,6 +129,7 @@ def _capture(model: nn.Module, inputs: Inputs, *, hold_inputs: bool, grad_in_tru
     ):
         watch = _Watch(main_tensor(inputs), hold_inputs=hold_inputs)
         watch_modules(cleanup, model, watch.enter, watch.leave)
+        keep_function_modes(cleanup)
         with watch:
             output = call(model, inputs)
     tensor = main_tensor(output)
@@ -208,6 +209,11 @@ class _Watch(TorchFunctionMode):
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         if picture is not None:
             self._made[picture] = None
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the mode, unless torch has left it: an interrupt may come while torch has taken it off for a call."""
+        if _get_current_function_mode() is self:
+            _pop_mode()
 
     def enter(self, name: str, given: Any) -> None:
         """A module's call begins."""

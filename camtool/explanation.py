@@ -23,7 +23,7 @@ from camtool.cleanup import Cleanup
 from camtool.errors import CamtoolError, ImageError, MethodError, TargetError, format_count, format_percent
 from camtool.evidence import Evidence, Scene
 from camtool.geometry import Geometry
-from camtool.guards import left_as_found, thread_left_as_found
+from camtool.guards import held, thread_left_as_found
 from camtool.inputs import Inputs, Key, Kind
 from camtool.layers import resolve
 from camtool.lazy import cached_property
@@ -347,7 +347,7 @@ class Explainer:
         """Explain; the arguments and the results are those of :func:`explain`."""
         check_order(img, target_class)
         # The first block takes over if an interrupt arrives just as one of the others ends.
-        with Cleanup(), thread_left_as_found(), left_as_found(self._model):
+        with Cleanup(), thread_left_as_found(), held(self._model):
             return self._explain_all(img, target_class)
 
     def _explain_all(self, img: Pictures, target_class: Wants) -> Any:

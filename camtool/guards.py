@@ -20,6 +20,8 @@ from camtool.rng import keep_generators
 from camtool.structures import Inputs, map_tensors
 
 __all__ = [
+    "held",
+    "keep_function_modes",
     "left_as_found",
     "outside_inference_mode",
     "thread_left_as_found",
@@ -46,6 +48,14 @@ def left_as_found(model: nn.Module) -> Cleanup:
     their blocks, and note that these are there. Other threads' forwards may be relying on them by then.
     """
     return Cleanup(partial(_leave_as_found, model))
+
+
+def held(model: nn.Module) -> Cleanup:
+    """Do as :func:`left_as_found` for a block of several forward passes, but leave the random states alone.
+
+    The blocks inside then have less to do.
+    """
+    return Cleanup(partial(_hold, model))
 
 
 def thread_left_as_found() -> Cleanup:
@@ -92,7 +102,7 @@ def _leave_thread_as_found(cleanup: Cleanup) -> None:
     kinds = {"cpu", *(["cuda"] if torch.cuda.is_initialized() else [])}
     autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
     cleanup.push(partial(_restore_autocast, autocast))
-    cleanup.push(partial(_restore_function_modes, _get_current_function_mode_stack()))
+    keep_function_modes(cleanup)
     _leave_inference_mode(cleanup)
 
 
@@ -101,6 +111,11 @@ def _leave_inference_mode(cleanup: Cleanup) -> None:
         guards: list[Any] = []
         cleanup.push(partial(_end, guards))
         guards.append(_inference_mode(False))
+
+
+def keep_function_modes(cleanup: Cleanup) -> None:
+    """Put back torch's function modes at the end of the cleanup's block."""
+    cleanup.push(partial(_restore_function_modes, _get_current_function_mode_stack()))
 
 
 def _end(guards: list[Any]) -> None:
@@ -135,13 +150,18 @@ def _is(one: object, other: object) -> bool:
 
 def _leave_as_found(model: nn.Module, cleanup: Cleanup) -> None:
     keep_generators(cleanup)
+    _hold(model, cleanup)
+    _USES.by_model[id(model)].has_run = True
+
+
+def _hold(model: nn.Module, cleanup: Cleanup) -> None:
     holder = _Holder()
     cleanup.push(partial(_release, model, holder))
     with _USES.lock:
         use = _USES.by_model.get(id(model))
         if use is None:
             use = _USES.by_model[id(model)] = _Use(model)
-        else:
+        elif use.has_run:
             use.buffers.restore()  # to what they were before an earlier forward of an outer block
         use.holders.add(holder)
         use.evaluate()
@@ -189,6 +209,7 @@ class _Use:
             module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules
         )
         self.holders: set[_Holder] = set()
+        self.has_run = False  # a forward may have written to buffers
         self.buffers = _Buffers(modules)
         # A frozen script has no flag.
         self._training = [(module, getattr(module, "training", False)) for module in modules]
@@ -231,16 +252,18 @@ _USES = _Uses()
 class _Buffers:
     """The buffers of some modules: which tensors they are, and the values in them.
 
-    Values are compared and not only versions, because batch norm writes its statistics without counting a version. To
-    copy many small tensors into one takes a fourth of the time of copying each.
+    Of small floating ones the values are compared, because batch norm writes its statistics without counting a version.
+    To copy many small tensors into one takes a fourth of the time of copying each.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = [(module, dict(module._buffers.items())) for module in modules]
+        self._without = [module for module in modules if not module._buffers]
+        self._with = [(module, dict(module._buffers.items())) for module in modules if module._buffers]
         # Of TorchScript it is no dictionary, but made anew each time.
-        are_dictionaries = all(isinstance(module._buffers, dict) for module in modules)
-        self._slots = [(module, name) for module, own in self._modules for name in own] if are_dictionaries else None
-        self._tensors = [each for _, own in self._modules for each in own.values()]
+        are_dictionaries = all(isinstance(module._buffers, dict) for module, _ in self._with)
+        self._slots = [(module._buffers, name) for module, own in self._with for name in own]
+        self._slots = self._slots if are_dictionaries else []
+        self._tensors = [each for _, own in self._with for each in own.values()]
         groups: dict[Any, list[Tensor]] = {}
         for each in {id(each): each for each in self._tensors if each is not None}.values():
             groups.setdefault((each.dtype, each.device) if _is_small(each) else id(each), []).append(each)
@@ -251,24 +274,27 @@ class _Buffers:
         for group in self._groups:
             group.restore()
         if not self._has_the_same_tensors():
-            for module, before in self._modules:
+            for module, before in [*self._with, *((module, {}) for module in self._without)]:
                 _restore_tensors(module, before)
 
     def _has_the_same_tensors(self) -> bool:
-        if self._slots is None:
+        now = [buffers.get(name) for buffers, name in self._slots]
+        if len(now) != len(self._tensors) or not all(map(_is, now, self._tensors)):
             return False
-        now = [module._buffers.get(name) for module, name in self._slots]
-        count = sum(len(module._buffers) for module, _ in self._modules)
-        return count == len(self._slots) and all(map(_is, now, self._tensors))
+        count = sum(len(module._buffers) for module, _ in self._with)
+        return count == len(now) and not any(module._buffers for module in self._without)
 
 
 class _Group:
     """Buffers of one type on one device, or a single one, and a copy of their values."""
 
+    @torch.no_grad()
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers, self._are_small = buffers, _is_small(buffers[0])
-        self._values = self._in_a_row()
-        self._versions = list(map(version, buffers))
+        self._rows = [each if each.ndim == 1 else each.reshape(-1) for each in buffers] if self._are_small else []
+        self._values = torch.cat(self._rows) if self._are_small else buffers[0].clone()
+        self._are_compared = self._are_small and buffers[0].is_floating_point()
+        self._versions = _versions(buffers)
 
     def restore(self) -> None:
         """Copy back the values of those that were written to."""
@@ -279,23 +305,25 @@ class _Group:
             for buffer, part, written in zip(self._buffers, parts, self._versions, strict=True):
                 before = part.reshape(buffer.shape) if self._are_small else part
                 _restore_values(buffer, before, counts=version(buffer) != written)
-            self._versions = list(map(version, self._buffers))
-
-    def _is_written(self) -> bool:
-        if any(map(Tensor.is_inference, self._buffers)) or list(map(version, self._buffers)) != self._versions:
-            return True
-        return self._are_small and not torch.equal(self._in_a_row(), self._values)
+            self._versions = _versions(self._buffers)
 
     @torch.no_grad()
-    def _in_a_row(self) -> Tensor:
-        if not self._are_small:
-            return self._buffers[0].clone()
-        return torch.cat([each if each.ndim == 1 else each.reshape(-1) for each in self._buffers])
+    def _is_written(self) -> bool:
+        if self._are_compared:
+            return not torch.equal(torch.cat(self._rows), self._values)
+        return any(map(Tensor.is_inference, self._buffers)) or _versions(self._buffers) != self._versions
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    try:
+        return [each._version for each in tensors]
+    except RuntimeError:  # some were made in inference mode
+        return [version(each) for each in tensors]
 
 
 _SMALL = 4096
-"""Buffers of up to so many elements are compared by their values, e.g. those of a batch norm. For larger ones, e.g.
-masks, that would take too long; their version tells that they were written to."""
+"""Buffers of up to so many elements are copied together, e.g. those of a batch norm, and compared by their values if
+they are floating. For larger ones, e.g. masks, that takes too long; their version tells that they were written to."""
 
 
 def _is_small(buffer: Tensor) -> bool:

@@ -71,6 +71,8 @@ def _without_batch(shape: Sequence[int], kind: Kind) -> tuple[int, ...]:
 
 
 def _is_channels_last(model: nn.Module, single: tuple[int, ...]) -> bool:
+    if single[-1] not in (1, _COLORS) or single[0] in (1, _COLORS):  # most are told so, and no module has to be asked
+        return False
     channels = channels_over(model, 2)
     taken = channels[0] if channels else _COLORS
-    return single[-1] == taken and taken in (1, _COLORS) and single[0] not in (*channels, 1, _COLORS)
+    return single[-1] == taken and single[0] not in channels
