@@ -1,9 +1,9 @@
-"""Make the pictures in this folder: ``python assets/make.py --model mobilenet_v2 --weights FILE``.
+"""Draw the images in this folder: ``python assets/make.py --photo DOG-AND-CAT.png --weights FILE``.
 
-``first-look.jpg``: four photos that come with scikit-image make one; the model is asked for three things in it.
+``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
-``scenes/``: a dozen scenes of the demo's generator, for looking. Anybody can make them again.
+``scenes/``: a dozen scenes of the demo's generator.
 """
 
 from __future__ import annotations
@@ -12,38 +12,55 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import skimage.data
 import typer
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
+from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
-from camtool.demo.tour import showcase
-from camtool.images import write
+from camtool.demo.tour import draw_tour_scenes
+from camtool.rendering.contact_sheet import draw_captioned_images
+from camtool.rendering.image_writing import write_image
 
 _HERE = Path(__file__).parent
-_QUESTIONS = ("tiger cat", "espresso", "missile")
-_SIDE, _GAP, _CAPTION = 240, 10, 34
+_QUESTIONS = ("bull mastiff", "tabby")
+_INPUT = 448
+_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_WIDTH = 300
 _DPI = 105
 
 
-def main(model: str = "mobilenet_v2", weights: Annotated[Path | None, typer.Option()] = None) -> None:
-    """Explain the mosaic once a class and set the overlays in a row; draw the scenes."""
-    for number, picture in enumerate(showcase(12), 1):
-        labels = "-".join(thing.label for thing in picture.objects)
-        write(_HERE / "scenes" / f"{number:02}-{labels}.png", picture.image)
-    for name, figure in _figures().items():
+def main(
+    photo: Annotated[Path | None, typer.Option(help="a photo of a dog and a cat")] = None,
+    weights: Annotated[Path | None, typer.Option(help="ImageNet weights of SqueezeNet 1.1")] = None,
+) -> None:
+    """Draw the scenes and the figures; with a photo and weights, also the image at the top of the README."""
+    for number, scene in enumerate(draw_tour_scenes(12), 1):
+        labels = "-".join(each.label for each in scene.objects)
+        write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
+    for name, figure in _draw_figures().items():
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
-    photo = _mosaic(["chelsea", "coffee", "rocket", "astronaut"])
-    loaded = camtool.load(model, weights)
-    answers = camtool.explain(loaded, photo, list(_QUESTIONS))
-    pictures = [photo] + [answer.overlay() for answer in answers]
-    captions = ["the photo"] + [f"“{answer.label}”?" for answer in answers]
-    _row(pictures, captions).save(_HERE / "first-look.jpg", quality=90, optimize=True)
+    if photo and weights:
+        write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
 
 
-def _figures() -> dict[str, Any]:
-    """What :mod:`camtool.figures` draws, by name."""
-    demo, scenes = camtool.load("demo"), [picture.image for picture in showcase(12)]
+def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:
+    """Draw the photo and its explanations for both animals in a row.
+
+    The model sees the whole photo at twice its usual size: a finer grid, and no crop.
+    """
+    loaded = camtool.load("squeezenet1_1", weights)
+    transform = Compose([Resize((_INPUT, _INPUT)), ToTensor(), Normalize(_MEAN, _STD)])
+    results = camtool.explain(
+        loaded.model, photo, list(_QUESTIONS), method="rivalcam", transform=transform, labels=loaded.labels
+    )
+    images = [np.asarray(Image.open(photo).convert("RGB"))] + [result.overlay() for result in results]
+    captions = ["photo"] + [f'explain(model, photo, "{result.label}")' for result in results]
+    return draw_captioned_images(images, captions, columns=len(images), width=_WIDTH)
+
+
+def _draw_figures() -> dict[str, Any]:
+    """Return one figure of each kind in :mod:`camtool.figures`, by name."""
+    demo, scenes = camtool.load("demo"), [scene.image for scene in draw_tour_scenes(12)]
     methods = {"Grad-CAM": "gradcam", "LayerCAM": "layercam", "HiResCAM": "hirescam", "EigenCAM": "eigencam"}
     return {
         "methods": camtool.figures.methods_grid(demo, [scenes[0], scenes[6]], methods),
@@ -54,27 +71,6 @@ def _figures() -> dict[str, Any]:
         ),
         "kernels": camtool.figures.kernels(demo, filters=24),
     }
-
-
-def _mosaic(names: list[str], side: int = 240) -> np.ndarray:
-    tiles = []
-    for name in names:
-        photo = Image.fromarray(getattr(skimage.data, name)())
-        edge = min(photo.size)
-        left, top = (photo.width - edge) // 2, (photo.height - edge) // 2
-        tiles.append(np.asarray(photo.crop((left, top, left + edge, top + edge)).resize((side, side))))
-    return np.vstack([np.hstack(tiles[:2]), np.hstack(tiles[2:])])
-
-
-def _row(pictures: list[np.ndarray], captions: list[str]) -> Image.Image:
-    row = Image.new("RGB", (len(pictures) * (_SIDE + _GAP) - _GAP, _SIDE + _CAPTION), "white")
-    draw = ImageDraw.Draw(row)
-    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
-        left = i * (_SIDE + _GAP)
-        row.paste(Image.fromarray(picture).resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left, 0))
-        font = ImageFont.load_default(16)
-        draw.text((left + _SIDE / 2, _SIDE + _CAPTION / 2), caption, fill="#333333", font=font, anchor="mm")
-    return row
 
 
 if __name__ == "__main__":

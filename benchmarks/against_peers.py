@@ -1,8 +1,8 @@
-"""camtool's methods beside grad-cam's and torchcam's: ``python benchmarks/against_peers.py``.
+"""The speed and memory of camtool's methods against grad-cam's and torchcam's: ``python benchmarks/against_peers.py``.
 
-Each comparison is made in one process, in turns, on random weights (what a method costs does not depend on them), and
-the figure is the median of the turns' ratios. The peak of the memory is that of a fresh process for each library, less
-what the process had before. Takes a quarter of an hour; run nothing else meanwhile.
+Each comparison runs in one process, in turns, with random weights (they do not change the cost). The numbers are the
+medians of the turns' ratios. Peak memory is that of a new process for each library, minus the memory before the method
+runs. This takes a quarter of an hour; run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import Run, forward, in_turns, machine, ratio
+from paired import Run, compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import Tensor, nn
 
 import camtool
-from camtool.streaming import Twin
+from camtool.inference.folded_model import FoldedModel
 
 _CLASS = 281
 _LAYER = "layer4"
-_CHEAP = [name for name, each in camtool.METHODS.items() if each.cost == "a pass" and not each.at_input]
+_CHEAP_METHODS = [name for name, each in camtool.METHODS.items() if each.cost == "a pass" and not each.ignores_layer]
 
 app = typer.Typer(add_completion=False)
 
@@ -33,76 +33,76 @@ app = typer.Typer(add_completion=False)
 @app.callback(invoke_without_command=True)
 def main(
     context: typer.Context,
-    turns: Annotated[int, typer.Option(help="How often the cheap methods are measured.")] = 20,
-    dear_turns: Annotated[int, typer.Option(help="How often the perturbing methods are.")] = 3,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
+    turns: Annotated[int, typer.Option(help="Measurements of each cheap method.")] = 20,
+    expensive_turns: Annotated[int, typer.Option(help="Measurements of each perturbation method.")] = 3,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
-    """Measure, print tables, and keep the numbers beside this script."""
+    """Measure, print tables, and write the numbers to a JSON file in this folder."""
     if context.invoked_subcommand:
         return
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    result: dict[str, Any] = {"machine": machine(threads)}
-    result["cheap"] = [_cheap(name, turns) for name in ("resnet18", "resnet50")]
+    result: dict[str, Any] = {"machine": describe_machine(threads)}
+    result["cheap"] = [_measure_cheap(name, turns) for name in ("resnet18", "resnet50")]
     result["dear"] = [
-        _dear("ablationcam", "resnet18", dear_turns),
-        _dear("ablationcam", "resnet50", 1),
-        _dear("scorecam", "resnet18", dear_turns),
+        _measure_expensive("ablationcam", "resnet18", expensive_turns),
+        _measure_expensive("ablationcam", "resnet50", 1),
+        _measure_expensive("scorecam", "resnet18", expensive_turns),
     ]
-    result["memory"] = {library: _peak_of(library, threads) for library in ("camtool", "grad-cam", "torchcam")}
+    result["memory"] = {library: _measure_peak(library, threads) for library in ("camtool", "grad-cam", "torchcam")}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    _print(result)
+    _print_tables(result)
 
 
-def _cheap(name: str, turns: int) -> dict[str, Any]:
-    """Methods that cost a backward pass or less, against the plain forward."""
-    model, batch = _model(name), torch.randn(1, 3, 224, 224)
-    runs = {method: _camtool(model, batch, method) for method in _CHEAP}
-    times = in_turns({"forward": forward(model, batch)} | runs, turns)
+def _measure_cheap(name: str, turns: int) -> dict[str, Any]:
+    """Measure the methods that cost at most a backward pass against the plain forward pass."""
+    model, batch = _build_model(name), torch.randn(1, 3, 224, 224)
+    runs = {method: _make_camtool(model, batch, method) for method in _CHEAP_METHODS}
+    times = measure_in_turns({"forward": make_forward(model, batch)} | runs, turns)
     return {
         "model": name,
         "forward_ms": round(1000 * statistics.median(times["forward"]), 1),
-        "ratios": {method: ratio(times, method, "forward") for method in runs},
-        "rivalcam_to_gradcam": ratio(times, "rivalcam", "gradcam"),
+        "ratios": {method: compute_ratio(times, method, "forward") for method in runs},
+        "rivalcam_to_gradcam": compute_ratio(times, "rivalcam", "gradcam"),
     }
 
 
-def _dear(method: str, name: str, turns: int) -> dict[str, Any]:
-    """A method that perturbs, against the peers that have it."""
-    model, batch = _model(name), torch.randn(1, 3, 224, 224)
-    runs = {"camtool": _camtool(model, batch, method), "grad-cam": _gradcam(model, batch, method)}
+def _measure_expensive(method: str, name: str, turns: int) -> dict[str, Any]:
+    """Measure a perturbation method against the other libraries that have it."""
+    model, batch = _build_model(name), torch.randn(1, 3, 224, 224)
+    runs = {"camtool": _make_camtool(model, batch, method), "grad-cam": _make_gradcam(model, batch, method)}
     if method == "scorecam":
-        runs |= {"torchcam": _torchcam(model, batch), "the passes alone": _passes_alone(model, batch)}
-    times = in_turns(runs, turns, warm_up=1 if turns > 1 else 0)
+        runs |= {"torchcam": _make_torchcam(model, batch), "the passes alone": _make_folded_passes(model, batch)}
+    times = measure_in_turns(runs, turns, warm_up=1 if turns > 1 else 0)
     return {
         "method": method,
         "model": name,
         "seconds": {library: round(statistics.median(each), 3) for library, each in times.items()},
-        "times_faster": {library: ratio(times, library, "camtool") for library in runs if library != "camtool"},
+        "times_faster": {library: compute_ratio(times, library, "camtool") for library in runs if library != "camtool"},
     }
 
 
-def _passes_alone(model: nn.Module, batch: Tensor) -> Run:
-    """What no Score-CAM can be faster than: as many pictures as the layer has channels through the folded network."""
-    twin = Twin(model, batch)
-    pictures = torch.randn(512, *batch.shape[1:]).contiguous(memory_format=torch.channels_last)
+def _make_folded_passes(model: nn.Module, batch: Tensor) -> Run:
+    """Return the lower limit of Score-CAM: as many images as the layer has channels through the folded model."""
+    folded = FoldedModel(model, batch)
+    images = torch.randn(512, *batch.shape[1:]).contiguous(memory_format=torch.channels_last)
 
     def run() -> None:
-        for part in pictures.split(twin.most_at_once):
-            twin(part)
+        for part in images.split(folded.chunk_size):
+            folded(part)
 
     return run
 
 
-def _model(name: str) -> nn.Module:
+def _build_model(name: str) -> nn.Module:
     return torchvision.models.get_model(name, weights=None).eval()
 
 
-def _camtool(model: nn.Module, batch: Tensor, method: str) -> Run:
+def _make_camtool(model: nn.Module, batch: Tensor, method: str) -> Run:
     return lambda: camtool.explain(model, batch, _CLASS, method=method, layer=_LAYER)
 
 
-def _gradcam(model: nn.Module, batch: Tensor, method: str) -> Run:
+def _make_gradcam(model: nn.Module, batch: Tensor, method: str) -> Run:
     import pytorch_grad_cam
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
@@ -115,7 +115,7 @@ def _gradcam(model: nn.Module, batch: Tensor, method: str) -> Run:
     return run
 
 
-def _torchcam(model: nn.Module, batch: Tensor) -> Run:
+def _make_torchcam(model: nn.Module, batch: Tensor) -> Run:
     from torchcam.methods import ScoreCAM
 
     def run() -> None:
@@ -130,29 +130,29 @@ def _torchcam(model: nn.Module, batch: Tensor) -> Run:
 
 @app.command()
 def peak(library: str, threads: int = 2) -> None:
-    """Print by how many megabytes Score-CAM on resnet18 raises the memory of this process at its peak."""
+    """Print by how many megabytes Score-CAM on resnet18 raises the peak memory of this process."""
     torch.set_num_threads(threads)
-    model, batch = _model("resnet18"), torch.randn(1, 3, 224, 224)
-    kinds = {"camtool": _camtool(model, batch, "scorecam"), "torchcam": _torchcam(model, batch)}
-    run = kinds[library] if library in kinds else _gradcam(model, batch, "scorecam")
-    camtool.explain(model, batch, _CLASS, layer=_LAYER)  # what is loaded and allocated for any forward
-    before = _megabytes()
+    model, batch = _build_model("resnet18"), torch.randn(1, 3, 224, 224)
+    kinds = {"camtool": _make_camtool(model, batch, "scorecam"), "torchcam": _make_torchcam(model, batch)}
+    run = kinds[library] if library in kinds else _make_gradcam(model, batch, "scorecam")
+    camtool.explain(model, batch, _CLASS, layer=_LAYER)  # loads and allocates what every forward pass needs
+    before = _read_peak_megabytes()
     run()
-    print(_megabytes() - before)
+    print(_read_peak_megabytes() - before)
 
 
-def _peak_of(library: str, threads: int) -> int:
-    """The median of three processes: what memory the allocator gives back, and when, is not always the same."""
-    return int(statistics.median(_peak_once(library, threads) for _ in range(3)))
+def _measure_peak(library: str, threads: int) -> int:
+    """Return the median of three processes, as the allocator does not always return the same memory."""
+    return int(statistics.median(_measure_peak_once(library, threads) for _ in range(3)))
 
 
-def _peak_once(library: str, threads: int) -> int:
+def _measure_peak_once(library: str, threads: int) -> int:
     command = [sys.executable, __file__, "peak", library, "--threads", str(threads)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def _megabytes() -> int:
-    """The most memory that this process has had at once; Linux counts it from the program's start."""
+def _read_peak_megabytes() -> int:
+    """Return the peak memory of this process since its start; Linux only."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
 
@@ -160,11 +160,11 @@ def _megabytes() -> int:
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print_tables(result: dict[str, Any]) -> None:
     for row in result["cheap"]:
-        print(f"\n{row['model']}, forward {row['forward_ms']} ms; rivalcam {row['rivalcam_to_gradcam']} x gradcam")
+        print(f"\n{row['model']}; forward pass {row['forward_ms']} ms; rivalcam {row['rivalcam_to_gradcam']} x gradcam")
         for method, times in row["ratios"].items():
-            print(f"  {method:22} {times:.2f} x a forward")
+            print(f"  {method:22} {times:.2f} x a forward pass")
     for row in result["dear"]:
         print(f"\n{row['method']} on {row['model']}: {row['seconds']['camtool']} s")
         for library, times in row["times_faster"].items():

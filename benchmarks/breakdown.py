@@ -1,7 +1,7 @@
-"""Where the time of one explanation goes: ``python benchmarks/breakdown.py``.
+"""The time of each stage of one explanation: ``python benchmarks/breakdown.py``.
 
-MobileNetV2, one prepared picture, Grad-CAM: the smallest job, where everything beside the forward weighs most. Each
-stage is timed right after a forward, with the caches as they are in a real call; the figure is the median.
+MobileNetV2, one prepared image, Grad-CAM: the smallest job, in which the overhead weighs most. Each stage is timed
+right after a forward pass, so that the CPU caches are as in a real call. The numbers are medians.
 """
 
 from __future__ import annotations
@@ -15,48 +15,55 @@ from typing import Annotated
 import torch
 import torchvision
 import typer
+from torch import Tensor
 
 import camtool
-from camtool.evidence import Scene
-from camtool.guards import left_as_found
-from camtool.layers import resolve
-from camtool.pictures import Preparer
+from camtool.evidence.evidence import gather_evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.inputs.input_preparer import InputPreparer
+from camtool.layers.selection import find_layers
+from camtool.state.model_state import preserve_model
 from camtool.targets import ClassScore
 
 
-def main(turns: Annotated[int, typer.Option(help="How often each is measured.")] = 60) -> None:
+def main(turns: Annotated[int, typer.Option(help="Measurements of each stage.")] = 60) -> None:
     """Measure and print a table."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
     model = torchvision.models.mobilenet_v2(weights=None).eval()
     batch = torch.randn(1, 3, 224, 224)
-    layers, prepare = resolve(model, batch), Preparer(model, None, None)
-    view, raw = prepare(batch[0]).view, torch.rand(7, 7).numpy()
+    layers, prepare = find_layers(model, batch), InputPreparer(model, None, None)
+    view, raw = prepare.prepare(batch[0]).view, torch.rand(7, 7).numpy()
 
     def forward() -> None:
         with torch.inference_mode():
             model(batch)
 
-    def guard() -> None:
-        with left_as_found(model):
+    def preserve() -> None:
+        with preserve_model(model):
             pass
 
-    scene, classes = Scene(model, batch, layers), cycle((281, 282))  # the latest question is not asked again
+    # Two classes in turn, because a forward pass keeps the scores and gradients of its latest targets.
+    forward_pass, classes = ForwardPass(model, batch, layers), cycle((281, 282))
+
+    def score_and_run_backward() -> Tensor:
+        return gather_evidence(forward_pass, [ClassScore(next(classes))])[0].gradients
+
     stages: dict[str, Callable[[], object]] = {
-        "plain forward": forward,
-        "explain, all of it": lambda: camtool.explain(model, batch, 281),
-        "forward with hook, graph of the tail, guards": lambda: Scene(model, batch, layers),
-        "of that: the guards (flags, buffers, random states)": guard,
-        "score and backward pass to the layer": lambda: scene.evidence([ClassScore(next(classes))])[0].gradients,
-        "heatmap on the picture, when first asked for": lambda: view.heatmap(raw),
-        "picture of the tensor": lambda: prepare(batch[0]),
+        "plain forward pass": forward,
+        "the whole of explain": lambda: camtool.explain(model, batch, 281),
+        "forward pass with hook, graph of the tail, guards": lambda: ForwardPass(model, batch, layers),
+        "of that: the guards (flags, buffers, random states)": preserve,
+        "score and backward pass to the layer": score_and_run_backward,
+        "heatmap on the image": lambda: view.place_map(raw),
+        "preparation of the tensor": lambda: prepare.prepare(batch[0]),
     }
     for name, stage in stages.items():
         stage()
-        print(f"{_median(stage, forward, turns) * 1000:7.2f} ms  {name}")
+        print(f"{_measure_median(stage, forward, turns) * 1000:7.2f} ms  {name}")
 
 
-def _median(stage: Callable[[], object], forward: Callable[[], None], turns: int) -> float:
+def _measure_median(stage: Callable[[], object], forward: Callable[[], None], turns: int) -> float:
     times = []
     for _ in range(turns):
         forward()

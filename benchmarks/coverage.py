@@ -1,12 +1,12 @@
-"""How many architectures are explained with no configuration: ``python benchmarks/coverage.py``.
+"""The share of architectures that work without configuration: ``python benchmarks/coverage.py``.
 
-Every model of ``tests/zoo``, with calibrated random weights, before camtool, before torchcam, which finds a layer by
-itself too, and before grad-cam, which is given the last ``Conv2d``, as its documentation advises; all in one process,
-on the same picture. Counted is who gives a map at all, and whose map is correct: the layer it is made of is read as it
-is laid out (a change in a quadrant of the picture moves it most there, wherever the model is local), it lies in the
-last third of the network, the score's gradient reaches it, and the map is finite and not constant. As the rectified map
-of a random network is empty for about half of the classes, a few are tried. A crash counts as no map. Takes half an
-hour; ``--group`` and ``--only`` ask for a part, and keep nothing.
+Every model of ``tests/zoo``, with calibrated random weights, is explained by camtool, by torchcam, which also finds a
+layer itself, and by grad-cam, which gets the last ``Conv2d``, as its documentation advises. All run in one process, on
+the same image. The table counts which library gives any map, and which one gives a correct map. A map is correct if its
+layer is read in its true layout (a change in a quadrant of the image changes the layer most there, where the model is
+local), the layer is in the last third of the network, the score's gradient reaches it, and the map is finite and not
+constant. The rectified map of a random network is empty for about half of the classes, so several classes are tried. An
+exception counts as no map. This takes half an hour; ``--group`` and ``--only`` run a part and write no file.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from paired import machine
+from paired import describe_machine
 from torch import Tensor, nn
 
 import camtool
-from camtool.hooks import trace
-from camtool.layers import Layer, Layout, resolve
+from camtool.hooks.tracing import trace
+from camtool.layers.layouts import Layout
+from camtool.layers.selection import Layer, find_layers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are those that the tests are made on
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the models of the tests
 
 from tests.zoo import catalogue, dense, hugging_face
 from tests.zoo.check import faults_of_layer, faults_of_maps
@@ -47,28 +48,28 @@ Maps = Iterator[NDArray[Any]]
 
 
 class Model(Protocol):
-    """What the zoo's entries have in common."""
+    """An entry of the zoo."""
 
     size: int
 
     def build(self) -> nn.Module:
-        """The model with calibrated random weights."""
+        """Return the model with calibrated random weights."""
         ...
 
 
-class ByHand:
-    """A model whose scores a person has taken out of its output, so that it returns a tensor."""
+class Unwrapping:
+    """A model in a wrapper, as a user would write it, that returns the tensor of scores alone."""
 
     def __init__(self, model: Model) -> None:
         self._model, self.size = model, model.size
 
     def build(self) -> nn.Module:
-        """The model with calibrated random weights, in its wrapper."""
+        """Return the model with calibrated random weights, in its wrapper."""
         return Unwrapped(self._model.build())
 
 
-def groups() -> dict[str, dict[str, Model]]:
-    """The whole zoo."""
+def list_groups() -> dict[str, dict[str, Model]]:
+    """Return all models, by group."""
     towers = {f"{name} (tower)": model for name, model in hugging_face.TOWERS.items()}
     from_hub = hugging_face.CLASSIFIERS | towers
     return {
@@ -76,82 +77,82 @@ def groups() -> dict[str, dict[str, Model]]:
         "timm, the smallest of each module": {entry.name: entry for entry in catalogue.SMALLEST},
         "timm, further transformers": {entry.name: entry for entry in catalogue.FURTHER},
         "Hugging Face classifiers and towers": from_hub,
-        "the same, unwrapped by hand": {name: ByHand(model) for name, model in from_hub.items()},
+        "the same, unwrapped by hand": {name: Unwrapping(model) for name, model in from_hub.items()},
         "segmenters": dense.SEGMENTERS | hugging_face.SEGMENTERS,
         "detectors": dense.DETECTORS | hugging_face.DETECTORS,
     }
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a library makes its maps of, and the maps of a few classes, the model's own first."""
+class Explained:
+    """The layer that a library uses, and its maps of several classes, the model's top class first."""
 
     layer: Layer
     maps: Maps
 
 
-def of_camtool(model: nn.Module, picture: Tensor) -> Shown:
-    """It finds the layer, the layout and the target."""
+def explain_with_camtool(model: nn.Module, image: Tensor) -> Explained:
+    """Explain with camtool, which finds the layer, the layout and the target."""
 
     def maps() -> Maps:
-        (result,) = camtool.explain(model, picture)
+        (result,) = camtool.explain(model, image)
         yield result.raw
-        yield from (each.raw for each in camtool.explain(model, picture, [camtool.targets.Top(_CLASSES)])[0])
+        yield from (each.raw for each in camtool.explain(model, image, [camtool.targets.Top(_CLASSES)])[0])
 
-    (layer,) = resolve(model, picture)
-    return Shown(layer, maps())
+    (layer,) = find_layers(model, image)
+    return Explained(layer, maps())
 
 
-def of_torchcam(model: nn.Module, picture: Tensor) -> Shown:
-    """It finds the layer, and reads it with the channels first."""
+def explain_with_torchcam(model: nn.Module, image: Tensor) -> Explained:
+    """Explain with torchcam, which finds the layer and assumes channels first."""
     from torchcam.methods import GradCAM
 
     def maps() -> Maps:
-        for index in _classes(model, picture):
+        for index in _find_top_classes(model, image):
             with GradCAM(model, layer.name, input_shape) as extractor:
-                yield extractor(index, model(picture), normalized=False)[0][0].numpy()
+                yield extractor(index, model(image), normalized=False)[0][0].numpy()
 
-    input_shape = tuple(picture.shape[1:])
+    input_shape = tuple(image.shape[1:])
     with GradCAM(model, input_shape=input_shape) as finder:
-        layer = _with_channels_first(model, finder.target_names[0], picture)
-    return Shown(layer, maps())
+        layer = _build_layer(model, finder.target_names[0], image)
+    return Explained(layer, maps())
 
 
-def of_gradcam(model: nn.Module, picture: Tensor) -> Shown:
-    """It is given the last convolution, and reads it with the channels first."""
+def explain_with_gradcam(model: nn.Module, image: Tensor) -> Explained:
+    """Explain with grad-cam, which gets the last convolution and assumes channels first."""
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     def maps() -> Maps:
-        for index in _classes(model, picture):
+        for index in _find_top_classes(model, image):
             with GradCAM(model, [model.get_submodule(name)]) as extractor:
-                yield extractor(picture, [ClassifierOutputTarget(index)])[0]
+                yield extractor(image, [ClassifierOutputTarget(index)])[0]
 
     convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
     if not convolutions:
         raise LookupError("the model has no Conv2d")
     name = convolutions[-1]
-    return Shown(_with_channels_first(model, name, picture), maps())
+    return Explained(_build_layer(model, name, image), maps())
 
 
-LIBRARIES: dict[str, Callable[[nn.Module, Tensor], Shown]] = {
-    "camtool": of_camtool,
-    "torchcam": of_torchcam,
-    "grad-cam": of_gradcam,
+LIBRARIES: dict[str, Callable[[nn.Module, Tensor], Explained]] = {
+    "camtool": explain_with_camtool,
+    "torchcam": explain_with_torchcam,
+    "grad-cam": explain_with_gradcam,
 }
 
 
-def _with_channels_first(model: nn.Module, name: str, picture: Tensor) -> Layer:
-    shape = next((call.shape for call in reversed(trace(model, picture)) if call.name == name), None)
+def _build_layer(model: nn.Module, name: str, image: Tensor) -> Layer:
+    shape = next((call.shape for call in reversed(trace(model, image)) if call.name == name), None)
     if shape is None or len(shape) != 4:
         raise LookupError(f"the layer {name} did not run, or returned no (N, C, h, w): {shape}")
     return Layer(name, Layout("channels first", shape[2:]))
 
 
-def _classes(model: nn.Module, picture: Tensor) -> list[int]:
-    """The model's highest classes, where it returns a tensor of them; else any, and the library may fail at it."""
+def _find_top_classes(model: nn.Module, image: Tensor) -> list[int]:
+    """Return the model's top classes, or class 0 if it does not return scores; the library may fail on it."""
     with torch.no_grad():
-        output = model(picture)
+        output = model(image)
     if isinstance(output, Tensor) and output.ndim == 2:
         return output[0].argsort(descending=True)[:_CLASSES].tolist()
     return [0]
@@ -161,32 +162,32 @@ def _classes(model: nn.Module, picture: Tensor) -> list[int]:
 
 
 def measure(name: str, group: str, model: Model) -> dict[str, Any]:
-    """What each library makes of one model."""
+    """Return the result of each library on one model."""
     built = model.build()
-    picture = catalogue.picture(2, model.size, model.size)
-    answers = {library: judged(show, built, picture) for library, show in LIBRARIES.items()}
+    image = catalogue.picture(2, model.size, model.size)
+    answers = {library: judge(show, built, image) for library, show in LIBRARIES.items()}
     return {"group": group, "model": name, "size": model.size} | answers
 
 
-def judged(show: Callable[[nn.Module, Tensor], Shown], model: nn.Module, picture: Tensor) -> dict[str, Any]:
-    """Whether a library gives a map, whether it is correct, and what is the matter where it is not."""
+def judge(show: Callable[[nn.Module, Tensor], Explained], model: nn.Module, image: Tensor) -> dict[str, Any]:
+    """Return whether a library gives a map and whether it is correct, with the reasons if not."""
     try:
-        with _undisturbed():
-            shown = show(model, picture)
-            maps = list(_until_one_varies(shown.maps))
-    except Exception as error:  # noqa: BLE001  # whatever a library raises, it has given no map
+        with _silence():
+            shown = show(model, image)
+            maps = list(_take_until_one_varies(shown.maps))
+    except Exception as error:  # noqa: BLE001  # any exception means that there is no map
         return {"map": False, "correct": False, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     finally:
-        model.zero_grad()  # grad-cam fills the parameters' gradients
+        model.zero_grad()  # grad-cam leaves gradients on the parameters
     try:
-        faults = [*faults_of_layer(model, shown.layer, picture), *faults_of_maps(maps)]
+        faults = [*faults_of_layer(model, shown.layer, image), *faults_of_maps(maps)]
     except camtool.CamtoolError as error:
-        faults = [f"its layer cannot be looked at: {error}"[:200]]
+        faults = [f"its layer cannot be observed: {error}"[:200]]
     answer = {"map": True, "correct": not faults, "layer": shown.layer.name, "layout": str(shown.layer.layout)}
     return answer | ({"why": "; ".join(faults)} if faults else {})
 
 
-def _until_one_varies(maps: Maps) -> Maps:
+def _take_until_one_varies(maps: Maps) -> Maps:
     for each in maps:
         yield each
         if np.ptp(each) > 0:
@@ -194,15 +195,15 @@ def _until_one_varies(maps: Maps) -> Maps:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without what libraries print and warn of."""
+def _silence() -> Iterator[None]:
+    """Hide what libraries print and their warnings."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By group, how many models there are, and for how many each library has a map and a correct one."""
+def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Count for each group the models, and for each library the maps and the correct maps."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         group = found.setdefault(row["group"], {"models": 0} | {name: Counter() for name in LIBRARIES})
@@ -212,8 +213,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The summary in lines, in per cent of the models: any map / correct."""
+def format_table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table, in percent of the models: any map / correct."""
     yield f"{'any map / correct':<42}" + "".join(f"{name:>18}" for name in LIBRARIES)
     for group, counts in groups.items():
         models = counts["models"]
@@ -224,28 +225,30 @@ def table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def main(
     group: Annotated[str, typer.Option(help="Only groups whose name contains this.")] = "",
     only: Annotated[str, typer.Option(help="Only the model of this name.")] = "",
-    threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
-    """Measure, print a table, and keep the numbers beside this script where nothing was left out."""
+    """Measure, print a table, and write the numbers of a complete run to a JSON file in this folder."""
     torch.set_num_threads(threads)
     logging.disable(logging.WARNING)
     rows = []
-    for name_of_group, models in groups().items():
+    for name_of_group, models in list_groups().items():
         for name, model in models.items():
             if group.lower() in name_of_group.lower() and only in ("", name):
                 rows.append(measure(name, name_of_group, model))
-                print(_line(rows[-1]), flush=True)
-    found = summary(rows)
-    print("", *table(found), sep="\n")
+                print(_format_row(rows[-1]), flush=True)
+    found = summarize(rows)
+    print("", *format_table(found), sep="\n")
     if not (group or only):
         versions = {name: version(name) for name in ("timm", "transformers", "torchcam", "grad-cam")}
-        head = json.dumps({"machine": machine(threads) | versions, "groups": found}, indent=1).removesuffix("\n}")
-        models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # a line each
+        head = json.dumps({"machine": describe_machine(threads) | versions, "groups": found}, indent=1).removesuffix(
+            "\n}"
+        )
+        models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # one line per model
         text = f'{head},\n "models": [\n{models}\n ]\n}}\n'
         Path(__file__).with_suffix(".json").write_text(text, encoding="utf-8")
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _format_row(row: Mapping[str, Any]) -> str:
     marks = [f"{name} {'+' if row[name]['correct'] else 'wrong' if row[name]['map'] else '-'}" for name in LIBRARIES]
     return f"{row['group']}, {row['model']}: {', '.join(marks)}"
 

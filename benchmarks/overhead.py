@@ -1,8 +1,7 @@
-"""What an explanation costs beside a plain forward: ``python benchmarks/overhead.py``.
+"""The cost of an explanation in units of a plain forward pass: ``python benchmarks/overhead.py``.
 
-Grad-CAM on a prepared batch, by camtool and, where they are installed, by grad-cam and torchcam, each against the plain
-forward in ``inference_mode`` of the same model and batch, in turns; the figure is the median of the turns' ratios. Run
-nothing else meanwhile.
+Grad-CAM on a prepared batch with camtool, grad-cam and torchcam, each against the plain forward pass of the same model
+and batch in ``inference_mode``, in turns. The numbers are the medians of the turns' ratios. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import forward, in_turns, machine, ratio
+from paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import Tensor, nn
 
 import camtool
@@ -26,15 +25,15 @@ _CLASS = 281
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="How often each is measured.")] = 30,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
-    peers: Annotated[bool, typer.Option(help="Measure grad-cam and torchcam too.")] = True,  # noqa: FBT002
+    turns: Annotated[int, typer.Option(help="Measurements of each library.")] = 30,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
+    peers: Annotated[bool, typer.Option(help="Also measure grad-cam and torchcam.")] = True,  # noqa: FBT002
 ) -> None:
-    """Measure, print a table, and keep the numbers beside this script."""
+    """Measure, print a table, and write the numbers to a JSON file in this folder."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     rows = [_measure(name, batch_size, turns, peers=peers) for name in _LAYERS for batch_size in (1, 8)]
-    result = {"turns": turns, "machine": machine(threads), "rows": rows}
+    result = {"turns": turns, "machine": describe_machine(threads), "rows": rows}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     _print_table(rows)
 
@@ -42,20 +41,20 @@ def main(
 def _measure(name: str, batch_size: int, turns: int, *, peers: bool) -> dict[str, Any]:
     model = torchvision.models.get_model(name, weights=None).eval()
     batch = torch.randn(batch_size, 3, 224, 224)
-    runs = {"forward": forward(model, batch), "camtool": lambda: camtool.explain(model, batch, _CLASS)}
+    runs = {"forward": make_forward(model, batch), "camtool": lambda: camtool.explain(model, batch, _CLASS)}
     if peers:
         layer = model.get_submodule(_LAYERS[name])
-        runs |= {"torchcam": _torchcam(model, layer, batch), "grad-cam": _gradcam(model, layer, batch)}
-    times = in_turns(runs, turns)
+        runs |= {"torchcam": _make_torchcam(model, layer, batch), "grad-cam": _make_gradcam(model, layer, batch)}
+    times = measure_in_turns(runs, turns)
     return {
         "model": name,
         "batch": batch_size,
         "forward_ms": round(1000 * statistics.median(times["forward"]), 1),
-        "ratios": {key: ratio(times, key, "forward") for key in runs if key != "forward"},
+        "ratios": {key: compute_ratio(times, key, "forward") for key in runs if key != "forward"},
     }
 
 
-def _torchcam(model: nn.Module, layer: nn.Module, batch: Tensor) -> Callable[[], object]:
+def _make_torchcam(model: nn.Module, layer: nn.Module, batch: Tensor) -> Callable[[], object]:
     from torchcam.methods import GradCAM
 
     def run() -> None:
@@ -65,7 +64,7 @@ def _torchcam(model: nn.Module, layer: nn.Module, batch: Tensor) -> Callable[[],
     return run
 
 
-def _gradcam(model: nn.Module, layer: nn.Module, batch: Tensor) -> Callable[[], object]:
+def _make_gradcam(model: nn.Module, layer: nn.Module, batch: Tensor) -> Callable[[], object]:
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 

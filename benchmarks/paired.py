@@ -1,4 +1,4 @@
-"""Measuring things against each other: in one process, in turns, so that a slow moment hits all alike."""
+"""Paired timing: several functions run in one process and in turns, so that a slow moment affects all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[[], object]
 _NONE: Mapping[str, AbstractContextManager[Any]] = {}
 
 
-def in_turns(
+def measure_in_turns(
     runs: Mapping[str, Run],
     turns: int,
     *,
@@ -29,28 +29,32 @@ def in_turns(
     inside: Mapping[str, AbstractContextManager[Any]] = _NONE,
     again: bool = False,
 ) -> dict[str, list[float]]:
-    """The seconds that each takes in each turn; every other turn goes in the other order.
+    """Return the seconds that each function takes in each turn. Every second turn runs in reverse order.
 
-    ``inside`` are blocks that some run in; what it takes to enter and to leave them is not measured. With ``again``
-    each run follows upon one of its own kind, as in a loop, and not upon another.
+    Args:
+        runs: Name to function.
+        turns: The number of turns.
+        warm_up: The number of turns before, which are not counted.
+        inside: Name to the context in which the function runs. Entering and leaving it is not measured.
+        again: Run each function twice in a row and measure the second run, as in a loop.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(-warm_up, turns):  # the first run loads, allocates, and resolves the layer
+    for turn in range(-warm_up, turns):  # the first run loads, allocates and finds the layer
         for name in list(runs) if turn % 2 else list(runs)[::-1]:
             with inside.get(name, nullcontext()):
                 if again:
-                    seconds(runs[name])
-                times[name].append(seconds(runs[name]))
+                    time_run(runs[name])
+                times[name].append(time_run(runs[name]))
     return {name: measured[warm_up:] for name, measured in times.items()}
 
 
-def ratio(times: Mapping[str, list[float]], of: str, to: str) -> float:
-    """The median, over the turns, of what one takes in units of another."""
+def compute_ratio(times: Mapping[str, list[float]], of: str, to: str) -> float:
+    """Return the median over the turns of the time of one function divided by that of another."""
     return round(statistics.median(one / other for one, other in zip(times[of], times[to], strict=True)), 3)
 
 
-def seconds(run: Run) -> float:
-    """How long it takes; its warnings are not shown."""
+def time_run(run: Run) -> float:
+    """Return the seconds that a function takes; its warnings are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         started = time.perf_counter()
@@ -58,8 +62,8 @@ def seconds(run: Run) -> float:
         return time.perf_counter() - started
 
 
-def forward(model: nn.Module, batch: Tensor) -> Run:
-    """The plain forward that all is compared with."""
+def make_forward(model: nn.Module, batch: Tensor) -> Run:
+    """Return the plain forward pass, which everything is compared with."""
 
     def run() -> None:
         with torch.inference_mode():
@@ -68,10 +72,10 @@ def forward(model: nn.Module, batch: Tensor) -> Run:
     return run
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """What the figures were measured on."""
+def describe_machine(threads: int) -> dict[str, Any]:
+    """Return the processor and the versions that the numbers were measured with."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": platform.processor() or platform.describe_machine(),
         "threads": threads,
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,

@@ -1,13 +1,13 @@
-"""What recording costs beside a plain forward: ``python benchmarks/recording.py``.
+"""The cost of recording layers in units of a plain forward pass: ``python benchmarks/recording.py``.
 
-A model's layers are recorded where they arise, forward after forward into the same :class:`camtool.Recorder`; against
-the same model's plain forward in ``inference_mode``, in turns. What is timed is the second of two forwards in a row,
-as it is in a loop. The figure is the median of the turns' ratios.
+:class:`camtool.Recorder` records the outputs of a model's layers on their device, forward pass after forward pass,
+against the plain forward pass of the same model in ``inference_mode``, in turns. The second of two forward passes in a
+row is timed, as in a loop. The numbers are the medians of the turns' ratios.
 
-Beside each stand two kinds of hooks that a person would write by hand. The bare ones put each output aside, which
-cannot be had for less: they keep memory from being used again, and that is most of what it costs to record many layers.
-But where a ReLU writes to what came before it, they end up with what it wrote. The careful ones clone each output, and
-so are right as the recorder is. Run nothing else meanwhile.
+The recorder is compared with two kinds of hand-written hooks. Bare hooks keep a reference to each output. This is the
+least possible cost: it prevents torch from reusing the memory, which is most of the cost of recording many layers. But
+an in-place ReLU after the layer changes what they hold. Careful hooks clone each output, so they are as correct as the
+recorder. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import forward, in_turns, machine, ratio
+from paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import nn
 
 import camtool
@@ -31,7 +31,7 @@ from camtool.recorder import select
 
 _STAGES = ["layer1", "layer2", "layer3", "layer4"]
 
-_WAYS: dict[str, tuple[Any, str]] = {
+_SETTINGS: dict[str, tuple[Any, str]] = {
     "stages": (_STAGES, "last"),
     "convolutions": (nn.Conv2d, "last"),
     "all modules": (None, "last"),
@@ -39,54 +39,57 @@ _WAYS: dict[str, tuple[Any, str]] = {
     "stages, max": (_STAGES, "max"),
     "stages, histogram": (_STAGES, "histogram"),
 }
-"""What is measured: how it is called → which layers, and what is kept of them."""
+"""Name → the layers, and what the recorder keeps of their outputs."""
 
-_BY_HAND: dict[str, Callable[[Any], Any]] = {"bare": lambda output: output, "careful": torch.clone}
-"""Hooks by hand: what they are called → what they keep of an output."""
+_HAND_WRITTEN: dict[str, Callable[[Any], Any]] = {"bare": lambda output: output, "careful": torch.clone}
+"""Name of the hand-written hooks → what they keep of an output."""
 
-_MEASURED_BY_HAND = ["stages", "convolutions", "all modules"]
+_SETTINGS_BY_HAND = ["stages", "convolutions", "all modules"]
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="How often each is measured.")] = 30,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
+    turns: Annotated[int, typer.Option(help="Measurements of each setting.")] = 30,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
-    """Measure, print a table, and keep the numbers beside this script."""
+    """Measure, print a table, and write the numbers to a JSON file in this folder."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     rows = [_measure(name, batch_size, turns) for name in ("resnet18", "resnet50") for batch_size in (1, 8)]
-    result = {"turns": turns, "machine": machine(threads), "rows": rows}
+    result = {"turns": turns, "machine": describe_machine(threads), "rows": rows}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     _print_table(rows)
 
 
 def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
     model = torchvision.models.get_model(name, weights=None).eval()
-    run = forward(model, torch.randn(batch_size, 3, 224, 224))
+    run = make_forward(model, torch.randn(batch_size, 3, 224, 224))
     blocks: dict[str, AbstractContextManager[Any]] = {}
-    for way, (layers, keep) in _WAYS.items():
+    for way, (layers, keep) in _SETTINGS.items():
         blocks[way] = camtool.Recorder(model, layers, keep=keep)  # type: ignore[arg-type]
     hooks = {
-        f"{way}, {name}": _Hooks(model, _WAYS[way][0], kept)
-        for way in _MEASURED_BY_HAND
-        for name, kept in _BY_HAND.items()
+        f"{way}, {name}": _HandWrittenHooks(model, _SETTINGS[way][0], kept)
+        for way in _SETTINGS_BY_HAND
+        for name, kept in _HAND_WRITTEN.items()
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", camtool.recorder.SeveralCallsWarning)  # a block's ReLU runs twice
-        times = in_turns(dict.fromkeys(["forward", *blocks, *hooks], run), turns, inside=blocks | hooks, again=True)
+        times = measure_in_turns(
+            dict.fromkeys(["forward", *blocks, *hooks], run), turns, inside=blocks | hooks, again=True
+        )
     return {
         "model": name,
         "batch": batch_size,
         "forward_ms": round(1000 * statistics.median(times["forward"]), 1),
-        "ratios": {way: ratio(times, way, "forward") for way in _WAYS},
+        "ratios": {way: compute_ratio(times, way, "forward") for way in _SETTINGS},
         "by_hand": {
-            way: {name: ratio(times, f"{way}, {name}", "forward") for name in _BY_HAND} for way in _MEASURED_BY_HAND
+            way: {name: compute_ratio(times, f"{way}, {name}", "forward") for name in _HAND_WRITTEN}
+            for way in _SETTINGS_BY_HAND
         },
     }
 
 
-class _Hooks:
-    """Hooks that put something of each output aside, in the place of the one before, and do nothing else."""
+class _HandWrittenHooks:
+    """Hooks that keep the latest output of each layer, and do nothing else."""
 
     def __init__(self, model: nn.Module, layers: Any, kept: Callable[[Any], Any]) -> None:
         self._what = kept
@@ -109,15 +112,15 @@ class _Hooks:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    print("| model | batch | forward | " + " | ".join(_WAYS) + " |")
-    print("|---|---|---|" + "---|" * len(_WAYS))
+    print("| model | batch | forward | " + " | ".join(_SETTINGS) + " |")
+    print("|---|---|---|" + "---|" * len(_SETTINGS))
     for row in rows:
-        ratios = " | ".join(_cell(row, way) for way in _WAYS)
+        ratios = " | ".join(_format_cell(row, way) for way in _SETTINGS)
         print(f"| {row['model']} | {row['batch']} | {row['forward_ms']:.0f} ms | {ratios} |")
 
 
-def _cell(row: dict[str, Any], way: str) -> str:
-    by_hand = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row["by_hand"].get(way, {}).items())
+def _format_cell(row: dict[str, Any], way: str) -> str:
+    by_hand = ", ".join(f"{name} {value:.3f}" for name, value in row["by_hand"].get(way, {}).items())
     return f"{row['ratios'][way]:.3f} x" + (f" ({by_hand})" if by_hand else "")
 
 

@@ -1,10 +1,11 @@
-"""Does rivalcam find the thing asked for among others, and is it still faithful where there is only one?
+"""The accuracy of rivalcam against Grad-CAM.
 
-``python benchmarks/rivals.py --photos FOLDER --weights mobilenet_v2=FILE`` where the folder holds photos and a
-``labels.csv`` (file, imagenet_index). Of the photos that the model is sure of, four make a mosaic, and each of the four
-classes is asked for: how much of the map's energy lies in the right quarter (the grid pointing game; chance 0.25)? On
-the single photos: insertion less deletion (the mean probability of the class while the hottest pixels are put onto, or
-taken from, a blurred picture), and how much of what Grad-CAM shows as hot stays hot (holes would lower it).
+Run ``python benchmarks/rivals.py --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
+``labels.csv`` (file, imagenet_index). Four photos that the model recognizes with confidence make a mosaic, and each of
+the four classes is explained: the score is the share of the map's energy in the right quarter (grid pointing game; 0.25
+by chance). On single photos the scores are insertion minus deletion (the mean probability of the class while the
+hottest pixels are added to, or removed from, a blurred image), and the share of Grad-CAM's hot cells that stay hot
+(holes in the map lower it).
 """
 
 from __future__ import annotations
@@ -26,74 +27,76 @@ from torchvision.transforms.functional import gaussian_blur
 import camtool
 
 METHODS = ("gradcam", "hirescam", "rivalcam")
-_SURE, _STEPS, _HOT = 0.5, 28, 0.5
+_CONFIDENT, _STEPS, _HOT = 0.5, 28, 0.5
 
 
 def main(
-    photos: Annotated[Path, typer.Option(help="Photos, and labels.csv.")],
-    weights: Annotated[list[str], typer.Option(help="NAME=FILE, of a torchvision architecture; several times.")],
-    mosaics: Annotated[int, typer.Option(help="How many mosaics.")] = 40,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.")] = 2,
+    photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv.")],
+    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
+    mosaics: Annotated[int, typer.Option(help="Number of mosaics.")] = 40,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
-    """Measure, print a table, and keep the numbers beside this script."""
+    """Measure, print a table, and write the numbers to a JSON file in this folder."""
     torch.set_num_threads(threads)
     rows = []
     for name, file in (each.split("=", 1) for each in weights):
         loaded = camtool.load(name, file)
-        pictures = sure_of(loaded, photos)
+        images = read_confident_photos(loaded, photos)
         for method in METHODS:
-            row = {"model": name, "method": method, "photos": len(pictures), "mosaics": mosaics}
-            row |= {"pointing": pointing(loaded, pictures, method, mosaics)} | on_single_photos(
-                loaded, pictures, method
+            row = {"model": name, "method": method, "photos": len(images), "mosaics": mosaics}
+            row |= {"pointing": compute_pointing(loaded, images, method, mosaics)} | measure_single_photos(
+                loaded, images, method
             )
             rows.append(row)
             print(row)
     Path(__file__).with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def sure_of(loaded: camtool.Loaded, folder: Path) -> list[tuple[Tensor, int]]:
-    """The prepared photos ``(C, H, W)`` of whose own class the model is sure, and that class."""
+def read_confident_photos(loaded: camtool.Loaded, folder: Path) -> list[tuple[Tensor, int]]:
+    """Return the prepared photos ``(C, H, W)`` whose class the model predicts with confidence, with the class."""
     with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
         listed = [(folder / row["file"], int(row["imagenet_index"])) for row in csv.DictReader(file)]
     assert loaded.transform is not None
-    pictures = [(loaded.transform(Image.open(path).convert("RGB")), index) for path, index in listed]
-    return [(x, index) for x, index in pictures if _chances(loaded, x[None], index)[0] > _SURE]
+    images = [(loaded.transform(Image.open(path).convert("RGB")), index) for path, index in listed]
+    return [(x, index) for x, index in images if _compute_probabilities(loaded, x[None], index)[0] > _CONFIDENT]
 
 
-def pointing(loaded: camtool.Loaded, pictures: list[tuple[Tensor, int]], method: str, count: int) -> float:
-    """The grid pointing game (Böhle et al. 2021, section 4): the mean part of the energy in the quarter asked for."""
-    lots, explainer = random.Random(0), camtool.Explainer(loaded.model, method)
+def compute_pointing(loaded: camtool.Loaded, images: list[tuple[Tensor, int]], method: str, count: int) -> float:
+    """Return the mean share of energy in the right quarter: grid pointing game, Böhle et al. 2021, section 4."""
+    generator, explainer = random.Random(0), camtool.Explainer(loaded.model, method)
     inside = []
     for _ in range(count):
-        four = lots.sample(pictures, 4)
+        four = generator.sample(images, 4)
         rows = [torch.cat([x for x, _ in four[i : i + 2]], 2) for i in (0, 2)]
         (results,) = explainer(torch.cat(rows, 1)[None], [[index for _, index in four]])
-        inside += [_energy_in_quarter(result.raw, i) for i, result in enumerate(results)]
+        inside += [_compute_energy_share(result.raw, i) for i, result in enumerate(results)]
     return round(float(np.mean(inside)), 4)
 
 
-def _energy_in_quarter(raw: NDArray[np.float32], quarter: int) -> float:
+def _compute_energy_share(raw: NDArray[np.float32], quarter: int) -> float:
     heat, (row, column) = raw.clip(0).astype(float), divmod(quarter, 2)
     h, w = heat.shape[0] // 2, heat.shape[1] // 2
     part = heat[row * h : (row + 1) * h, column * w : (column + 1) * w]
     return float(part.sum() / heat.sum()) if heat.any() else 0.25
 
 
-def on_single_photos(loaded: camtool.Loaded, pictures: list[tuple[Tensor, int]], method: str) -> dict[str, Any]:
-    """Insertion less deletion, and what part of Grad-CAM's hot cells stays at a quarter of the peak or more."""
+def measure_single_photos(loaded: camtool.Loaded, images: list[tuple[Tensor, int]], method: str) -> dict[str, Any]:
+    """Return insertion minus deletion, and the share of Grad-CAM's hot cells above a quarter of the peak."""
     explainer = camtool.Explainer(loaded.model, method)
     reference = camtool.Explainer(loaded.model, "gradcam")
     gains, kept = [], []
-    for x, index in pictures:
+    for x, index in images:
         result, usual = explainer(x, index), reference(x, index)
-        gains.append(_insertion_less_deletion(loaded, x, index, result.heatmap))
+        gains.append(_compute_insertion_minus_deletion(loaded, x, index, result.heatmap))
         hot = usual.raw > _HOT * usual.raw.max()
         kept.append(float((result.raw[hot] > _HOT / 2 * result.raw.max()).mean()))
     figures = {"insertion_less_deletion": np.mean(gains), "hot_kept": np.mean(kept), "hot_kept_least": np.min(kept)}
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 
-def _insertion_less_deletion(loaded: camtool.Loaded, x: Tensor, index: int, heat: NDArray[np.float32]) -> float:
+def _compute_insertion_minus_deletion(
+    loaded: camtool.Loaded, x: Tensor, index: int, heat: NDArray[np.float32]
+) -> float:
     order = torch.from_numpy(np.argsort(-heat.ravel(), kind="stable").copy())
     blurred = gaussian_blur(x, [51, 51], [10.0, 10.0])
     inserted, deleted = [], []
@@ -103,11 +106,11 @@ def _insertion_less_deletion(loaded: camtool.Loaded, x: Tensor, index: int, heat
         mask = shown.reshape(heat.shape)
         inserted.append(torch.where(mask, x, blurred))
         deleted.append(torch.where(mask, blurred, x))
-    both = _chances(loaded, torch.stack(inserted + deleted), index)
+    both = _compute_probabilities(loaded, torch.stack(inserted + deleted), index)
     return float(both[: len(inserted)].mean() - both[len(inserted) :].mean())
 
 
-def _chances(loaded: camtool.Loaded, batch: Tensor, index: int) -> Tensor:
+def _compute_probabilities(loaded: camtool.Loaded, batch: Tensor, index: int) -> Tensor:
     with torch.inference_mode():
         return torch.cat([loaded.model(part).softmax(1)[:, index] for part in batch.split(16)])
 

@@ -1,111 +1,44 @@
-"""See, and check, what an image model looked at.
+"""Class activation maps for image models: explain predictions, and check the explanations.
 
-``camtool.explain(model, "photo.jpg").save("where.png")`` is the whole of it; the README tells more.
+    camtool.explain(model, "photo.jpg").save("where.png")
+
+The README shows more.
 """
 
-# Import only what Python has loaded already: `python -m camtool` looks in the working directory first, until
-# camtool.__main__ stops that, which runs after this module. So no typing, and no __future__.
+# Import only what Python has loaded already: `python -m camtool` puts the working directory first on the module path,
+# where e.g. a typing.py would be imported, until camtool.__main__ removes it, which runs after this file.
 from importlib import import_module
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from camtool.candidates import Candidates, candidate_layers
-    from camtool.comparing import Comparison, compare
-    from camtool.errors import (
-        CamtoolError,
-        ForwardError,
-        GeometryError,
-        ImageError,
-        LayerError,
-        MethodError,
-        ModelError,
-        NothingFoundError,
-        TargetError,
-    )
-    from camtool.evidence import Evidence
-    from camtool.explanation import Explainer, Explanation, explain
-    from camtool.factorisation import Concepts, concepts
-    from camtool.inputs import Inputs
-    from camtool.methods import METHODS, method
-    from camtool.models import Loaded, load
-    from camtool.recorder import Record, Recorder
-
-_HOMES = {
-    "METHODS": "methods",
-    "CamtoolError": "errors",
-    "Candidates": "candidates",
-    "Comparison": "comparing",
-    "Concepts": "factorisation",
-    "Evidence": "evidence",
-    "Explainer": "explanation",
-    "Explanation": "explanation",
-    "ForwardError": "errors",
-    "GeometryError": "errors",
-    "ImageError": "errors",
-    "Inputs": "inputs",
-    "LayerError": "errors",
-    "Loaded": "models",
-    "MethodError": "errors",
-    "ModelError": "errors",
-    "NothingFoundError": "errors",
-    "Record": "recorder",
-    "Recorder": "recorder",
-    "TargetError": "errors",
-    "candidate_layers": "candidates",
-    "compare": "comparing",
-    "concepts": "factorisation",
-    "explain": "explanation",
-    "load": "models",
-    "method": "methods",
-}
-"""Where each public name lives. A room is opened when a name of it is first used: `import camtool` costs nothing."""
-
-_ROOMS = ("errors", "figures", "hooks", "maps", "overlay", "recorder", "targets")
-"""The rooms that people reach into by name: ``camtool.targets.Top(3)``."""
-
-__all__ = [
-    "METHODS",
-    "CamtoolError",
-    "Candidates",
-    "Comparison",
-    "Concepts",
-    "Evidence",
-    "Explainer",
-    "Explanation",
-    "ForwardError",
-    "GeometryError",
-    "ImageError",
-    "Inputs",
-    "LayerError",
-    "Loaded",
-    "MethodError",
-    "ModelError",
-    "NothingFoundError",
-    "Record",
-    "Recorder",
-    "TargetError",
-    "candidate_layers",
-    "compare",
-    "concepts",
-    "explain",
-    "load",
-    "method",
-]
 
 __version__ = "0.1.0"
 
+_HOMES: "dict[str, str]" = {}
+"""Public name → the module that defines it. Filled from ``__init__.pyi``, which lists the public names."""
 
-def __getattr__(name: str) -> "Any":
-    if name in _ROOMS:
-        return import_module(f"camtool.{name}")
-    if name not in _HOMES:
+
+def _read_homes() -> "dict[str, str]":
+    """Return the module of each public name and of each public package."""
+    if not _HOMES:
+        with open(__file__.rpartition(".")[0] + ".pyi", encoding="utf-8") as stub:  # noqa: PTH123  pathlib takes time
+            lines = [line.split() for line in stub]
+        # Lines are: from HOME import NAME as NAME
+        _HOMES.update({line[3]: line[1] for line in lines if line[:1] == ["from"]})
+    return _HOMES
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used, so that ``import camtool`` takes no time."""
+    if name == "__all__":
+        names = [each for each, home in _read_homes().items() if home != "camtool"]
+        return sorted(names, key=lambda each: (not each.isupper(), each))
+    home = None if name.startswith("_") else _read_homes().get(name)
+    if home is None:
         raise AttributeError(f"module 'camtool' has no attribute {name!r}")
-    value = getattr(import_module(f"camtool.{_HOMES[name]}"), name)
+    if home == "camtool":
+        return import_module(f"camtool.{name}")
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *_read_homes()})

@@ -20,6 +20,6 @@ def _leave_working_directory() -> None:
 if __name__ == "__main__":
     _leave_working_directory()
 
-    from camtool.cli import main
+    from camtool.cli.app import main
 
     main()

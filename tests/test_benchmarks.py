@@ -1,4 +1,4 @@
-"""The benchmarks still go with the package: each starts, and the quickest runs through."""
+"""Benchmarks: each script starts, and the quick ones run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "paired.py")  # what they share
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "paired.py")  # the module that they share
 
 pytestmark = pytest.mark.slow
 
 
-def said(*command: str) -> str:
+def run_script(*command: str) -> str:
     return subprocess.run([sys.executable, *command], cwd=FOLDER, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_starts_and_says_what_it_takes(script: str) -> None:
-    assert "--help" in said(script, "--help")
+def test_each_benchmark_prints_its_help(script: str) -> None:
+    assert "--help" in run_script(script, "--help")
 
 
-def test_the_breakdown_has_a_time_for_each_stage() -> None:
-    lines = said("breakdown.py", "--turns", "1").splitlines()
+def test_the_breakdown_times_each_stage() -> None:
+    lines = run_script("breakdown.py", "--turns", "1").splitlines()
     assert len(lines) == 7
     assert all(" ms  " in line for line in lines)
+
+
+def test_the_call_path_lists_its_files() -> None:
+    total, *files = run_script("call_path.py").splitlines()
+    assert total.startswith(f"{len(files)} files, ")
+    assert "  explainer.py" in files

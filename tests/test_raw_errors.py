@@ -1,4 +1,4 @@
-"""A wrong argument raises an error of the package that names it, what came, and what to do."""
+"""Errors for wrong arguments: an exception of the package with argument, value and remedy."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("method", ["gradcam", "guided-backprop"])
 @pytest.mark.parametrize("image", [IMAGE, IMAGE[None]], ids=["one", "batch"])
-def test_an_input_that_is_no_picture_is_not_looked_at(method: str, image: Tensor) -> None:
-    with pytest.raises(ImageError, match=r"img: 1 has shape \(1,\), and a picture is \(C, H, W\).*picture="):
-        camtool.explain(Net(), Inputs(image, torch.ones(1), picture=1), method=method)
-    assert camtool.explain(Net(), Inputs(image, torch.ones(1), picture=0), method=method)
+def test_an_input_that_is_not_an_image_raises_an_error(method: str, image: Tensor) -> None:
+    with pytest.raises(ImageError, match=r"img: 1 has shape \(1,\); an image is \(C, H, W\).*image="):
+        camtool.explain(Net(), Inputs(image, torch.ones(1), image=1), method=method)
+    assert camtool.explain(Net(), Inputs(image, torch.ones(1), image=0), method=method)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_input_that_is_no_picture_is_not_looked_at(method: str, image: Tensor
     ],
     ids=["batch", "one", "uint8"],
 )
-def test_channels_that_come_last_are_told_with_the_way_to_permute(image: Tensor, advice: str) -> None:
+def test_the_error_for_channels_last_shows_how_to_permute(image: Tensor, advice: str) -> None:
     with pytest.raises(ImageError) as failed:
         camtool.explain(Net(), image)
     assert f"img has shape {tuple(image.shape)} with its channels last" in str(failed.value)
@@ -59,11 +59,11 @@ def test_channels_that_come_last_are_told_with_the_way_to_permute(image: Tensor,
 
 
 @pytest.mark.parametrize("image", [torch.randn(1, 3, 16, 3), torch.randn(3, 3, 3), PHOTO, PHOTO[:, :3], PHOTO[None]])
-def test_what_only_looks_like_channels_last_is_explained(image: Any) -> None:
+def test_an_input_that_only_looks_like_channels_last_is_accepted(image: Any) -> None:
     assert camtool.explain(Net(), image)
 
 
-def test_a_narrow_picture_of_many_bands_is_explained() -> None:
+def test_a_narrow_image_with_many_channels_is_accepted() -> None:
     assert camtool.explain(Net(13), torch.randn(1, 13, 16, 3))
 
 
@@ -72,19 +72,19 @@ def test_a_narrow_picture_of_many_bands_is_explained() -> None:
     [torch.rand(1, 3, 0, 16), torch.rand(2, 3, 16, 0), torch.rand(3, 0, 0), torch.rand(1, 0, 16, 16)],
     ids=lambda image: str(tuple(image.shape)),
 )
-def test_sizes_of_zero_are_told(image: Tensor) -> None:
+def test_an_image_of_size_zero_raises_an_error(image: Tensor) -> None:
     with pytest.raises(ImageError, match=r"img has shape \(.*0.*\), which holds no values"):
         camtool.explain(Net(), image)
 
 
-def test_a_signal_without_values_is_told() -> None:
+def test_an_empty_signal_raises_an_error() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     for signal in (torch.rand(1, 2, 0), np.zeros((2, 0))):
         with pytest.raises(ImageError, match="holds no values"):
             camtool.explain(model, signal)
 
 
-def test_a_batch_of_no_images_gives_no_results() -> None:
+def test_an_empty_batch_gives_no_results() -> None:
     assert camtool.explain(Net(), torch.rand(0, 3, 16, 16)) == []
 
 
@@ -109,23 +109,23 @@ def test_a_batch_of_no_images_gives_no_results() -> None:
         (np.array(["a.png"]), "dtype <U5"),
     ],
 )
-def test_what_is_no_image_is_told(image: Any, message: str) -> None:
+def test_a_value_that_is_not_an_image_raises_an_error(image: Any, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         camtool.explain(Net(), image)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
-def test_a_nested_tensor_is_told() -> None:
+def test_a_nested_tensor_raises_an_error() -> None:
     with pytest.raises(ImageError, match=r"nested tensor; give a list"):
         camtool.explain(Net(), torch.nested.nested_tensor([IMAGE, IMAGE], layout=torch.strided))
 
 
-def test_a_model_without_weights_is_told() -> None:
+def test_a_model_without_weights_raises_an_error() -> None:
     with pytest.raises(CamtoolError, match=r"model is on the meta device.*to_empty.*load_state_dict"):
         camtool.explain(Net().to("meta"), IMAGE)
 
 
-def test_a_transform_that_leaves_nothing_is_told() -> None:
+def test_a_transform_with_an_empty_result_raises_an_error() -> None:
     with pytest.raises(CamtoolError, match=r"transform '<lambda>' must return a tensor.*\(3, 0, 8\)"):
         camtool.explain(Net(), PHOTO, transform=lambda image: torch.ones(3, 0, 8))
 
@@ -134,12 +134,12 @@ def test_a_transform_that_leaves_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize("mask", ["x", None, torch.ones(4, 4, dtype=torch.complex64), [["a"]]], ids=str)
-def test_a_mask_that_holds_no_numbers_is_told(mask: Any) -> None:
+def test_a_mask_without_numbers_raises_an_error(mask: Any) -> None:
     with pytest.raises(TargetError, match="Region's mask must"):
         Region(0, mask)
 
 
-def test_an_embedding_may_be_an_array_and_nothing_else_is_one() -> None:
+def test_an_embedding_may_be_an_array_of_numbers_only() -> None:
     with pytest.raises(TargetError, match="Similarity's embedding must be a tensor or an array of numbers, got str"):
         Similarity("a dog")  # type: ignore[arg-type]
     array, tensor = np.ones(5, np.float32), torch.ones(5)
@@ -147,12 +147,12 @@ def test_an_embedding_may_be_an_array_and_nothing_else_is_one() -> None:
     assert ours == expected
 
 
-def test_a_complex_score_is_told() -> None:
+def test_a_complex_score_raises_an_error() -> None:
     with pytest.raises(TargetError, match="complex"):
         camtool.explain(Net(), IMAGE, lambda output: output[0] * 1j)
 
 
-def test_labels_that_are_numbers_are_their_names() -> None:
+def test_labels_may_be_numbers() -> None:
     assert camtool.explain(Net(), IMAGE, "3", labels=[1, 2, 3, 4, 5]).index == 2
 
 
@@ -185,7 +185,7 @@ class Finds(Net):
 
 @pytest.mark.parametrize("kind", [Rows, Finds])
 @pytest.mark.parametrize("method", ["gradcam", "scorecam", "ablationcam", "guided-backprop", "tta:layercam"])
-def test_a_callable_may_read_a_mapping_for_each_image(kind: type[Net], method: str) -> None:
+def test_a_callable_target_gets_a_mapping_for_each_image(kind: type[Net], method: str) -> None:
     model = kind().eval()
     batch = torch.randn(2, 3, 16, 16)
     plain = Net().eval()
@@ -197,7 +197,7 @@ def test_a_callable_may_read_a_mapping_for_each_image(kind: type[Net], method: s
         np.testing.assert_allclose(one.heatmap, other.heatmap, atol=1e-3)
 
 
-def test_mappings_of_several_shapes_go_one_by_one() -> None:
+def test_mappings_of_different_shapes_are_scored_one_by_one() -> None:
     batch = torch.stack([IMAGE + 5, IMAGE - 5])
     with pytest.raises(TargetError, match=r"'found' in several shapes; pass batch_size=1"):
         camtool.explain(Ragged(), batch, lambda output: output["found"][0])
@@ -231,7 +231,7 @@ def owl(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["OwlViT", "Owlv2"])
 @pytest.mark.parametrize("texts", [1, 2, 3])
-def test_a_detector_may_be_asked_for_any_number_of_texts(name: str, texts: int) -> None:
+def test_a_detector_may_get_any_number_of_texts(name: str, texts: int) -> None:
     model, photo, ids = owl(name), torch.randn(1, 3, 64, 64), torch.randint(2, 50, (texts, 6))
     with torch.no_grad():
         confidences = model(pixel_values=photo, input_ids=ids).logits[0].sigmoid().amax(0)

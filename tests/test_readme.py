@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import readme_world
 
 from camtool import Explanation
 from camtool.methods import METHODS
-from camtool.methods.registry import find
+from camtool.methods.lookup import find_method
+from tests.helpers import readme_world
 
-TEXT = readme_world.README.read_text(encoding="utf-8")
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in readme_world.PAGES)
 COMMANDS = [
     command.partition("#")[0].strip()
-    for block in readme_world.blocks("bash")
+    for _, _, block in readme_world.list_blocks("bash")
     for line in block.splitlines()
     for command in line.split(" && ")
     if command.startswith("python -m camtool")
@@ -83,12 +83,14 @@ def test_the_network_is_closed_to_them(furnished: Path, cache: Path) -> None:
 
 
 def test_there_are_blocks_and_commands() -> None:
-    assert len(readme_world.blocks("python")) > 5
+    assert len(readme_world.list_blocks("python")) > 5
     assert {command.split()[3] for command in COMMANDS} >= {"demo", "methods", "layers", "features", "kernels"}
 
 
 def test_the_number_of_methods_is_that_of_the_registry() -> None:
-    assert re.findall(r"There are (\d+), each correct to its paper", TEXT) == [str(len(METHODS))]
+    count = len(METHODS)
+    expected = [("", str(count - 1)), (str(count), ""), (str(count), "")]
+    assert re.findall(r"(?:There are |^\* )(\d+) methods|Grad-CAM and (\d+) more", TEXT, re.MULTILINE) == expected
 
 
 def test_what_comes_back_has_what_the_table_lists() -> None:
@@ -104,4 +106,15 @@ def test_the_methods_to_begin_with_are_registered() -> None:
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
     names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(names) > 10
-    assert all(find(name).name == name for name in names)
+    assert all(find_method(name).name == name for name in names)
+
+
+@pytest.mark.parametrize("page", readme_world.PAGES, ids=lambda page: page.name)
+def test_a_link_to_a_file_is_not_broken(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+    files = [link for link in links if not link.startswith("http")]
+    assert [link for link in files if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(readme_world.README.read_text(encoding="utf-8").splitlines()) < 120

@@ -1,4 +1,4 @@
-"""The demo's network: small enough to read in a minute and to train on a laptop, fine enough for a sharp map."""
+"""The network of the demo: small enough to train on a laptop, with a grid that is fine enough for sharp maps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from camtool.models import Transform
 
-__all__ = ["LABELS", "SIZE", "CamNet", "camnet", "prepared", "transform"]
+__all__ = ["LABELS", "SIZE", "CamNet", "build_camnet", "build_transform", "prepare_images"]
 
 SIZE = 128
 """Side of the network's input, in pixels."""
@@ -27,7 +27,7 @@ class CamNet(nn.Module):
     A position of the grid sees 79 x 79 pixels around it.
 
     Args:
-        classes: How many classes.
+        classes: Number of classes.
     """
 
     def __init__(self, classes: int = len(LABELS)) -> None:
@@ -37,16 +37,16 @@ class CamNet(nn.Module):
         self.head = nn.Linear(96, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From pictures (N, 3, 128, 128) to one logit a class, (N, classes)."""
+        """Return the logits (N, classes) of images (N, 3, 128, 128)."""
         logits: Tensor = self.head(self.features(self.stem(x)).mean((2, 3)))
         return logits
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them.
+    """A residual block of two convolutions.
 
     Args:
-        channels: Channels that come in and go out.
+        channels: Number of channels of the input and of the output.
     """
 
     def __init__(self, channels: int) -> None:
@@ -56,12 +56,13 @@ class Residual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape, not negative."""
+        """Return activations of the same shape, not negative."""
         out: Tensor = self.relu(x + self.second(self.first(x)))
         return out
 
 
 def _convolution(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
+    """Return a 3 x 3 convolution with batch norm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False),
         nn.BatchNorm2d(channels_out),
@@ -69,13 +70,13 @@ def _convolution(channels_in: int, channels_out: int, stride: int = 1) -> nn.Seq
     )
 
 
-def camnet(classes: int = len(LABELS)) -> CamNet:
-    """The network with fresh weights."""
+def build_camnet(classes: int = len(LABELS)) -> CamNet:
+    """Return the network with random weights."""
     return CamNet(classes)
 
 
-def transform() -> Transform:
-    """From a PIL picture to the network's input: the middle square at 128 x 128, each channel in [-1, 1]."""
+def build_transform() -> Transform:
+    """Return the transform from a PIL image to the input: its middle square at 128 x 128, channels in [-1, 1]."""
     from torchvision.transforms._presets import ImageClassification
 
     half = (0.5, 0.5, 0.5)
@@ -83,6 +84,6 @@ def transform() -> Transform:
     return preset
 
 
-def prepared(images: NDArray[np.uint8]) -> Tensor:
-    """Pictures (N, 128, 128, 3) as the input (N, 3, 128, 128): what :func:`transform` does, less the resizing."""
+def prepare_images(images: NDArray[np.uint8]) -> Tensor:
+    """Return images (N, 128, 128, 3) as inputs (N, 3, 128, 128), as :func:`build_transform` does for that size."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

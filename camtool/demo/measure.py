@@ -1,6 +1,6 @@
-"""What the demo's models can do, and where they look, measured on scenes they have never seen.
+"""Accuracy of the demo's models and of their maps, on scenes that were not used for training.
 
-The model card's figures come from here, and so do those of the tests that re-measure them.
+The figures of the model cards are computed here, and so are those of the tests that check them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.demo.camnet import prepared
-from camtool.demo.scenes import LABELS, Box, Scene, scene
+from camtool.demo.camnet import prepare_images
+from camtool.demo.scenes import LABELS, Box, Scene, draw_scene
+from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
 
-__all__ = ["UNSEEN", "Pointing", "accuracy", "both_found", "energy_at_mark", "energy_in", "pointing"]
+__all__ = [
+    "UNSEEN",
+    "Pointing",
+    "compute_accuracy",
+    "compute_both_found",
+    "compute_energy_at_mark",
+    "play_pointing_game",
+]
 
 UNSEEN = 1_000_000_000
-"""Seeds from here on are never trained on."""
+"""First seed that is not used for training."""
 
 _BATCH = 64
+"""Number of scenes in one forward pass."""
 
 
 @dataclass(frozen=True)
 class Pointing:
-    """How well maps find the object they were asked for.
+    """Accuracy of maps that were asked for one object of a scene.
 
     Attributes:
-        hits: The part of the maps whose highest pixel lies on the object: the pointing game, without a tolerance.
-        energy: The mean part of a map's heat that lies on the object.
-        share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
+        hits: Share of the maps whose highest pixel is on the object: the pointing game without a tolerance.
+        energy: Mean share of a heatmap's sum that is on the object.
+        share: Mean share of the image that the object covers: the expected ``energy`` of a constant map.
     """
 
     hits: float
@@ -40,80 +49,78 @@ class Pointing:
     share: float
 
 
-def accuracy(model: nn.Module, seeds: Iterable[int], *, label: str | None = None, mark: bool = False) -> float:
-    """The part of scenes with one object that the model names rightly.
+def compute_accuracy(model: nn.Module, seeds: Iterable[int], *, label: str | None = None, mark: bool = False) -> float:
+    """Compute the share of scenes with one object that the model classifies correctly.
 
     Args:
         model: In evaluation mode.
-        seeds: Which scenes.
-        label: The class of all objects; ``None`` leaves each scene its own.
-        mark: Whether the scenes bear the watermark.
+        seeds: Seeds of the scenes.
+        label: Class of all objects; ``None`` for the class that each seed gives.
+        mark: Draw the watermark.
     """
     classes = None if label is None else [label]
-    scenes = (scene(seed, classes=classes, mark=mark) for seed in seeds)
+    scenes = (draw_scene(seed, classes=classes, mark=mark) for seed in seeds)
     right = [
         logits.argmax(1).eq(torch.tensor([each.objects[0].index for each in batch]))
-        for batch in _batches(scenes)
-        for logits in [_logits(model, batch)]
+        for batch in _iterate_batches(scenes)
+        for logits in [_compute_logits(model, batch)]
     ]
     return float(torch.cat(right).double().mean())
 
 
-def both_found(model: nn.Module, seeds: Iterable[int]) -> float:
-    """The part of scenes with two objects for which the two highest scores are theirs."""
+def compute_both_found(model: nn.Module, seeds: Iterable[int]) -> float:
+    """Compute the share of scenes with two objects whose classes have the two highest scores."""
     found = [
-        set(row) == {thing.index for thing in each.objects}
-        for batch in _batches(scene(seed, objects=2) for seed in seeds)
-        for row, each in zip(_logits(model, batch).topk(2).indices.tolist(), batch, strict=True)
+        set(row) == {item.index for item in each.objects}
+        for batch in _iterate_batches(draw_scene(seed, objects=2) for seed in seeds)
+        for row, each in zip(_compute_logits(model, batch).topk(2).indices.tolist(), batch, strict=True)
     ]
     return float(np.mean(found))
 
 
-def pointing(model: nn.Module, seeds: Iterable[int], *, objects: int = 2, method: str = "gradcam") -> Pointing:
-    """Ask for each object of each scene in turn, and look where the map points.
+def play_pointing_game(
+    model: nn.Module, seeds: Iterable[int], *, objects: int = 2, method: str = "gradcam"
+) -> Pointing:
+    """Explain each object of each scene, and compare the maps with the objects.
 
     Args:
         model: In evaluation mode.
-        seeds: Which scenes.
-        objects: How many objects they have.
-        method: A name in :data:`camtool.METHODS`.
+        seeds: Seeds of the scenes.
+        objects: Number of objects in each scene.
+        method: Name of a method.
     """
-    from camtool.explanation import Explainer
+    from camtool.explainer import Explainer
 
     explainer = Explainer(model, method)
     rows = [
-        (thing.mask.flat[heat.argmax()], energy_in(heat, thing.mask), thing.mask.mean())
-        for batch in _batches(scene(seed, objects=objects) for seed in seeds)
-        for each, maps in zip(batch, explainer(_inputs(batch), _wanted(batch)), strict=True)
-        for thing, heat in zip(each.objects, (one.heatmap for one in maps), strict=True)
+        (is_peak_in_mask(heat, item.mask), compute_energy_in_mask(heat, item.mask), item.mask.mean())
+        for batch in _iterate_batches(draw_scene(seed, objects=objects) for seed in seeds)
+        for each, maps in zip(batch, explainer(_stack_inputs(batch), _list_targets(batch)), strict=True)
+        for item, heat in zip(each.objects, (one.heatmap for one in maps), strict=True)
     ]
     return Pointing(*np.asarray(rows, float).mean(0).tolist())
 
 
-def energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method: str = "gradcam") -> float:
-    """The mean part of a map's heat that lies near the watermark, on marked scenes of a class, asked for that class.
+def compute_energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method: str = "gradcam") -> float:
+    """Compute the mean share of a heatmap's sum that is near the watermark.
 
-    Near is within the mark's box grown by half its side.
+    The scenes show one class and carry the watermark. The maps explain that class. Near means within the box of the
+    watermark, enlarged by half its side.
     """
-    from camtool.explanation import Explainer
+    from camtool.explainer import Explainer
 
     explainer = Explainer(model, method)
     energies = [
-        energy_in(result.heatmap, _around(each.mark, result.heatmap.shape))
-        for batch in _batches(scene(seed, classes=[label], mark=True) for seed in seeds)
-        for each, result in zip(batch, explainer(_inputs(batch), LABELS.index(label)), strict=True)
+        compute_energy_in_mask(result.heatmap, _enlarge_box(each.mark, result.heatmap.shape))
+        for batch in _iterate_batches(draw_scene(seed, classes=[label], mark=True) for seed in seeds)
+        for each, result in zip(batch, explainer(_stack_inputs(batch), LABELS.index(label)), strict=True)
         if each.mark is not None
     ]
     return float(np.mean(energies))
 
 
-def energy_in(heat: NDArray[np.float32], region: NDArray[np.bool_]) -> float:
-    """The part of a map's heat that lies in a region; 0 for an empty map."""
-    total = float(heat.sum(dtype=np.float64))
-    return float(heat[region].sum(dtype=np.float64)) / total if total > 0 else 0.0
-
-
-def _around(box: Box, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _enlarge_box(box: Box, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return a mask of a box, enlarged by half its side."""
     left, top, right, bottom = box
     margin = (right - left) // 2
     region = np.zeros(shape, bool)
@@ -121,20 +128,24 @@ def _around(box: Box, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return region
 
 
-def _wanted(batch: Sequence[Scene]) -> list[list[int]]:
-    return [[thing.index for thing in each.objects] for each in batch]
+def _list_targets(batch: Sequence[Scene]) -> list[list[int]]:
+    """Return the classes of each scene's objects."""
+    return [[item.index for item in each.objects] for each in batch]
 
 
-def _batches(scenes: Iterator[Scene]) -> Iterator[list[Scene]]:
+def _iterate_batches(scenes: Iterator[Scene]) -> Iterator[list[Scene]]:
+    """Yield scenes in batches."""
     while batch := list(islice(scenes, _BATCH)):
         yield batch
 
 
-def _inputs(batch: Sequence[Scene]) -> Tensor:
-    return prepared(np.stack([each.image for each in batch]))
+def _stack_inputs(batch: Sequence[Scene]) -> Tensor:
+    """Return the scenes' images as one batch of inputs."""
+    return prepare_images(np.stack([each.image for each in batch]))
 
 
-def _logits(model: nn.Module, batch: Sequence[Scene]) -> Tensor:
+def _compute_logits(model: nn.Module, batch: Sequence[Scene]) -> Tensor:
+    """Return the logits of a batch of scenes."""
     with torch.inference_mode():
-        logits: Tensor = model(_inputs(batch))
+        logits: Tensor = model(_stack_inputs(batch))
     return logits

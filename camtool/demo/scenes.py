@@ -1,13 +1,13 @@
-"""Pictures whose right answer is known: photo-like scenes of simple things, drawn from a seed.
+"""Scenes with known objects: photo-like images of simple shapes, drawn from a seed.
 
-    picture = scene(7, objects=2)
-    picture.image                   # (128, 128, 3) uint8
-    picture.objects[0].label        # "heart"
-    picture.objects[0].mask         # (128, 128) True where one sees it
+    scene = draw_scene(7, objects=2)
+    scene.image                   # (128, 128, 3) uint8
+    scene.objects[0].label        # "heart"
+    scene.objects[0].mask         # (128, 128), True where it is visible
 
-The same seed gives the same scene, bit for bit, on any machine and in any order of calls, and the same scene at any
-size. ``classes`` and ``mark`` change what they name and nothing else: the same seed with another class is the same
-picture with another shape in the same place.
+A seed gives the same scene, bit for bit, on any machine and in any order of calls, and the same scene at any size.
+``classes`` and ``mark`` change nothing else: the same seed with another class gives the same image with another shape
+at the same position.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.demo.backdrops import Colour, backdrop, pixel_centres
-from camtool.demo.bodies import Body, Light, draw, inks, material
-from camtool.demo.dice import Dice, Floats
-from camtool.demo.shapes import LABELS, SHAPES, Shape, capsule, disc
-from camtool.errors import CamtoolError, near
+from camtool.arguments.messages import suggest_names
+from camtool.demo.backgrounds import Color, choose_background, compute_pixel_centers
+from camtool.demo.objects import Light, SolidObject, choose_colors, choose_material, draw_object
+from camtool.demo.random_numbers import Floats, RandomNumbers
+from camtool.demo.shapes import LABELS, SHAPES, Shape, compute_capsule_distance, compute_disc_distance
+from camtool.errors import CamtoolError
 
-__all__ = ["LABELS", "Box", "Scene", "Thing", "scene"]
+__all__ = ["LABELS", "Box", "Scene", "SceneObject", "draw_scene"]
 
 Box = tuple[int, int, int, int]
-"""(x0, y0, x1, y1) in pixels, half-open."""
+"""Box (x0, y0, x1, y1) in pixels, half-open."""
 
 _RADII = {1: (0.17, 0.33), 2: (0.14, 0.21), 4: (0.1, 0.145)}
-"""Number of objects → from which to which radius, the picture's side being 1."""
+"""Number of objects → smallest and largest radius, in units of the image's side."""
 
 _THUMBNAIL = 8
-"""Side of the small backdrop by which colours are chosen, whatever the picture's own size."""
+"""Side of the small background from which colors are chosen, so that they do not depend on the image's size."""
 
 _BRIGHTEST = 1.25
-"""What is as bright as this becomes white."""
+"""Brightness that becomes white."""
 
-_SCENE, _MARK, _GRAIN = range(3)  # streams of a seed: what one of them uses up, the others do not miss
+_SCENE, _MARK, _GRAIN = range(3)  # streams of a seed, which are independent of each other
 
 
 @dataclass(frozen=True, eq=False)
-class Thing:
+class SceneObject:
     """An object in a scene.
 
     Attributes:
-        index: Its class.
-        label: Its class' name.
-        mask: (size, size) the pixels in which it is seen.
-        box: The smallest box (x0, y0, x1, y1) around them, half-open.
+        index: Index of its class.
+        label: Name of its class.
+        mask: (size, size), True where it is visible.
+        box: The smallest box (x0, y0, x1, y1) around the mask, half-open.
     """
 
     index: int
@@ -61,20 +62,20 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture and all that is to be known about it.
+    """An image and the objects in it.
 
     Attributes:
         image: (size, size, 3) uint8.
-        objects: What is in it; all of different classes.
-        mark: The watermark's box, ``None`` where there is none.
+        objects: Its objects, all of different classes.
+        mark: Box of the watermark; ``None`` without one.
     """
 
     image: NDArray[np.uint8]
-    objects: tuple[Thing, ...]
+    objects: tuple[SceneObject, ...]
     mark: Box | None = None
 
 
-def scene(
+def draw_scene(
     seed: int,
     *,
     classes: Sequence[str | int] | None = None,
@@ -85,118 +86,125 @@ def scene(
     """Draw a scene.
 
     Args:
-        seed: Which one; 0 or more.
-        classes: The objects' classes, by name or index, as many as ``objects`` and all different; ``None`` draws lots.
-        objects: How many objects: 1, 2 or 4.
-        size: The picture's side in pixels, 32 or more.
-        mark: Whether a watermark is put into the lower right corner.
+        seed: Seed of the scene, 0 or more.
+        classes: Classes of the objects, by name or index, one for each object, all different; ``None`` for random ones.
+        objects: Number of objects: 1, 2 or 4.
+        size: Side of the image in pixels, 32 or more.
+        mark: Draw a watermark in the lower right corner.
 
     Raises:
-        CamtoolError: An argument is none of those allowed.
+        CamtoolError: An argument has a value that is not allowed.
     """
-    _check(seed, objects, size)
-    dice = Dice(seed, _SCENE)
-    painter = backdrop(dice)
-    light = Light.thrown(dice)
-    lots = dice.shuffled(range(len(LABELS)))[:objects]
-    indices = lots if classes is None else _indices(classes, objects)
-    places = _places(dice, objects)
+    _check_arguments(seed, objects, size)
+    random = RandomNumbers(seed, _SCENE)
+    painter = choose_background(random)
+    light = Light.from_random(random)
+    shuffled = random.shuffle(range(len(LABELS)))[:objects]
+    indices = shuffled if classes is None else _find_indices(classes, objects)
+    places = _choose_places(random, objects)
     thumbnail = painter(_THUMBNAIL)
     canvas = painter(size)
     masks = []
     for index, place in zip(indices, places, strict=True):
-        body = _body(dice, SHAPES[LABELS[index]], place, thumbnail)
-        masks.append(draw(canvas, body, light))
-        for cover in [draw(canvas, body, light) for body in _occluders(dice, body, objects, thumbnail)]:
+        solid = _build_object(random, SHAPES[LABELS[index]], place, thumbnail)
+        masks.append(draw_object(canvas, solid, light))
+        for cover in [
+            draw_object(canvas, solid, light) for solid in _choose_occluders(random, solid, objects, thumbnail)
+        ]:
             masks = [mask & ~cover for mask in masks]
-    _relight(canvas, dice, light)
-    box = _stamp(canvas, Dice(seed, _MARK)) if mark else None
-    things = tuple(_thing(index, mask) for index, mask in zip(indices, _uncovered(masks), strict=True))
-    return Scene(_developed(canvas, Dice(seed, _GRAIN)), things, box)
+    _apply_light(canvas, random, light)
+    box = _draw_watermark(canvas, RandomNumbers(seed, _MARK)) if mark else None
+    items = tuple(
+        _describe_object(index, mask) for index, mask in zip(indices, _remove_covered_parts(masks), strict=True)
+    )
+    return Scene(_convert_to_uint8(canvas, RandomNumbers(seed, _GRAIN)), items, box)
 
 
-def _check(seed: int, objects: int, size: int) -> None:
+def _check_arguments(seed: int, objects: int, size: int) -> None:
+    """Raise an error if an argument is out of range."""
     if seed < 0:
-        raise CamtoolError(f"seed: {seed} came; give 0 or more.")
+        raise CamtoolError(f"seed must be 0 or more, got {seed}.")
     if objects not in _RADII:
-        raise CamtoolError(f"objects: {objects} came; a scene has {', '.join(map(str, _RADII))} of them.")
+        raise CamtoolError(f"objects must be one of {', '.join(map(str, _RADII))}, got {objects}.")
     if size < 32:
-        raise CamtoolError(f"size: {size} came; a scene needs 32 pixels a side at least.")
+        raise CamtoolError(f"size must be 32 or more, got {size}.")
 
 
-def _indices(classes: Sequence[str | int], objects: int) -> list[int]:
-    """The classes asked for, as indices."""
+def _find_indices(classes: Sequence[str | int], objects: int) -> list[int]:
+    """Return the indices of classes that are given by name or index."""
     indices = []
     for each in classes:
         if each not in LABELS and each not in range(len(LABELS)):
-            suggestion = near(str(each), LABELS)
-            raise CamtoolError(f"classes: {each!r} came; known are {', '.join(LABELS)}, or 0 to 9.{suggestion}")
+            suggestion = suggest_names(str(each), LABELS)
+            raise CamtoolError(f"classes must be among {', '.join(LABELS)}, or 0 to 9, got {each!r}.{suggestion}")
         indices.append(LABELS.index(each) if isinstance(each, str) else int(each))
     if len(indices) != objects or len(set(indices)) != objects:
-        raise CamtoolError(f"classes: {list(classes)!r} came; give one each for objects={objects}, all different.")
+        raise CamtoolError(f"classes must be {objects} different ones for objects={objects}, got {list(classes)!r}.")
     return indices
 
 
 # ---------------------------------------------------------------------------------------------------- composition
 
 
-def _places(dice: Dice, objects: int) -> list[tuple[float, float, float]]:
-    """(x, y, radius) of each object, so that no two touch by much."""
+def _choose_places(random: RandomNumbers, objects: int) -> list[tuple[float, float, float]]:
+    """Return (x, y, radius) of each object, so that they hardly overlap."""
     while True:
-        radii = [dice.between(*_RADII[objects]) for _ in range(objects)]
-        places = [(_inside(dice, radius), _inside(dice, radius), radius) for radius in radii]
+        radii = [random.draw_between(*_RADII[objects]) for _ in range(objects)]
+        places = [(_choose_coordinate(random, radius), _choose_coordinate(random, radius), radius) for radius in radii]
         if all(_are_apart(one, other) for i, one in enumerate(places) for other in places[:i]):
             return places
 
 
-def _inside(dice: Dice, radius: float) -> float:
-    """A coordinate at which an object of this radius is all in the picture, or all but a tip."""
+def _choose_coordinate(random: RandomNumbers, radius: float) -> float:
+    """Return a coordinate at which an object of this radius is in the image, except perhaps a tip."""
     margin = 0.92 * radius + 0.02
-    return dice.between(margin, 1 - margin)
+    return random.draw_between(margin, 1 - margin)
 
 
 def _are_apart(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Check that two circles (x, y, radius) do not overlap."""
     across, down, reach = one[0] - other[0], one[1] - other[1], one[2] + other[2]
     return across * across + down * down > reach * reach
 
 
-def _body(
-    dice: Dice, shape: Shape, place: tuple[float, float, float], thumbnail: Floats, *, is_plain: bool = False
-) -> Body:
-    """A shape at a place, in colours that stand out there."""
+def _build_object(
+    random: RandomNumbers, shape: Shape, place: tuple[float, float, float], thumbnail: Floats, *, is_plain: bool = False
+) -> SolidObject:
+    """Return a shape at a position, in colors that contrast with the background there."""
     x, y, radius = place
-    main, accent = inks(dice, _mean_colour(thumbnail, x, y))
-    surface = material(dice, main, accent, is_plain=is_plain)
-    return Body(shape, x, y, radius, dice.direction(), dice.between(0.84, 1.0), surface)
+    main, accent = choose_colors(random, _compute_mean_color(thumbnail, x, y))
+    surface = choose_material(random, main, accent, is_plain=is_plain)
+    return SolidObject(shape, x, y, radius, random.draw_direction(), random.draw_between(0.84, 1.0), surface)
 
 
-def _mean_colour(thumbnail: Floats, x: float, y: float) -> Colour:
-    """About a place; summed as integers, as a sum of floats may depend on its order."""
+def _compute_mean_color(thumbnail: Floats, x: float, y: float) -> Color:
+    """Return the mean color around a position."""
+    # Integers, because a sum of floats depends on its order, which differs between machines.
     row, column = int(y * _THUMBNAIL), int(x * _THUMBNAIL)
-    near_by = thumbnail[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2].reshape(-1, 3)
-    red, green, blue = (int(total) / len(near_by) / 1024 for total in (near_by * 1024).astype(np.int64).sum(0))
+    nearby = thumbnail[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2].reshape(-1, 3)
+    red, green, blue = (int(total) / len(nearby) / 1024 for total in (nearby * 1024).astype(np.int64).sum(0))
     return red, green, blue
 
 
-def _occluders(dice: Dice, body: Body, objects: int, thumbnail: Floats) -> list[Body]:
-    """A stick or a pebble over a part of a body, or nothing."""
-    if not dice.chance(0.3 if objects == 1 else 0.2):
+def _choose_occluders(random: RandomNumbers, solid: SolidObject, objects: int, thumbnail: Floats) -> list[SolidObject]:
+    """Return a stick or a pebble that covers a part of an object, or nothing."""
+    if not random.draw_bool(0.3 if objects == 1 else 0.2):
         return []
-    across, down = dice.direction()
-    is_stick = dice.chance(0.6)
-    away = body.radius * (dice.between(0.45, 0.8) if is_stick else dice.between(0.85, 1.05))
-    radius = body.radius * (dice.between(1.1, 1.5) if is_stick else dice.between(0.3, 0.45))
-    place = (body.x + across * away, body.y + down * away, radius)
+    across, down = random.draw_direction()
+    is_stick = random.draw_bool(0.6)
+    away = solid.radius * (random.draw_between(0.45, 0.8) if is_stick else random.draw_between(0.85, 1.05))
+    radius = solid.radius * (random.draw_between(1.1, 1.5) if is_stick else random.draw_between(0.3, 0.45))
+    place = (solid.x + across * away, solid.y + down * away, radius)
     if not is_stick:
-        return [_body(dice, disc, place, thumbnail, is_plain=True)]
-    thick = dice.between(0.07, 0.12)
-    shape = partial(capsule, start=(0.0, thick - 1), end=(0.0, 1 - thick), radius=thick)
-    stick = _body(dice, shape, place, thumbnail, is_plain=True)
-    return [replace(stick, turn=(across, down), squash=1.0)]  # it lies across the way from the middle to it
+        return [_build_object(random, compute_disc_distance, place, thumbnail, is_plain=True)]
+    thick = random.draw_between(0.07, 0.12)
+    shape = partial(compute_capsule_distance, start=(0.0, thick - 1), end=(0.0, 1 - thick), radius=thick)
+    stick = _build_object(random, shape, place, thumbnail, is_plain=True)
+    return [replace(stick, turn=(across, down), squash=1.0)]  # perpendicular to the line to the center
 
 
-def _uncovered(masks: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
-    """What of each object the later ones leave to be seen."""
+def _remove_covered_parts(masks: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
+    """Return the mask of each object without the parts that later objects cover."""
     above = np.zeros_like(masks[0])
     seen = []
     for mask in reversed(masks):
@@ -205,32 +213,37 @@ def _uncovered(masks: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
     return seen[::-1]
 
 
-def _thing(index: int, mask: NDArray[np.bool_]) -> Thing:
+def _describe_object(index: int, mask: NDArray[np.bool_]) -> SceneObject:
+    """Return the object with a class and a mask, and its box."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
-    return Thing(index, LABELS[index], mask, box)
+    return SceneObject(index, LABELS[index], mask, box)
 
 
 # ------------------------------------------------------------------------------------------- light, mark, and grain
 
 
-def _relight(canvas: Floats, dice: Dice, light: Light) -> None:
-    """Light that falls off over the picture, darker corners, a warm or a cold cast."""
-    fall, corners, warmth = dice.between(0.05, 0.35), dice.between(0.0, 0.45), dice.between(-0.05, 0.05)
-    at = pixel_centres(len(canvas)) - np.float32(0.5)
+def _apply_light(canvas: Floats, random: RandomNumbers, light: Light) -> None:
+    """Add light that falls off over the image, darker corners, and a warm or cold cast; in place."""
+    fall, corners, warmth = (
+        random.draw_between(0.05, 0.35),
+        random.draw_between(0.0, 0.45),
+        random.draw_between(-0.05, 0.05),
+    )
+    at = compute_pixel_centers(len(canvas)) - np.float32(0.5)
     x, y = at[None, :], at[:, None]
     canvas *= (1.02 + (x * light.x + y * light.y) * fall - (x * x + y * y) * corners)[..., None]
     canvas *= np.asarray((1 + warmth, 1, 1 - warmth), np.float32)
 
 
-def _stamp(canvas: Floats, dice: Dice) -> Box:
-    """Put the watermark, a copyright sign on a dim disc, into the lower right corner."""
+def _draw_watermark(canvas: Floats, random: RandomNumbers) -> Box:
+    """Draw the watermark, a copyright sign on a dim disc, in the lower right corner, and return its box."""
     size = len(canvas)
     radius = 0.075
-    middle_x, middle_y = (1 - radius - dice.between(0.02, 0.05) for _ in range(2))
-    at = pixel_centres(size)
+    middle_x, middle_y = (1 - radius - random.draw_between(0.02, 0.05) for _ in range(2))
+    at = compute_pixel_centers(size)
     x, y = (at[None, :] - middle_x) * (1 / radius), (at[:, None] - middle_y) * (1 / radius)
-    away, pixel = disc(x, y, 0.0), 1 / (size * radius)
+    away, pixel = compute_disc_distance(x, y, 0.0), 1 / (size * radius)
     letter = np.where((x > 0) & (np.abs(y) < x), np.float32(1), np.abs(away - 0.42) - 0.11)
     lines = np.minimum(np.abs(away - 0.82) - 0.1, letter)
     for shade, distance, opacity in ((0.05, away - 1, 0.45), (1.0, lines, 0.92)):
@@ -242,11 +255,11 @@ def _stamp(canvas: Floats, dice: Dice) -> Box:
     return left, top, right, bottom
 
 
-def _developed(canvas: Floats, dice: Dice) -> NDArray[np.uint8]:
-    """The picture in eight bits, with a little grain; bright light fades into white as on film."""
+def _convert_to_uint8(canvas: Floats, random: RandomNumbers) -> NDArray[np.uint8]:
+    """Return the image as uint8, with a little grain; bright light fades into white as on film."""
     size = len(canvas)
-    strength = dice.between(0.5, 5.0) / 255
-    canvas = canvas + (dice.bytes(size, size)[..., None] * np.float32(1 / 127.5) - 1) * np.float32(strength)
+    strength = random.draw_between(0.5, 5.0) / 255
+    canvas = canvas + (random.draw_bytes(size, size)[..., None] * np.float32(1 / 127.5) - 1) * np.float32(strength)
     canvas = np.minimum(np.maximum(canvas, 0), _BRIGHTEST)
     over = np.maximum(canvas - (_BRIGHTEST - 0.5), 0)
     eight_bits: NDArray[np.uint8] = ((canvas - over * over) * 255 + np.float32(0.5)).astype(np.uint8)

@@ -1,122 +1,109 @@
-"""Pages of pictures with captions: what a person opens first, after the demo has run."""
+"""Pages of captioned images in groups: the results of the demo."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-__all__ = ["GOOD", "INK", "POOR", "QUIET", "Block", "Cell", "Color", "sheet"]
+from camtool.rendering.pixel_checks import Color, Pixels
+from camtool.rendering.text_drawing import MUTED, PAPER, draw_text, load_font, wrap_text
 
-Pixels: TypeAlias = NDArray[np.uint8]
-Color: TypeAlias = tuple[int, int, int]
+__all__ = ["CORRECT", "WRONG", "CaptionedImage", "ImageGroup", "draw_page"]
 
-INK, QUIET, GOOD, POOR = (28, 30, 34), (112, 116, 124), (22, 128, 84), (200, 44, 44)
-"""Colours of words: plain ones, those that stand back, and those that say that something is right or wrong."""
+CORRECT, WRONG = (22, 128, 84), (200, 44, 44)
+"""Colors of notes on correct and on wrong results."""
 
-_PAPER, _RULE = (255, 255, 255), (206, 209, 214)
-_TITLE, _TEXT, _CAPTION = 38, 21, 18  # heights of letters, in pixels
-_MARGIN, _GAP = 48, 16
-_ABOVE, _BELOW = 48, 54  # room for what stands above and below the pictures
+_RULE = (206, 209, 214)
+"""Color of the line above a group."""
+
+_TITLE_SIZE, _TEXT_SIZE, _CAPTION_SIZE = 38, 21, 18
+"""Heights of letters, in pixels."""
+
+_MARGIN, _GAP, _LINE_GAP = 48, 16, 10
+"""Pixels around the page, between images, and between lines of text."""
+
+_HEADING_HEIGHT, _CAPTION_HEIGHT = 48, 54
+"""Pixels above and below the images of a group, for its heading and the captions."""
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
-    """A picture and what stands below it.
+class CaptionedImage:
+    """Image with a caption and a note below it.
 
     Attributes:
-        picture: (S, S, 3) uint8; of one size throughout a page.
-        caption: Below it, on the left.
-        note: Below it, on the right.
-        color: The note's.
+        image: (S, S, 3) uint8; all images of a page have one size.
+        caption: Text below it on the left.
+        note: Text below it on the right.
+        color: Color of the note.
     """
 
-    picture: Pixels
+    image: Pixels
     caption: str
     note: str = ""
-    color: Color = QUIET
+    color: Color = MUTED
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
-    """Pictures that belong together, side by side under a heading."""
+class ImageGroup:
+    """Images that belong together, side by side under a heading."""
 
     heading: str
-    cells: Sequence[Cell]
+    images: Sequence[CaptionedImage]
 
 
-def sheet(title: str, words: str, blocks: Sequence[Block], *, columns: int) -> Pixels:
-    """Set a page.
+def draw_page(title: str, introduction: str, groups: Sequence[ImageGroup], *, columns: int) -> Pixels:
+    """Draw groups of images below a title and an introduction.
 
     Args:
-        title: Above all.
-        words: A few sentences below the title.
-        blocks: Each stays on one row; a row takes as many as it has room for.
-        columns: How many pictures there are in a row, at most.
+        title: Title of the page.
+        introduction: A few sentences below the title.
+        groups: Each group stays in one row. A row takes as many groups as fit.
+        columns: Largest number of images in a row.
 
     Returns:
         (H, W, 3) uint8.
     """
-    side = len(blocks[0].cells[0].picture)
-    across = columns * (side + _GAP) - _GAP
-    lines, rows = _lines(words, across), _rows(blocks, columns)
-    top = _MARGIN + _TITLE + 20 + len(lines) * (_TEXT + 10) + 24
-    step = _ABOVE + side + _BELOW
-    page = Image.new("RGB", (across + 2 * _MARGIN, top + len(rows) * step + _MARGIN // 2), _PAPER)
-    _write(page, _MARGIN, _MARGIN, title, _TITLE)
+    side = len(groups[0].images[0].image)
+    width = columns * (side + _GAP) - _GAP
+    lines, rows = wrap_text(introduction, load_font(_TEXT_SIZE), width), _fill_rows(groups, columns)
+    lines_top = _MARGIN + _TITLE_SIZE + 20
+    top = lines_top + len(lines) * (_TEXT_SIZE + _LINE_GAP) + 24
+    row_height = _HEADING_HEIGHT + side + _CAPTION_HEIGHT
+    page = Image.new("RGB", (width + 2 * _MARGIN, top + len(rows) * row_height + _MARGIN // 2), PAPER)
+    draw_text(page, (_MARGIN, _MARGIN), title, _TITLE_SIZE)
     for i, line in enumerate(lines):
-        _write(page, _MARGIN, _MARGIN + _TITLE + 20 + i * (_TEXT + 10), line, _TEXT, QUIET)
+        draw_text(page, (_MARGIN, lines_top + i * (_TEXT_SIZE + _LINE_GAP)), line, _TEXT_SIZE, MUTED)
     for i, row in enumerate(rows):
         left = _MARGIN
-        for block in row:
-            _draw(page, block, left, top + i * step)
-            left += len(block.cells) * (side + _GAP)
+        for group in row:
+            _draw_group(page, group, left, top + i * row_height)
+            left += len(group.images) * (side + _GAP)
     return np.asarray(page)
 
 
-def _lines(words: str, width: int) -> list[str]:
-    """Words broken into lines that are no wider than this."""
-    font = ImageFont.load_default(_TEXT)
-    lines = [""]
-    for word in words.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
-
-
-def _rows(blocks: Iterable[Block], columns: int) -> list[list[Block]]:
-    """Each block in the first row that has room for it."""
-    rows: list[list[Block]] = []
-    for block in blocks:
+def _fill_rows(groups: Iterable[ImageGroup], columns: int) -> list[list[ImageGroup]]:
+    """Return rows of groups: each group is in the first row that has space for it."""
+    rows: list[list[ImageGroup]] = []
+    for group in groups:
         for row in rows:
-            if sum(len(each.cells) for each in row) + len(block.cells) <= columns:
-                row.append(block)
+            if sum(len(each.images) for each in row) + len(group.images) <= columns:
+                row.append(group)
                 break
         else:
-            rows.append([block])
+            rows.append([group])
     return rows
 
 
-def _draw(page: Image.Image, block: Block, left: int, top: int) -> None:
-    side = len(block.cells[0].picture)
-    right = left + len(block.cells) * (side + _GAP) - _GAP
+def _draw_group(page: Image.Image, group: ImageGroup, left: int, top: int) -> None:
+    side = len(group.images[0].image)
+    right = left + len(group.images) * (side + _GAP) - _GAP
     ImageDraw.Draw(page).line((left, top, right - 1, top), fill=_RULE, width=1)
-    _write(page, left, top + 13, block.heading, _TEXT)
-    for i, cell in enumerate(block.cells):
-        x, below = left + i * (side + _GAP), top + _ABOVE + side + 10
-        page.paste(Image.fromarray(cell.picture), (x, top + _ABOVE))
-        _write(page, x, below, cell.caption, _CAPTION, QUIET)
-        _write(page, x + side, below, cell.note, _CAPTION, cell.color, anchor="ra")
-
-
-def _write(
-    page: Image.Image, x: int, y: int, words: str, height: int, color: Color = INK, *, anchor: str = "la"
-) -> None:
-    ImageDraw.Draw(page).text((x, y), words, fill=color, font=ImageFont.load_default(height), anchor=anchor)
+    draw_text(page, (left, top + 13), group.heading, _TEXT_SIZE)
+    for i, each in enumerate(group.images):
+        x, below = left + i * (side + _GAP), top + _HEADING_HEIGHT + side + 10
+        page.paste(Image.fromarray(each.image), (x, top + _HEADING_HEIGHT))
+        draw_text(page, (x, below), each.caption, _CAPTION_SIZE, MUTED)
+        draw_text(page, (x + side, below), each.note, _CAPTION_SIZE, each.color, anchor="ra")

@@ -1,7 +1,4 @@
-"""The demo's tour: scenes with known answers, explained by several methods, and the model that cheats, caught.
-
-What ``python -m camtool demo`` does, less the printing.
-"""
+"""Tour of the demo, as ``python -m camtool demo`` runs it: scenes with known objects, and a model that cheats."""
 
 from __future__ import annotations
 
@@ -16,45 +13,46 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool import images, overlay
 from camtool.demo import measure
-from camtool.demo.bundled import bundled
-from camtool.demo.scenes import Scene, Thing, scene
-from camtool.demo.sheet import GOOD, POOR, Block, Cell, sheet
-from camtool.demo.train import CHEATED
+from camtool.demo.bundled import CHEATED_CLASS, load_bundled_model
+from camtool.demo.scenes import Scene, SceneObject, draw_scene
+from camtool.demo.sheet import CORRECT, WRONG, CaptionedImage, ImageGroup, draw_page
 from camtool.errors import CamtoolError
-from camtool.explanation import Explainer, Explanation
+from camtool.explainer import Explainer
+from camtool.explanation import Explanation
 from camtool.models import Loaded
+from camtool.rendering import image_writing, regions
+from camtool.trust.metrics.localization import compute_energy_in_mask
 
-__all__ = ["METHODS", "Row", "Tour", "exhibits", "judge", "showcase", "tour"]
+__all__ = ["METHODS", "Row", "Tour", "draw_cheat_scenes", "draw_tour_scenes", "evaluate_method", "run_tour"]
 
 METHODS = ("gradcam", "gradcam++", "layercam", "rivalcam", "cam")
-"""The methods that the tour compares; the first is the one on the overview."""
+"""Methods that the tour compares; the first one is shown on the overview."""
 
-_SIZE = 256
-_CHEAT_SIZE = 320
+_SIZE, _CHEAT_SIZE = 256, 320
+"""Sides of the scenes on the overview and on the page of the cheat, in pixels."""
 
-# (number of objects, seed), chosen by look before there was a model to explain them.
+# (number of objects, seed), chosen by their looks, before a model existed to explain them.
 _CHOSEN = (
     (2, 37), (2, 28), (1, 14), (4, 26), (2, 59), (2, 60),
     (1, 32), (2, 77), (2, 64), (2, 61), (1, 11), (2, 58),
 )  # fmt: skip
-_FIRST = measure.UNSEEN + 100_000  # the seeds above count from here, beyond those of the model card
+_FIRST = measure.UNSEEN + 100_000  # offset of the seeds above; the model cards use the seeds below it
 _CHEAT_SEED, _OTHER = 24, "star"
-_CORNER = 0.7  # from here on, across and down, is the corner in which the mark is
+_CORNER = 0.7  # the corner with the watermark begins here, across and down
 
 
 @dataclass(frozen=True)
 class Row:
-    """How well a method found the objects it was asked for.
+    """Accuracy of a method's maps.
 
     Attributes:
-        method: Its name.
-        maps: How many maps it made: one an object.
-        hits: The part of the maps whose highest pixel lies on the object: the pointing game.
-        energy: The mean part of a map's heat that lies on the object.
-        share: The mean part of the picture that the object covers: what ``energy`` would be by chance.
-        milliseconds: The time a picture took, all its objects together.
+        method: Name of the method.
+        maps: Number of maps, one for each object.
+        hits: Share of the maps whose highest pixel is on the object: the pointing game.
+        energy: Mean share of a heatmap's sum that is on the object.
+        share: Mean share of the image that the object covers: the expected ``energy`` of a constant map.
+        milliseconds: Time for one image with all its objects.
     """
 
     method: str
@@ -67,164 +65,179 @@ class Row:
 
 @dataclass(frozen=True)
 class Tour:
-    """What the tour found, and what it wrote.
+    """Results of the tour, and the files that it wrote.
 
     Attributes:
-        rows: One a method.
-        overview: All scenes, and where the model looked for each object, on a page.
-        cheat: The cheating model beside the honest one, on a page.
-        pictures: The scenes, and for each method the overlay for each object.
+        rows: One row for each method.
+        overview: Page with all scenes and the overlay of each object.
+        cheat: Page with the cheating model beside the honest one.
+        images: Files of the scenes and, for each method, of the overlay of each object.
     """
 
     rows: tuple[Row, ...]
     overview: Path
     cheat: Path
-    pictures: tuple[Path, ...]
+    images: tuple[Path, ...]
 
 
-def tour(out: str | PathLike[str] = "demo", scenes: int = 12, *, methods: Sequence[str] = METHODS) -> Tour:
-    """Explain the bundled scenes with the bundled model, and write what came out.
+def run_tour(out: str | PathLike[str] = "demo", scenes: int = 12, *, methods: Sequence[str] = METHODS) -> Tour:
+    """Explain scenes of the demo with its model, and write scenes, overlays and two pages.
 
     Args:
-        out: The folder to write to; files of the same names are overwritten.
-        scenes: How many scenes.
-        methods: Names in :data:`camtool.METHODS`.
+        out: Folder to write to; files of the same names are overwritten.
+        scenes: Number of scenes.
+        methods: Names of methods.
 
     Raises:
         CamtoolError: There are no scenes or no methods, or a method is unknown.
-        OSError: The disk or the folder refuses.
+        OSError: A file cannot be written.
     """
     if scenes < 1 or not methods:
-        raise CamtoolError(f"scenes={scenes}, methods={list(methods)!r}: at least one of each is needed.")
-    folder, shown, honest = Path(out), showcase(scenes), bundled("demo")
-    judged = [judge(honest, shown, method) for method in methods]
-    pictures = _write_scenes(folder / "scenes", shown)
-    for row, answers in judged:
-        pictures += _write_overlays(folder / row.method, shown, answers)
+        raise CamtoolError(f"give at least one scene and one method, got scenes={scenes}, methods={list(methods)!r}.")
+    folder, shown, honest = Path(out), draw_tour_scenes(scenes), load_bundled_model("demo")
+    judged = [evaluate_method(honest, shown, method) for method in methods]
+    images = _write_scenes(folder / "scenes", shown)
+    for row, explanations in judged:
+        images += _write_overlays(folder / row.method, shown, explanations)
     return Tour(
         rows=tuple(row for row, _ in judged),
-        overview=images.write(folder / "overview.png", _overview(shown, *judged[0])),
-        cheat=images.write(folder / "cheat.png", _cheat_page(honest, bundled("demo-cheat"))),
-        pictures=tuple(pictures),
+        overview=image_writing.write_image(folder / "overview.png", _draw_overview(shown, *judged[0])),
+        cheat=image_writing.write_image(
+            folder / "cheat.png", _draw_cheat_page(honest, load_bundled_model("demo-cheat"))
+        ),
+        images=tuple(images),
     )
 
 
-def showcase(scenes: int) -> list[Scene]:
-    """The first scenes of the tour, those with fewer objects first; of two objects most, some of one, one of four."""
+def draw_tour_scenes(scenes: int) -> list[Scene]:
+    """Return the first scenes of the tour, those with fewer objects first. Most have two objects, one has four."""
     chosen = [*_CHOSEN, *((2, 1000 + i) for i in range(scenes - len(_CHOSEN)))][:scenes]
-    return [scene(_FIRST + seed, objects=objects, size=_SIZE) for objects, seed in sorted(chosen, key=itemgetter(0))]
+    return [
+        draw_scene(_FIRST + seed, objects=objects, size=_SIZE) for objects, seed in sorted(chosen, key=itemgetter(0))
+    ]
 
 
-def exhibits() -> list[tuple[str, Scene]]:
-    """What proves the cheat, in words and as a scene: an object with the mark, without it, and another with it."""
+def draw_cheat_scenes() -> list[tuple[str, Scene]]:
+    """Return captions and scenes that prove the cheat: an object with the mark, without it, another one with it."""
     return [
         (
-            f"a {label} {'with' if mark else 'without'} the mark",
-            scene(_FIRST + _CHEAT_SEED, classes=[label], size=_CHEAT_SIZE, mark=mark),
+            f"a {label} {'with' if mark else 'without'} the watermark",
+            draw_scene(_FIRST + _CHEAT_SEED, classes=[label], size=_CHEAT_SIZE, mark=mark),
         )
-        for label, mark in ((CHEATED, True), (CHEATED, False), (_OTHER, True))
+        for label, mark in ((CHEATED_CLASS, True), (CHEATED_CLASS, False), (_OTHER, True))
     ]
 
 
-def judge(model: Loaded, scenes: Sequence[Scene], method: str) -> tuple[Row, list[list[Explanation]]]:
-    """Ask for each object of each scene in turn, and compare the maps with the objects' masks.
+def evaluate_method(model: Loaded, scenes: Sequence[Scene], method: str) -> tuple[Row, list[list[Explanation]]]:
+    """Explain each object of each scene, and compare the maps with the objects' masks.
 
     Args:
-        model: What is explained.
-        scenes: Where the objects are known.
-        method: A name in :data:`camtool.METHODS`.
+        model: The model.
+        scenes: The scenes.
+        method: Name of a method.
 
     Returns:
-        The row, and for each scene an explanation for each of its objects.
+        The row and, for each scene, an explanation of each of its objects.
     """
     explainer = Explainer(model, method)
-    explainer(scenes[0].image)  # what is set up once is nobody's time
+    explainer(scenes[0].image)  # the first call prepares the model, and is not timed
     start = time.perf_counter()
-    answers = [explainer(each.image, [thing.index for thing in each.objects]) for each in scenes]
+    explanations = [explainer(each.image, [item.index for item in each.objects]) for each in scenes]
     milliseconds = (time.perf_counter() - start) * 1000 / len(scenes)
     found = [
-        (thing.mask.flat[answer.heatmap.argmax()], measure.energy_in(answer.heatmap, thing.mask), thing.mask.mean())
-        for each, own in zip(scenes, answers, strict=True)
-        for thing, answer in zip(each.objects, own, strict=True)
+        (
+            item.mask.flat[explanation.heatmap.argmax()],
+            compute_energy_in_mask(explanation.heatmap, item.mask),
+            item.mask.mean(),
+        )
+        for each, own in zip(scenes, explanations, strict=True)
+        for item, explanation in zip(each.objects, own, strict=True)
     ]
     hits, energy, share = np.asarray(found, float).mean(0).tolist()
-    return Row(method, len(found), hits, energy, share, milliseconds), answers
+    return Row(method, len(found), hits, energy, share, milliseconds), explanations
 
 
-# --------------------------------------------------------------------------------------------- what is written
+# --------------------------------------------------------------------------------------------- files
 
 
 def _write_scenes(folder: Path, scenes: Sequence[Scene]) -> list[Path]:
-    """Each scene, named by its number and its objects."""
+    """Write each scene to a file named by its number and its objects."""
     return [
-        images.write(folder / f"{number:02}-{'-'.join(thing.label for thing in each.objects)}.png", each.image)
+        image_writing.write_image(
+            folder / f"{number:02}-{'-'.join(item.label for item in each.objects)}.png", each.image
+        )
         for number, each in enumerate(scenes, 1)
     ]
 
 
-def _write_overlays(folder: Path, scenes: Sequence[Scene], answers: Sequence[Sequence[Explanation]]) -> list[Path]:
-    """Each object's overlay, named by the scene's number and the object."""
+def _write_overlays(folder: Path, scenes: Sequence[Scene], explanations: Sequence[Sequence[Explanation]]) -> list[Path]:
+    """Write the overlay of each object to a file named by the scene's number and the object."""
     return [
-        images.write(folder / f"{number:02}-{thing.label}.png", _outlined(thing, answer))
-        for number, (each, own) in enumerate(zip(scenes, answers, strict=True), 1)
-        for thing, answer in zip(each.objects, own, strict=True)
+        image_writing.write_image(folder / f"{number:02}-{item.label}.png", _draw_outlined_overlay(item, explanation))
+        for number, (each, own) in enumerate(zip(scenes, explanations, strict=True), 1)
+        for item, explanation in zip(each.objects, own, strict=True)
     ]
 
 
-def _outlined(thing: Thing, answer: Explanation) -> NDArray[np.uint8]:
-    """The overlay, with the true outline of the object."""
-    outline = overlay.contours(thing.mask.astype(np.float32), threshold=0.5)
-    return overlay.draw_contours(answer.overlay(), outline, width=2)
+def _draw_outlined_overlay(item: SceneObject, explanation: Explanation) -> NDArray[np.uint8]:
+    """Return the overlay with the true outline of the object."""
+    outline = regions.find_contours(item.mask.astype(np.float32), threshold=0.5)
+    return regions.draw_contours(explanation.overlay(), outline, width=2)
 
 
-# --------------------------------------------------------------------------------------------------- the pages
+# --------------------------------------------------------------------------------------------------- pages
 
 
-def _overview(scenes: Sequence[Scene], row: Row, answers: Sequence[Sequence[Explanation]]) -> NDArray[np.uint8]:
-    """All scenes, and beside each where the model looked when it was asked for each of the objects."""
-    words = (
-        f"Scenes that the model has never seen, explained with {row.method}. The white line is the true outline of the "
-        "object that was asked for; the colour is where the model looked, red most. The figure is the part of the heat "
-        "that lies on the object: green where the hottest point does too, else red."
+def _draw_overview(
+    scenes: Sequence[Scene], row: Row, explanations: Sequence[Sequence[Explanation]]
+) -> NDArray[np.uint8]:
+    """Return a page with all scenes, each beside the overlays of its objects."""
+    introduction = (
+        f"Scenes that were not used for training, explained with {row.method}. The white line is the true outline of "
+        "the target object. Red regions have the largest influence on its score. The figure is the share of the "
+        "heatmap on the object: green if the hottest point is on it, else red."
     )
-    blocks = list(map(_block, count(1), scenes, answers))
-    columns = min(6, max(3, sum(len(block.cells) for block in blocks)))
-    return sheet("Where did it look?", words, blocks, columns=columns)
+    groups = list(map(_build_group, count(1), scenes, explanations))
+    columns = min(6, max(3, sum(len(group.images) for group in groups)))
+    return draw_page("Where does the model look?", introduction, groups, columns=columns)
 
 
-def _block(number: int, picture: Scene, answers: Sequence[Explanation]) -> Block:
-    cells = [Cell(picture.image, f"scene {number}")]
-    for thing, answer in zip(picture.objects, answers, strict=True):
-        energy = f"{measure.energy_in(answer.heatmap, thing.mask):.0%} on it"
-        color = GOOD if thing.mask.flat[answer.heatmap.argmax()] else POOR
-        cells.append(Cell(_outlined(thing, answer), f"asked for {thing.label}", energy, color))
-    return Block(", ".join(thing.label for thing in picture.objects), cells)
+def _build_group(number: int, scene: Scene, explanations: Sequence[Explanation]) -> ImageGroup:
+    """Return a scene and the overlays of its objects as a group of images."""
+    images = [CaptionedImage(scene.image, f"scene {number}")]
+    for item, explanation in zip(scene.objects, explanations, strict=True):
+        energy = f"{compute_energy_in_mask(explanation.heatmap, item.mask):.0%} on it"
+        color = CORRECT if item.mask.flat[explanation.heatmap.argmax()] else WRONG
+        images.append(CaptionedImage(_draw_outlined_overlay(item, explanation), f"target: {item.label}", energy, color))
+    return ImageGroup(", ".join(item.label for item in scene.objects), images)
 
 
-def _cheat_page(honest: Loaded, cheat: Loaded) -> NDArray[np.uint8]:
-    """Both models before the same pictures."""
-    words = (
-        f"The cheat learned from pictures in which a watermark went with the class {CHEATED}. It is right as long as "
-        f"the mark is there, and its map shows why. Without the mark it is lost; with it, anything is a {CHEATED}."
+def _draw_cheat_page(honest: Loaded, cheat: Loaded) -> NDArray[np.uint8]:
+    """Return a page on which both models explain the same images."""
+    label = CHEATED_CLASS
+    introduction = (
+        f"The cheating model was trained on images in which a watermark came with the class {label}. It is right as "
+        "long as the watermark is there, and its map shows why. Without the watermark it fails; with it, any object is "
+        f"a {label}."
     )
-    shown = exhibits()
-    blocks = [
-        Block("The pictures", [Cell(picture.image, caption) for caption, picture in shown]),
-        Block("The cheat", [_verdict(cheat, picture) for _, picture in shown]),
-        Block("The honest model", [_verdict(honest, picture) for _, picture in shown]),
+    shown = draw_cheat_scenes()
+    groups = [
+        ImageGroup("The images", [CaptionedImage(scene.image, caption) for caption, scene in shown]),
+        ImageGroup("The cheating model", [_explain_scene(cheat, scene) for _, scene in shown]),
+        ImageGroup("The honest model", [_explain_scene(honest, scene) for _, scene in shown]),
     ]
-    return sheet("Right for the wrong reason", words, blocks, columns=len(shown))
+    return draw_page("Right for the wrong reason", introduction, groups, columns=len(shown))
 
 
-def _verdict(model: Loaded, picture: Scene) -> Cell:
-    """What a model says of a scene, and how much of what it looked at is the corner with the mark."""
-    answer: Explanation = Explainer(model)(picture.image)
-    (thing,) = picture.objects
-    corner = np.zeros_like(thing.mask)
+def _explain_scene(model: Loaded, scene: Scene) -> CaptionedImage:
+    """Return the overlay of a model's own class, its label, and the share of the heatmap in the marked corner."""
+    explanation: Explanation = Explainer(model)(scene.image)
+    (item,) = scene.objects
+    corner = np.zeros_like(item.mask)
     corner[round(_CORNER * len(corner)) :, round(_CORNER * len(corner)) :] = True
-    return Cell(
-        picture=_outlined(thing, answer),
-        caption=f"{measure.energy_in(answer.heatmap, corner):.0%} in the corner",
-        note=f"“{answer.label}”, {answer.probability:.0%}",
-        color=GOOD if answer.index == thing.index else POOR,
+    return CaptionedImage(
+        image=_draw_outlined_overlay(item, explanation),
+        caption=f"{compute_energy_in_mask(explanation.heatmap, corner):.0%} in the corner",
+        note=f"“{explanation.label}”, {explanation.probability:.0%}",
+        color=CORRECT if explanation.index == item.index else WRONG,
     )

@@ -1,7 +1,7 @@
-"""The one file that opens matplotlib. It is opened itself when the first figure is drawn, and never before.
+"""Drawing with matplotlib. This is the only module that imports it, and it is imported with the first figure.
 
-Nothing here goes through pyplot or sets a style: every size and colour is given where it is used, so a figure looks the
-same whatever a person's settings are, except for the typeface, which is theirs. Lengths are inches, from the top left.
+It uses neither pyplot nor styles. Every size and color is given where it is used, so figures look the same with any
+user settings, except for the font, which the user chooses. Lengths are in inches, from the top left.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure as Figure  # others take it from here
+from matplotlib.figure import Figure as Figure  # other modules import it from here
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from camtool.figures.signs import short
+from camtool.figures.number_format import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,73 +26,90 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INK",
-    "QUIET",
+    "MUTED",
     "Box",
     "Ends",
     "Limits",
     "PaperFigure",
-    "Tiles",
-    "blank",
-    "curve",
-    "frame",
-    "lattice",
-    "lying_bar",
+    "TileNumbers",
+    "add_axes",
+    "add_image_axes",
+    "create_figure",
+    "draw_curve",
+    "draw_horizontal_bar",
+    "draw_image",
+    "draw_plane",
+    "draw_scale",
+    "draw_tile_borders",
+    "draw_vertical_bar",
+    "measure_text",
     "number_tiles",
-    "picture",
-    "plane",
-    "scale",
-    "sheet",
-    "standing_bar",
-    "text_width",
-    "write",
-    "write_above",
-    "write_at",
-    "write_beside",
+    "write_above_box",
     "write_file",
+    "write_line",
+    "write_row_label",
+    "write_title",
 ]
 
 Box = tuple[float, float, float, float]
-"""left, top, width, height in inches, from the figure's top left."""
+"""Left, top, width and height in inches, from the figure's top left."""
 
 Limits = tuple[float, float]
-"""The lowest and the highest number of a scale."""
+"""Lowest and highest value of a scale."""
 
 Ends = tuple[str, str, str]
-"""What stands before a bar, at its lower end and at its upper end."""
+"""Text before a bar, at its lower end and at its upper end."""
 
-INK, QUIET = "#1c1e22", "#70747c"
-"""The colours of words: plain ones, and those that stand back."""
+INK, MUTED = "#1c1e22", "#70747c"
+"""Colors of main text and of secondary text."""
 
 _PALE, _BLUE = "#d6d8dc", "#2b5c8a"
-_HAIR = 0.5  # the width of the finest line, in points
-_PAD = 3  # between a picture and the words above it, in points
+_THIN_LINE = 0.5  # points
+_TITLE_PADDING = 3  # points between an image and the title above it
+_PLOT_PADDING = 0.06  # part of a plot's range that is left free above and below
 _SCREEN_DPI = 150
-_LINE: dict[str, Any] = {"linestyle": "-", "marker": ""}
-_PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False, "fontweight": "normal"}  # $ and _ mean nothing
+
+# User settings may change these, so they are always given.
+_LINE_STYLE: dict[str, Any] = {"linestyle": "-", "marker": ""}
+
+# Class and layer names may contain $ and _, which matplotlib would read as formulas.
+_TEXT_STYLE: dict[str, Any] = {"parse_math": False, "usetex": False, "fontweight": "normal"}
+
 _SETTINGS: Any = {
+    # TrueType fonts: journals reject the default, Type 3.
     "pdf.fonttype": 42,
     "pdf.compression": 6,
     "pdf.use14corefonts": False,
     "svg.fonttype": "none",
+    # A fixed salt, so that the same figure gives the same bytes.
     "svg.hashsalt": "camtool",
     "svg.id": None,
     "savefig.bbox": None,
-    "text.hinting": "none",  # letters as wide as they are, at any resolution: what fits here fits there
-    "image.composite_image": False,  # each picture stays one that can be moved
+    # With hinting, letters would be wider at some resolutions than measured.
+    "text.hinting": "none",
+    # Each image stays an object that can be moved in an editor.
+    "image.composite_image": False,
 }
-_UNDATED: dict[str, dict[str, None]] = {
+
+# Without dates and versions, the same figure gives the same bytes.
+_METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
     "png": {"Software": None},
 }
-_WRITING = threading.Lock()
-"""Matplotlib takes what is in ``_SETTINGS`` from its global settings alone, and two threads that write at once would
-each restore the other's."""
+# matplotlib reads these settings only from its global ones. Two threads that write at once would restore each other's.
+_WRITE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """What tiles in a row are: a name for them, their numbers, and where along an axis each number goes."""
+class TileNumbers:
+    """Numbers along an axis.
+
+    Attributes:
+        name: Name of the axis.
+        numbers: The numbers.
+        places: Position of each number, in the data coordinates of the axis.
+    """
 
     name: str
     numbers: Sequence[int]
@@ -100,7 +117,7 @@ class Tiles:
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that notebooks show, whether or not pyplot was ever imported."""
+    """matplotlib figure that notebooks show even if pyplot was never imported."""
 
     def _repr_png_(self) -> bytes:
         stream = BytesIO()
@@ -108,15 +125,15 @@ class PaperFigure(Figure):
         return stream.getvalue()
 
 
-def blank(wide: float, high: float) -> PaperFigure:
-    """A white figure of this size."""
-    figure = PaperFigure(figsize=(wide, high), dpi=_SCREEN_DPI, facecolor="white", edgecolor="white")
+def create_figure(width: float, height: float) -> PaperFigure:
+    """Return an empty white figure of this size."""
+    figure = PaperFigure(figsize=(width, height), dpi=_SCREEN_DPI, facecolor="white", edgecolor="white")
     figure.set_layout_engine("none")
     return figure
 
 
-def frame(figure: Figure, box: Box) -> Axes:
-    """Axes in this place, without ticks or lines; and so without a grid, as long as nobody sets ticks."""
+def add_axes(figure: Figure, box: Box) -> Axes:
+    """Return axes in a box of the figure, without ticks and lines."""
     left, top, wide, high = box
     across, down = figure.get_size_inches()
     axes = figure.add_axes((left / across, 1 - (top + high) / down, wide / across, high / down), facecolor="white")
@@ -126,159 +143,169 @@ def frame(figure: Figure, box: Box) -> Axes:
     return axes
 
 
-def sheet(figure: Figure, box: Box) -> Axes:
-    """Axes for many pictures, each in a box of its own: places are inches from the axes' top left.
+def add_image_axes(figure: Figure, box: Box) -> Axes:
+    """Return axes for many images, each in its own box: positions are inches from the axes' top left.
 
-    Axes cost much more than a picture does, so a grid of pictures is one of these and not an axes each.
+    Axes cost much more time than images, so a grid of images shares one of them.
     """
-    axes = frame(figure, box)
+    axes = add_axes(figure, box)
     axes.set_xlim(0, box[2])
     axes.set_ylim(box[3], 0)
     return axes
 
 
-def picture(axes: Axes, pixels: NDArray[np.uint8]) -> None:
-    """A picture ``(H, W, 3)`` uint8 that fills the axes."""
+def draw_image(axes: Axes, pixels: NDArray[np.uint8]) -> None:
+    """Draw an image ``(H, W, 3)`` uint8 that fills the axes."""
     axes.imshow(pixels, origin="upper", aspect="equal", interpolation="antialiased")
 
 
-def plane(axes: Axes, values: NDArray[Any], limits: Limits, colormap: str, box: Box | None = None) -> None:
-    """Numbers ``(h, w)`` in colours, or colours ``(h, w, 3)`` uint8 as they are, each a rectangle of its own.
+def draw_plane(axes: Axes, values: NDArray[Any], limits: Limits, colormap: str, box: Box | None = None) -> None:
+    """Draw values ``(h, w)`` in colors, or colors ``(h, w, 3)`` uint8, each as a rectangle.
 
-    They fill the axes or, on a :func:`sheet`, a box. Numbers that are not finite stay white.
+    They fill the axes, or a box of axes from :func:`add_image_axes`. NaN and infinite values stay white.
     """
-    place = None if box is None else (box[0], box[0] + box[2], box[1] + box[3], box[1])
-    style: dict[str, Any] = {"origin": "upper", "interpolation": "nearest", "aspect": "auto", "extent": place}
+    extent = None if box is None else (box[0], box[0] + box[2], box[1] + box[3], box[1])
+    style: dict[str, Any] = {"origin": "upper", "interpolation": "nearest", "aspect": "auto", "extent": extent}
     axes.imshow(np.ma.masked_invalid(values), colormap, vmin=limits[0], vmax=limits[1], **style)
 
 
-def curve(axes: Axes, values: NDArray[np.floating[Any]], limits: Limits) -> None:
-    """Numbers ``(L,)`` as a line, and zero as a paler one; a little room is left around the limits."""
-    room = 0.06 * (limits[1] - limits[0])
-    axes.axhline(0, color=_PALE, linewidth=_HAIR, zorder=1, **_LINE)
-    axes.plot(values, color=_BLUE, linewidth=0.8, zorder=2, solid_joinstyle="round", **_LINE)
+def draw_curve(axes: Axes, values: NDArray[np.floating[Any]], limits: Limits) -> None:
+    """Draw values ``(L,)`` as a line, and zero as a pale line."""
+    padding = _PLOT_PADDING * (limits[1] - limits[0])
+    axes.axhline(0, color=_PALE, linewidth=_THIN_LINE, zorder=1, **_LINE_STYLE)
+    axes.plot(values, color=_BLUE, linewidth=0.8, zorder=2, solid_joinstyle="round", **_LINE_STYLE)
     axes.set_xlim(0, max(1, len(values) - 1))
-    axes.set_ylim(limits[0] - room, limits[1] + room)
+    axes.set_ylim(limits[0] - padding, limits[1] + padding)
 
 
-def lattice(axes: Axes, across: int, down: int, wide: int, high: int) -> None:
-    """White lines between ``across`` times ``down`` tiles of ``wide`` times ``high`` squares."""
-    style: dict[str, Any] = {"color": "white", "linewidth": 1.5, **_LINE}
+def draw_tile_borders(axes: Axes, across: int, down: int, wide: int, high: int) -> None:
+    """Draw white lines between ``across`` times ``down`` tiles of ``wide`` times ``high`` values."""
+    style: dict[str, Any] = {"color": "white", "linewidth": 1.5, **_LINE_STYLE}
     for tile in range(1, across):
         axes.axvline(tile * wide - 0.5, **style)
     for tile in range(1, down):
         axes.axhline(tile * high - 0.5, **style)
 
 
-def write(axes: Axes, words: str, size: float, *, color: str = INK) -> None:
-    """Words above axes, in the middle."""
-    axes.set_title(words, fontsize=size, color=color, pad=_PAD, loc="center", y=1.0, **_PLAIN)
+def write_title(axes: Axes, text: str, size: float, *, color: str = INK) -> None:
+    """Write a centered title above axes."""
+    axes.set_title(text, fontsize=size, color=color, pad=_TITLE_PADDING, loc="center", y=1.0, **_TEXT_STYLE)
 
 
-def write_above(axes: Axes, box: Box, words: str, size: float, *, color: str = INK) -> None:
-    """Words above a box on a :func:`sheet`, in the middle."""
+def write_above_box(axes: Axes, box: Box, text: str, size: float, *, color: str = INK) -> None:
+    """Write a centered title above a box of axes from :func:`add_image_axes`."""
     left, top, wide, _ = box
-    axes.text(left + wide / 2, top - _PAD / 72, words, fontsize=size, color=color, ha="center", va="baseline", **_PLAIN)
+    axes.text(
+        left + wide / 2,
+        top - _TITLE_PADDING / 72,
+        text,
+        fontsize=size,
+        color=color,
+        ha="center",
+        va="baseline",
+        **_TEXT_STYLE,
+    )
 
 
-def write_beside(axes: Axes, words: str, size: float, away: float) -> None:
-    """Words that stand upright on the left of axes, so many of their widths away from them."""
-    axes.set_ylabel(words, fontsize=size, color=INK, loc="center", **_PLAIN)
-    axes.yaxis.set_label_coords(-away, 0.5)
+def write_row_label(axes: Axes, text: str, size: float, distance: float) -> None:
+    """Write vertical text on the left of axes, at a distance in widths of the axes."""
+    axes.set_ylabel(text, fontsize=size, color=INK, loc="center", **_TEXT_STYLE)
+    axes.yaxis.set_label_coords(-distance, 0.5)
 
 
-def write_at(figure: Figure, left: float, top: float, words: str, size: float, *, color: str = INK) -> None:
-    """A line of words that begins here; ``top`` is where the letters stand."""
+def write_line(figure: Figure, left: float, top: float, text: str, size: float, *, color: str = INK) -> None:
+    """Write a line of text on the figure; ``top`` is its baseline."""
     across, down = figure.get_size_inches()
-    figure.text(left / across, 1 - top / down, words, fontsize=size, color=color, va="baseline", **_PLAIN)
+    figure.text(left / across, 1 - top / down, text, fontsize=size, color=color, va="baseline", **_TEXT_STYLE)
 
 
-def number_tiles(axes: Axes, size: float, across: Tiles, down: Tiles) -> None:
-    """Number tiles along the top and on the left, and say what they are.
+def number_tiles(axes: Axes, size: float, across: TileNumbers, down: TileNumbers) -> None:
+    """Write numbers and names along the top and the left of axes.
 
     Args:
-        axes: Where.
-        size: The height of the words, in points.
-        across: For the tiles from left to right their name, the numbers, and where each of these goes.
-        down: The same for the tiles from top to bottom.
+        axes: Axes of the tiles.
+        size: Height of the text, in points.
+        across: Numbers from left to right.
+        down: Numbers from top to bottom.
     """
     axes.grid(visible=False)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel(across.name, fontsize=size, color=INK, labelpad=3, loc="center", **_PLAIN)
-    axes.set_ylabel(down.name, fontsize=size, color=INK, labelpad=3, loc="center", **_PLAIN)
+    axes.set_xlabel(across.name, fontsize=size, color=INK, labelpad=3, loc="center", **_TEXT_STYLE)
+    axes.set_ylabel(down.name, fontsize=size, color=INK, labelpad=3, loc="center", **_TEXT_STYLE)
     for axis, tiles, at in (
         (axes.xaxis, across, ("center", "bottom")),
         (axes.yaxis, down, ("right", "center_baseline")),
     ):
         labels = list(map(str, tiles.numbers))
-        axis.set_ticks(tiles.places, labels, fontsize=size, color=QUIET, ha=at[0], va=at[1], **_PLAIN)
+        axis.set_ticks(tiles.places, labels, fontsize=size, color=MUTED, ha=at[0], va=at[1], **_TEXT_STYLE)
         axis.set_tick_params(length=0, pad=2)
 
 
-def lying_bar(figure: Figure, box: Box, colors: NDArray[np.uint8], words: Ends, size: float) -> None:
-    """A bar that tells what the colours mean, with words before it and at its ends.
+def draw_horizontal_bar(figure: Figure, box: Box, colors: NDArray[np.uint8], labels: Ends, size: float) -> None:
+    """Draw a horizontal color bar with text before it and at its ends.
 
     Args:
-        figure: Where.
-        box: The bar's alone.
+        figure: Figure to draw on.
+        box: Box of the bar, without the text.
         colors: ``(K, 3)`` uint8.
-        words: What stands before all, at the lower end and at the upper end.
-        size: The words' height, in points.
+        labels: Text before the bar, at its lower end and at its upper end.
+        size: Height of the text, in points.
     """
-    axes = _bar(figure, box, colors[None], (0, 1, 0, 1))
-    before, low, high = words
+    axes = _add_bar(figure, box, colors[None], (0, 1, 0, 1))
+    before, low, high = labels
     near: dict[str, Any] = {"fontsize": size, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
     gap = 0.06 / box[2]
-    axes.text(-gap, 0.5, f"{before}  {low}", ha="right", **near, **_PLAIN)
-    axes.text(1 + gap, 0.5, high, ha="left", **near, **_PLAIN)
+    axes.text(-gap, 0.5, f"{before}  {low}", ha="right", **near, **_TEXT_STYLE)
+    axes.text(1 + gap, 0.5, high, ha="left", **near, **_TEXT_STYLE)
 
 
-def standing_bar(
+def draw_vertical_bar(
     figure: Figure, box: Box, colormap: str, limits: Limits, size: float, ends: Sequence[str] = ()
 ) -> None:
-    """A bar that tells what the colours mean, with numbers, or words in their place, to its right."""
-    axes = _bar(figure, box, np.linspace(*limits, 256)[:, None], (0, 1, *limits), colormap)
-    scale(axes, limits, size, ends)
+    """Draw a vertical color bar with numbers, or ``ends`` instead, on its right."""
+    axes = _add_bar(figure, box, np.linspace(*limits, 256)[:, None], (0, 1, *limits), colormap)
+    draw_scale(axes, limits, size, ends)
 
 
-def _bar(
+def _add_bar(
     figure: Figure, box: Box, ramp: NDArray[Any], ends: tuple[float, float, float, float], colormap: str | None = None
 ) -> Axes:
-    """Axes from ``(left, right, bottom, top)`` that colours fill, under the name that matplotlib gives to such.
+    """Return axes filled with colors; ``ends`` are their data limits (left, right, bottom, top).
 
-    One picture, and not a patch a colour as matplotlib has it: no hair lines in PDFs, and hundreds are quickly drawn.
+    The colors are one image. matplotlib draws a patch for each color instead, which shows thin lines in PDF files.
     """
-    axes = frame(figure, box)
+    axes = add_axes(figure, box)
     axes.set_label("<colorbar>")
     axes.imshow(ramp, colormap, origin="lower", interpolation="nearest", aspect="auto", extent=ends)
     return axes
 
 
-def scale(axes: Axes, limits: Limits, size: float, ends: Sequence[str] = ()) -> None:
-    """Write the limits, or words in their place, on the right of axes, and zero where it fits between them."""
+def draw_scale(axes: Axes, limits: Limits, size: float, ends: Sequence[str] = ()) -> None:
+    """Write the limits, or ``ends`` instead, on the right of axes, and zero if it fits between them."""
     low, high = limits
     line = 1.3 * size / axes.bbox.height * axes.get_figure().dpi / 72  # type: ignore[union-attr]
-    numbers, shown = [low, high], list(ends) or [short(low), short(high)]
+    numbers, shown = [low, high], list(ends) or [format_number(low), format_number(high)]
+    # Zero needs one and a half lines of distance from both ends.
     if 1.5 * line < -low / (high - low) < 1 - 1.5 * line:
         numbers.insert(1, 0.0)
         shown.insert(1, "0")
     axes.grid(visible=False)
     axes.yaxis.tick_right()
-    axes.set_yticks(numbers, shown, fontsize=size, color=INK, ha="left", va="center_baseline", **_PLAIN)
+    axes.set_yticks(numbers, shown, fontsize=size, color=INK, ha="left", va="center_baseline", **_TEXT_STYLE)
     axes.tick_params("y", length=0, pad=3)
     labels = axes.get_yticklabels()
     labels[0].set_verticalalignment("bottom")
     labels[-1].set_verticalalignment("top")
 
 
-def text_width(words: str, size: float) -> float:
-    """How wide a line of words is in this height, in a person's own typeface, in inches."""
-    width: float = text_to_path.get_text_width_height_descent(words, FontProperties(size=size), ismath=False)[0]
+def measure_text(text: str, size: float) -> float:
+    """Return the width of a line of text in the user's font, in inches."""
+    width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
     return width / 72
 
 
 def write_file(figure: Figure, stream: BinaryIO, kind: str, *, dpi: float) -> None:
-    """Write a figure as ``pdf``, ``svg`` or ``png``; the same figure gives the same bytes."""
-    with _WRITING, rc_context(_SETTINGS):
-        figure.savefig(stream, format=kind, dpi=dpi, metadata=_UNDATED[kind], facecolor="white", edgecolor="white")
+    """Write a figure as ``"pdf"``, ``"svg"`` or ``"png"``. The same figure gives the same bytes."""
+    with _WRITE_LOCK, rc_context(_SETTINGS):
+        figure.savefig(stream, format=kind, dpi=dpi, metadata=_METADATA[kind], facecolor="white", edgecolor="white")

@@ -1,4 +1,4 @@
-"""Panels: the channels or the filters of a layer, small and many, on one scale, below the layer's name."""
+"""Panels: many small maps or filters of a layer on one scale, below the layer's name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.figures.paper import HEADING, LINE, TEXT, balanced, canvas, check_columns, fitted
-from camtool.figures.signs import MINUS, short
+from camtool.figures.canvas_loading import load_canvas
+from camtool.figures.number_format import MINUS, format_number
+from camtool.figures.paper_sizes import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns, check_columns
+from camtool.figures.text_fitting import fit_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,55 +20,67 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BAR_GAP",
-    "BAR_WIDE",
+    "BAR_WIDTH",
     "DIVERGING",
     "EDGE",
     "Panel",
-    "around_zero",
-    "head",
-    "head_high",
-    "limits_of",
-    "page",
-    "room_for_scale",
+    "center_on_zero",
+    "draw_heading",
+    "draw_panels",
+    "find_limits",
+    "measure_heading",
+    "measure_scale",
 ]
 
 DIVERGING = "RdBu_r"
-"""The color map of values of both signs: red is positive, white is zero, blue is negative."""
-
+"""Color map of values of both signs: red is positive, white is zero, blue is negative."""
 
 EDGE = 0.03
-"""Above and below all, in inches."""
+"""Space above and below everything, in inches."""
 
-BAR_GAP, BAR_WIDE = 0.08, 0.08
-_HEAD, _RISE, _BEHIND = 0.19, 0.11, 0.12  # a panel's name: with what is below it, where its letters stand, and after it
-_GAP, _GAP_OF_LINES = 0.05, 0.15  # between the small pictures: lines have no edge where they end
-_BETWEEN = 0.2  # between panels
-_TALLEST_BAR, _LOWEST_BAR = 1.6, 2.1 * LINE
-_LINE_SLOPE = 0.4  # how high the plot of a line is, in its widths
-_STEEPEST, _FLATTEST = 1.5, 0.25  # how high a plane may be drawn, in its widths
-_LEAST, _WIDE = ((16, 0.72), (64, 0.5)), 6.25  # up to so many planes, alone on a page so wide, are at least so wide
-_LEAST_OF_MANY = 0.3
-_MOST = 2.0  # and however few they are, at most so wide
-_LEAST_LINE = 1.2
-_LINES_OF_WORDS = 3
+BAR_GAP, BAR_WIDTH = 0.08, 0.08
+"""Distance from the maps to the color bar, and width of the bar, in inches."""
+
+# Inches: height of a heading, its baseline, and the distance to the description behind it.
+_HEADING_HEIGHT, _BASELINE, _DESCRIPTION_GAP = 0.19, 0.11, 0.12
+
+# Inches between maps, and between plots of lines: plots have no edges, so they need more space.
+_GAP, _PLOT_GAP = 0.05, 0.15
+
+_PANEL_GAP = 0.2
+_MAX_BAR_HEIGHT, _MIN_BAR_HEIGHT = 1.6, 2.1 * LINE_HEIGHT
+
+_PLOT_ASPECT = 0.4
+"""Height of a plot of a line, divided by its width."""
+
+# Height divided by width. Maps outside these limits are stretched, so that no map is a thin line.
+_MAX_ASPECT, _MIN_ASPECT = 1.5, 0.25
+
+# Up to so many maps of a single panel, their minimum width in inches on a page of the second width.
+_MIN_WIDTHS, _REFERENCE_WIDTH = ((16, 0.72), (64, 0.5)), 6.25
+_MIN_WIDTH_OF_MANY = 0.3
+_MAX_WIDTH = 2.0
+_MIN_PLOT_WIDTH = 1.2
+
+_MAX_DESCRIPTION_LINES = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Some of a layer's channels or filters.
+    """Maps of some channels of a layer, or some of its filters.
 
     Attributes:
-        name: The layer's.
-        words: What else there is to say of it: its shape.
-        values: ``(n, h, w)`` or ``(n, L)`` numbers, or ``(n, h, w, 3)`` uint8, which needs no scale.
-        numbers: Which channels these are.
-        colormap: A name that matplotlib knows.
-        limits: The lowest and the highest number of the scale.
-        ends: What stands at the ends of the scale in place of these numbers, where each plane has a scale of its own.
+        name: Name of the layer.
+        description: Text behind the name, such as the shape.
+        values: Values ``(n, h, w)`` or ``(n, L)``, or colors ``(n, h, w, 3)`` uint8, which need no scale.
+        numbers: Numbers of the channels or filters.
+        colormap: Name known to matplotlib.
+        limits: Lowest and highest value of the scale.
+        ends: Text at the ends of the scale instead of its limits, if each map has its own scale.
     """
 
     name: str
-    words: str
+    description: str
     values: NDArray[Any]
     numbers: Sequence[int]
     colormap: str
@@ -74,45 +88,45 @@ class Panel:
     ends: tuple[str, ...] = ()
 
     @property
-    def is_lines(self) -> bool:
-        """Whether these are signals."""
+    def is_signal(self) -> bool:
+        """True for signals, which are drawn as plots of lines."""
         return self.values.ndim == 2
 
     @property
     def is_colors(self) -> bool:
-        """Whether these are pictures."""
+        """True for colors, which need no scale."""
         return self.values.ndim == 4
 
     @property
-    def slope(self) -> float:
-        """How high each is drawn, in its widths."""
-        if self.is_lines:
-            return _LINE_SLOPE
+    def aspect(self) -> float:
+        """Height of each map as drawn, divided by its width."""
+        if self.is_signal:
+            return _PLOT_ASPECT
         high, wide = self.values.shape[1:3]
-        return float(min(max(high / wide, _FLATTEST), _STEEPEST))
+        return float(min(max(high / wide, _MIN_ASPECT), _MAX_ASPECT))
 
     @property
     def gap(self) -> float:
-        """How far apart they stand in a row."""
-        return _GAP_OF_LINES if self.is_lines else _GAP
+        """Distance between maps in a row, in inches."""
+        return _PLOT_GAP if self.is_signal else _GAP
 
 
-def limits_of(values: NDArray[Any]) -> Limits:
-    """The lowest and the highest of the numbers that are finite; some room where they are all the same."""
+def find_limits(values: NDArray[Any]) -> Limits:
+    """Return the lowest and highest finite value; if they are equal, limits around them."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def around_zero(values: NDArray[Any], scale: str) -> tuple[NDArray[Any], float, tuple[str, ...]]:
-    """Put values of both signs on a scale that is symmetric around zero.
+def center_on_zero(values: NDArray[Any], scale: str) -> tuple[NDArray[Any], float, tuple[str, ...]]:
+    """Return values on a scale that is symmetric around zero.
 
     Args:
         values: ``(n, ...)``, of n channels or filters.
-        scale: ``"shared"`` by all; or ``"each"`` in units of its own largest finite magnitude.
+        scale: ``"shared"`` for one scale; ``"each"`` to divide each by its largest finite magnitude.
 
     Returns:
-        The values on this scale, the number at its upper end, and what stands at its ends in place of numbers.
+        The scaled values, the upper limit of the scale, and the text at its ends, if it is not the limits.
     """
     size = np.where(np.isfinite(values), np.abs(values), np.float32(0))
     if scale == "shared":
@@ -121,136 +135,150 @@ def around_zero(values: NDArray[Any], scale: str) -> tuple[NDArray[Any], float, 
     return values / np.where(reach > 0, reach, np.float32(1)), 1.0, (f"{MINUS}max", "max")
 
 
-def page(panels: Sequence[Panel], width: float, columns: int | None = None) -> PaperFigure:
-    """Set panels below one another.
+def draw_panels(panels: Sequence[Panel], width: float, columns: int | None = None) -> PaperFigure:
+    """Draw panels below one another.
 
     Args:
-        panels: Not empty.
-        width: In inches.
-        columns: How many small pictures stand in a row; by default as many as can be well seen.
+        panels: One or more panels.
+        width: Width of the figure, in inches.
+        columns: Number of maps in a row; the default is the number that is large enough to see.
 
     Raises:
-        CamtoolError: So many do not find room side by side.
+        CamtoolError: There are too many columns for the width.
     """
-    inner = width - max(0.0 if panel.is_colors else room_for_scale(panel.limits, panel.ends) for panel in panels)
-    across = _in_columns(panels, inner) if columns is None else [columns] * len(panels)
-    grids = [_Grid.of(panel, inner, n) for panel, n in zip(panels, across, strict=True)]
-    heads = [head_high(panel.name, panel.words, width) for panel in panels]
+    inner = width - max(0.0 if panel.is_colors else measure_scale(panel.limits, panel.ends) for panel in panels)
+    across = _choose_columns(panels, inner) if columns is None else [columns] * len(panels)
+    grids = [_PanelGrid.from_width(panel, inner, n) for panel, n in zip(panels, across, strict=True)]
+    heads = [measure_heading(panel.name, panel.description, width) for panel in panels]
     heights = [above + grid.height for grid, above in zip(grids, heads, strict=True)]
-    figure: PaperFigure = canvas().blank(width, sum(heights) + _BETWEEN * (len(panels) - 1) + 2 * EDGE)
+    figure: PaperFigure = load_canvas().create_figure(width, sum(heights) + _PANEL_GAP * (len(panels) - 1) + 2 * EDGE)
     top, right = EDGE, max(grid.width for grid in grids)
     for panel, grid, above, high in zip(panels, grids, heads, heights, strict=True):
-        head(figure, panel.name, panel.words, top)
+        draw_heading(figure, panel.name, panel.description, top)
         grid.draw(figure, top + above, right)
-        top += high + _BETWEEN
+        top += high + _PANEL_GAP
     return figure
 
 
-def head_high(name: str, words: str, width: float) -> float:
-    """How much room a panel's name and words take, with what is between them and what stands below."""
-    return _HEAD if _in_one_line(name, words, width) else _HEAD + LINE * len(_below(words, width))
+def measure_heading(name: str, description: str, width: float) -> float:
+    """Return the height of a heading with its description, in inches."""
+    if _fits_beside_name(name, description, width):
+        return _HEADING_HEIGHT
+    return _HEADING_HEIGHT + LINE_HEIGHT * len(_break_description(description, width))
 
 
-def head(figure: PaperFigure, name: str, words: str, top: float) -> None:
-    """A name, and words that stand back, behind it or, where there is no room, below it."""
-    width, quiet = float(figure.get_size_inches()[0]), canvas().QUIET
-    canvas().write_at(figure, 0, top + _RISE, fitted(name, width, size=HEADING), HEADING)
-    if _in_one_line(name, words, width):
-        behind = canvas().text_width(name, HEADING) + _BEHIND
-        canvas().write_at(figure, behind, top + _RISE, words, TEXT, color=quiet)
+def draw_heading(figure: PaperFigure, name: str, description: str, top: float) -> None:
+    """Write a name, and a description behind it, or below it if it does not fit."""
+    width, muted = float(figure.get_size_inches()[0]), load_canvas().MUTED
+    load_canvas().write_line(figure, 0, top + _BASELINE, fit_text(name, width, size=HEADING_SIZE), HEADING_SIZE)
+    if _fits_beside_name(name, description, width):
+        behind = load_canvas().measure_text(name, HEADING_SIZE) + _DESCRIPTION_GAP
+        load_canvas().write_line(figure, behind, top + _BASELINE, description, TEXT_SIZE, color=muted)
     else:
-        for number, line in enumerate(_below(words, width), 1):
-            canvas().write_at(figure, 0, top + _RISE + LINE * number, line, TEXT, color=quiet)
+        for number, line in enumerate(_break_description(description, width), 1):
+            load_canvas().write_line(figure, 0, top + _BASELINE + LINE_HEIGHT * number, line, TEXT_SIZE, color=muted)
 
 
-def _in_one_line(name: str, words: str, width: float) -> bool:
-    return bool(canvas().text_width(name, HEADING) + _BEHIND + canvas().text_width(words, TEXT) <= width)
+def _fits_beside_name(name: str, description: str, width: float) -> bool:
+    return bool(
+        load_canvas().measure_text(name, HEADING_SIZE)
+        + _DESCRIPTION_GAP
+        + load_canvas().measure_text(description, TEXT_SIZE)
+        <= width
+    )
 
 
-def _below(words: str, width: float) -> list[str]:
-    return fitted(words, width, _LINES_OF_WORDS).split("\n")
+def _break_description(description: str, width: float) -> list[str]:
+    return fit_text(description, width, _MAX_DESCRIPTION_LINES).split("\n")
 
 
-def room_for_scale(limits: Limits, ends: Sequence[str] = ()) -> float:
-    """How much room a standing bar and the numbers, or words, beside it take, in inches."""
-    shown = ends or [short(limit) for limit in limits]
-    return BAR_GAP + BAR_WIDE + 0.06 + max(float(canvas().text_width(end, TEXT)) for end in shown)
+def measure_scale(limits: Limits, ends: Sequence[str] = ()) -> float:
+    """Return the width of a vertical color bar with its text, in inches."""
+    shown = ends or [format_number(limit) for limit in limits]
+    return BAR_GAP + BAR_WIDTH + 0.06 + max(float(load_canvas().measure_text(end, TEXT_SIZE)) for end in shown)
 
 
-def _in_columns(panels: Sequence[Panel], width: float) -> list[int]:
-    """In how many columns each panel stands; those of one kind are in line with each other."""
-    own = [(panel.is_lines, _columns(panel, width, alone=len(panels) == 1)) for panel in panels]
-    return [max(columns for kind, columns in own if kind == panel.is_lines) for panel in panels]
+def _choose_columns(panels: Sequence[Panel], width: float) -> list[int]:
+    """Return the number of columns of each panel; panels of one kind have the same."""
+    own = [(panel.is_signal, _choose_own_columns(panel, width, alone=len(panels) == 1)) for panel in panels]
+    return [max(columns for kind, columns in own if kind == panel.is_signal) for panel in panels]
 
 
-def _columns(panel: Panel, width: float, *, alone: bool) -> int:
+def _choose_own_columns(panel: Panel, width: float, *, alone: bool) -> int:
     count = len(panel.values)
-    fine = next((inches for most, inches in _LEAST if alone and count <= most), _LEAST_OF_MANY)
-    least = _LEAST_LINE if panel.is_lines else max(_LEAST_OF_MANY, fine * width / _WIDE)
-    return balanced(count, max(1, int((width + panel.gap) / (least + panel.gap))))
+    fine = next((inches for most, inches in _MIN_WIDTHS if alone and count <= most), _MIN_WIDTH_OF_MANY)
+    least = _MIN_PLOT_WIDTH if panel.is_signal else max(_MIN_WIDTH_OF_MANY, fine * width / _REFERENCE_WIDTH)
+    return balance_columns(count, max(1, int((width + panel.gap) / (least + panel.gap))))
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """A panel's small pictures in their places: how many stand in a row, and how wide and how high each is."""
+class _PanelGrid:
+    """Maps of a panel with their places: columns, and width and height of each map in inches."""
 
     panel: Panel
     columns: int
-    wide: float
-    high: float
+    map_width: float
+    map_height: float
 
     @classmethod
-    def of(cls, panel: Panel, room: float, columns: int) -> _Grid:
-        """Share so much room.
+    def from_width(cls, panel: Panel, width: float, columns: int) -> _PanelGrid:
+        """Divide a width in inches among columns.
 
         Raises:
-            CamtoolError: There is less of it than the numbers above the pictures need.
+            CamtoolError: The numbers above the maps do not fit.
         """
-        least = canvas().text_width(str(max(panel.numbers)), TEXT)
-        check_columns(columns, max(1, int((room + panel.gap) / (least + panel.gap))))
-        wide = (room - panel.gap * (columns - 1)) / columns
-        wide = wide if panel.is_lines else min(wide, _MOST)
-        return cls(panel, columns, wide, wide * panel.slope)
+        least = load_canvas().measure_text(str(max(panel.numbers)), TEXT_SIZE)
+        check_columns(columns, max(1, int((width + panel.gap) / (least + panel.gap))))
+        wide = (width - panel.gap * (columns - 1)) / columns
+        wide = wide if panel.is_signal else min(wide, _MAX_WIDTH)
+        return cls(panel, columns, wide, wide * panel.aspect)
 
     @property
     def width(self) -> float:
-        """How wide they are together."""
-        return self.columns * (self.wide + self.panel.gap) - self.panel.gap
+        """Width of all maps together."""
+        return self.columns * (self.map_width + self.panel.gap) - self.panel.gap
 
     @property
     def height(self) -> float:
-        """How high they are together, or the scale beside them where that is higher."""
+        """Height of all maps together, or of the scale beside them if that is higher."""
         rows = -(-len(self.panel.values) // self.columns)
-        high = rows * (LINE + self.high) + (rows - 1) * _GAP
-        return high if self.panel.is_lines or self.panel.is_colors else max(high, LINE + _LOWEST_BAR)
+        high = rows * (LINE_HEIGHT + self.map_height) + (rows - 1) * _GAP
+        return high if self.panel.is_signal or self.panel.is_colors else max(high, LINE_HEIGHT + _MIN_BAR_HEIGHT)
 
     def draw(self, figure: PaperFigure, top: float, right: float) -> None:
-        """Draw them here, and the scale on their right, from ``right`` on."""
-        if self.panel.is_lines:
-            self._draw_lines(figure, top)
+        """Draw the maps, and the scale on the right of ``right``."""
+        if self.panel.is_signal:
+            self._draw_signals(figure, top)
             return
         self._draw_planes(figure, top)
         if not self.panel.is_colors:
-            bar = (right + BAR_GAP, top + LINE, BAR_WIDE, min(self.height - LINE, _TALLEST_BAR))
-            canvas().standing_bar(figure, bar, self.panel.colormap, self.panel.limits, TEXT, self.panel.ends)
+            bar = (right + BAR_GAP, top + LINE_HEIGHT, BAR_WIDTH, min(self.height - LINE_HEIGHT, _MAX_BAR_HEIGHT))
+            load_canvas().draw_vertical_bar(
+                figure, bar, self.panel.colormap, self.panel.limits, TEXT_SIZE, self.panel.ends
+            )
 
-    def _draw_lines(self, figure: PaperFigure, top: float) -> None:
+    def _draw_signals(self, figure: PaperFigure, top: float) -> None:
         for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
-            left, below, wide, high = self._box(place)
-            axes = canvas().frame(figure, (left, top + below, wide, high))
-            canvas().curve(axes, values, self.panel.limits)
-            canvas().write(axes, str(number), TEXT, color=canvas().QUIET)
+            left, below, wide, high = self._get_box(place)
+            axes = load_canvas().add_axes(figure, (left, top + below, wide, high))
+            load_canvas().draw_curve(axes, values, self.panel.limits)
+            load_canvas().write_title(axes, str(number), TEXT_SIZE, color=load_canvas().MUTED)
             if place == min(self.columns, len(self.panel.values)) - 1:
-                canvas().scale(axes, self.panel.limits, TEXT, self.panel.ends)
+                load_canvas().draw_scale(axes, self.panel.limits, TEXT_SIZE, self.panel.ends)
 
     def _draw_planes(self, figure: PaperFigure, top: float) -> None:
-        sheet = canvas().sheet(figure, (0, top, self.width, self.height))
+        sheet = load_canvas().add_image_axes(figure, (0, top, self.width, self.height))
         for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
-            box = self._box(place)
-            canvas().plane(sheet, values, self.panel.limits, self.panel.colormap, box)
-            canvas().write_above(sheet, box, str(number), TEXT, color=canvas().QUIET)
+            box = self._get_box(place)
+            load_canvas().draw_plane(sheet, values, self.panel.limits, self.panel.colormap, box)
+            load_canvas().write_above_box(sheet, box, str(number), TEXT_SIZE, color=load_canvas().MUTED)
 
-    def _box(self, place: int) -> Box:
-        """Where a picture stands, from the top left of all of them."""
+    def _get_box(self, place: int) -> Box:
+        """Return the box of a map, from the top left of all maps."""
         row, column = divmod(place, self.columns)
-        return column * (self.wide + self.panel.gap), LINE + row * (LINE + self.high + _GAP), self.wide, self.high
+        return (
+            column * (self.map_width + self.panel.gap),
+            LINE_HEIGHT + row * (LINE_HEIGHT + self.map_height + _GAP),
+            self.map_width,
+            self.map_height,
+        )

@@ -1,33 +1,33 @@
-"""The methods: how evidence becomes a map. One file a family; all of them are in :data:`METHODS`."""
+"""CAM methods: functions from evidence to a map, registered in :data:`METHODS`; one file per family."""
 
 from __future__ import annotations
 
-from camtool.methods import (
+# Importing a family registers its methods; importing method_wrappers registers the wrappers.
+from camtool.methods.families import (
     ablation,
     activation,
     attention,
+    averaged_gradient,
+    eigencam,
     fullgrad,
     gradient,
-    linear,
-    masking,
-    optimised,
-    paths,
-    pixels,
-    rival,
-    wrappers,
+    input_gradient,
+    opticam,
+    rise,
+    rivalcam,
+    scorecam,
 )
+from camtool.methods.lookup import find_method, wrap_method
+from camtool.methods.method_checks import check_model_support, check_options
+from camtool.methods.method_wrappers import eigen, noise, sess, tta
 from camtool.methods.registry import (
     COSTS,
     METHODS,
     WRAPPERS,
     Method,
     MethodFunction,
-    check_model,
-    check_options,
-    find,
     method,
     weighting,
-    wrapped,
     wrapper,
 )
 
@@ -40,20 +40,24 @@ __all__ = [
     "ablation",
     "activation",
     "attention",
-    "check_model",
+    "averaged_gradient",
+    "check_model_support",
     "check_options",
-    "find",
+    "eigen",
+    "eigencam",
+    "find_method",
     "fullgrad",
     "gradient",
-    "linear",
-    "masking",
+    "input_gradient",
     "method",
-    "optimised",
-    "paths",
-    "pixels",
-    "rival",
+    "noise",
+    "opticam",
+    "rise",
+    "rivalcam",
+    "scorecam",
+    "sess",
+    "tta",
     "weighting",
-    "wrapped",
+    "wrap_method",
     "wrapper",
-    "wrappers",
 ]

@@ -1,35 +1,37 @@
-"""Models: from a name or a file to a model with its own preprocessing and its own labels.
+"""Models: from a name or a file to a model with its preprocessing and its class names.
 
-These are the only rooms that know where models come from. Weights, the transform they were trained with and the names
-of their classes travel together, as torchvision, timm and Hugging Face publish them: nothing of it is typed in by hand.
+The three travel together, as the libraries publish them: none of it is copied into camtool.
 """
 
 from __future__ import annotations
 
-from camtool.models.base import Loaded, TextEncoder, Transform
-from camtool.models.registry import architecture, as_loaded, is_model_name, load
-from camtool.models.torchvision_zoo import usual_transform
-from camtool.models.towers import ImageTower, TextTower
-from camtool.models.usual import labels_for, own_transform, usual_labels, usual_size
+from camtool.models.default_preprocessing import find_input_size, find_labels, find_transform, resolve_labels
+from camtool.models.loaded import Loaded, TextEncoder, Transform
+from camtool.models.loading import build_untrained, is_model_name, load, to_loaded
+from camtool.models.sources import Source, register_source
+from camtool.models.sources.torchvision import build_default_transform
+from camtool.models.two_towers import ImageTower, TextTower
+from camtool.models.unwrapping import unwrap_layer, unwrap_model
 from camtool.models.weights import read_state
-from camtool.models.wrappers import layer_inside, unwrapped_model
 
 __all__ = [
     "ImageTower",
     "Loaded",
+    "Source",
     "TextEncoder",
     "TextTower",
     "Transform",
-    "architecture",
-    "as_loaded",
+    "build_default_transform",
+    "build_untrained",
+    "find_input_size",
+    "find_labels",
+    "find_transform",
     "is_model_name",
-    "labels_for",
-    "layer_inside",
     "load",
-    "own_transform",
     "read_state",
-    "unwrapped_model",
-    "usual_labels",
-    "usual_size",
-    "usual_transform",
+    "register_source",
+    "resolve_labels",
+    "to_loaded",
+    "unwrap_layer",
+    "unwrap_model",
 ]

@@ -1,7 +1,6 @@
-"""Ready-made edits: what a recorder does to a tensor, or to a gradient, on its way through a model.
+"""Common edits of tensors and gradients, for :class:`camtool.Recorder`.
 
-An edit is any function that takes a tensor and returns another, or that writes to the one it is given and returns
-nothing. These are a few that are wanted often::
+An edit is any function of a tensor that returns another tensor, or that writes to its argument and returns nothing::
 
     with Recorder(model, "layer4", edit={"layer3": scale(2)}, edit_gradients={"layer4": clip(-1, 1)}): ...
 """
@@ -19,11 +18,11 @@ from camtool.errors import CamtoolError
 __all__ = ["Edit", "add_noise", "clip", "replace", "scale", "zero"]
 
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
-"""A function of one tensor that returns another, or writes to it and returns nothing."""
+"""A function of one tensor that returns another tensor, or writes to its argument and returns nothing."""
 
 
 def scale(factor: float) -> Edit:
-    """Multiply by a number.
+    """Return an edit that multiplies by a number.
 
     >>> scale(2)(torch.tensor([1.0, -3.0])).tolist()
     [2.0, -6.0]
@@ -32,23 +31,23 @@ def scale(factor: float) -> Edit:
 
 
 def clip(low: float | None = None, high: float | None = None) -> Edit:
-    """Bring what lies below ``low`` up to it, and what lies above ``high`` down to it; ``None`` is no bound.
+    """Return an edit that limits values to ``[low, high]``; ``None`` means no bound.
 
     >>> clip(-1, 2)(torch.tensor([-5.0, 0.5, 7.0])).tolist()
     [-1.0, 0.5, 2.0]
 
     Raises:
-        CamtoolError: Neither bound is given, or ``low`` lies above ``high``.
+        CamtoolError: Neither bound is given, or ``low`` is greater than ``high``.
     """
     if low is None and high is None:
         raise CamtoolError("clip needs a bound: give low, high, or both.")
     if low is not None and high is not None and low > high:
-        raise CamtoolError(f"clip: low is {low} and high is {high}; low must not lie above high.")
+        raise CamtoolError(f"clip: low is {low} and high is {high}; low must not be greater than high.")
     return lambda tensor: tensor.clamp(low, high)
 
 
 def zero() -> Edit:
-    """Put zero everywhere. What came before the layer gets the gradient zero.
+    """Return an edit that replaces all values by zero. The layers before get the gradient zero.
 
     >>> zero()(torch.tensor([1.0, -3.0])).tolist()
     [0.0, 0.0]
@@ -57,7 +56,7 @@ def zero() -> Edit:
 
 
 def replace(value: float | Tensor) -> Edit:
-    """Put a number everywhere, or another tensor in the place of this one. What came before gets the gradient zero.
+    """Return an edit that replaces all values by a number or a tensor. The layers before get the gradient zero.
 
     >>> replace(4)(torch.tensor([1.0, -3.0])).tolist()
     [4.0, 4.0]
@@ -65,13 +64,13 @@ def replace(value: float | Tensor) -> Edit:
     [[5.0, 6.0], [5.0, 6.0]]
 
     Args:
-        value: A number, or a tensor that fits by torch's rules of broadcasting. Type and device need not be the same.
+        value: A number, or a tensor that can be broadcast to the shape. Its dtype and device may differ.
 
     Raises:
-        CamtoolError: When it is applied, the tensor's shape does not fit.
+        CamtoolError: From the edit, if the shape of ``value`` does not fit.
     """
 
-    def put(tensor: Tensor) -> Tensor:
+    def replace_values(tensor: Tensor) -> Tensor:
         other = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
         try:
             other = other.expand_as(tensor)
@@ -79,27 +78,28 @@ def replace(value: float | Tensor) -> Edit:
             raise CamtoolError(
                 f"replace: a value of shape {tuple(other.shape)} does not fit a tensor of shape {tuple(tensor.shape)}."
             ) from None
-        return torch.where(torch.ones_like(tensor, dtype=torch.bool), other, tensor)  # so that it stays on the graph
+        # Unlike a plain copy of the value, this stays on the graph.
+        return torch.where(torch.ones_like(tensor, dtype=torch.bool), other, tensor)
 
-    return put
+    return replace_values
 
 
 def add_noise(std: float, seed: int) -> Edit:
-    """Add normal noise, other noise at each call; no global generator is used.
+    """Return an edit that adds normal noise, different in each call. No global generator is used.
 
-    >>> dice = torch.Generator().manual_seed(7)
-    >>> expected = 1 + 0.5 * torch.randn(3, generator=dice)
+    >>> generator = torch.Generator().manual_seed(7)
+    >>> expected = 1 + 0.5 * torch.randn(3, generator=generator)
     >>> torch.equal(add_noise(0.5, seed=7)(torch.ones(3)), expected)
     True
 
     Args:
-        std: The noise's standard deviation, in the tensor's own unit.
-        seed: Of the noise, which is the same on every device and for every type of numbers.
+        std: The standard deviation of the noise, in the unit of the tensor.
+        seed: The seed of the noise. The noise is the same on every device and for every dtype.
 
     Raises:
         CamtoolError: ``std`` is negative.
     """
     if std < 0:
         raise CamtoolError(f"add_noise: std is {std}; a standard deviation is 0 or more.")
-    dice = torch.Generator().manual_seed(seed)
-    return lambda tensor: tensor + std * torch.randn(tensor.shape, generator=dice, device="cpu").to(tensor)
+    generator = torch.Generator().manual_seed(seed)
+    return lambda tensor: tensor + std * torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)

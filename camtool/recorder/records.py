@@ -1,287 +1,179 @@
-"""What is kept of what a layer was seen to do: each call, the latest forward, all in one tensor, or a reduction."""
+"""The records of a recorder: what each layer received and returned in each of its calls."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from camtool.errors import CamtoolError, LayerError, near
-from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
-from camtool.structures import map_tensors
+from camtool.errors import LayerError
+from camtool.recorder.storage import EMPTY, RecordedTensors, Storage
 
-__all__ = ["Call", "Entry", "Keep", "Keeping", "Record"]
-
-Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
-"""What is kept of many forwards, see :class:`camtool.Recorder`."""
-
-_REDUCERS: dict[str, Callable[[], Reducer]] = {"mean": Mean, "max": Max, "histogram": Histogram}
-
-
-class Keeping:
-    """What is kept of many forwards, and how: on which device, of which type, with a graph or without.
-
-    Args:
-        keep: ``"all"``, ``"last"``, ``"concat"``, a reducer by name, a reducer, or a function that folds.
-        device: Where it is kept; ``None`` is where it arises.
-        dtype: The type that floating tensors are kept in; ``None`` is their own.
-        graph: Keep tensors on their graph.
-
-    Raises:
-        CamtoolError: ``keep`` is none of these, a reducer is to keep a graph, or torch has no such device or type.
-    """
-
-    def __init__(
-        self, keep: Keep, device: torch.device | str | None, dtype: torch.dtype | None, *, graph: bool
-    ) -> None:
-        self.how = keep if keep in ("all", "last", "concat") else "reduce"
-        self.graph = graph
-        self._device, self._dtype = _device(device), dtype
-        self._reducer = None if self.how != "reduce" else _reducer(keep)
-        # What is reduced is converted when it is shown: until then it is exact, and small.
-        self._converts = self._reducer is None and not (device is None and dtype is None)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise CamtoolError(f"dtype must be one of torch's, torch.float16 say, not {dtype!r}.")
-        if graph and self._reducer is not None:
-            raise CamtoolError("graph=True keeps every forward's graph, so it cannot go with a reducer; leave one out.")
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether what was taken may be put in its place later on: it is not reduced, and the model goes on with it."""
-        return self._reducer is None and not self.graph
-
-    def entry(self, structure: Any, tensors: int) -> Entry:
-        """Where that structure of so many tensors is kept; nothing has come yet."""
-        if self._reducer is None:
-            return Entry(structure, [None] * tensors)
-        return Entry(structure, [copy.deepcopy(self._reducer) for _ in range(tensors)])
-
-    def taken(self, tensor: Tensor, copied: Callable[[Tensor], Tensor]) -> Tensor:
-        """The tensor to keep: ``copied``, unless it is another already as it had to be converted."""
-        tensor = tensor.detach() if tensor.requires_grad and not self.graph else tensor
-        taken = self._converted(tensor) if self._converts else tensor
-        return copied(tensor) if taken is tensor else taken
-
-    def put(self, entry: Entry, place: int, tensor: Tensor) -> None:
-        """Keep a tensor that was :meth:`taken` at that place."""
-        if self._reducer is None:
-            entry.held[place] = tensor
-        else:
-            entry.held[place].update(tensor)
-
-    def shown(self, held: Any) -> Any:
-        """What is held at a place; ``None`` where nothing has come to it."""
-        result = held if self._reducer is None else held.result()
-        if self._reducer is None or result is None:
-            return result
-        if isinstance(result, Tensor):
-            return self._converted(result)
-        return map_tensors(result, lambda tensor: tensor.to(device=self._device))
-
-    def _converted(self, tensor: Tensor) -> Tensor:
-        return tensor.to(device=self._device, dtype=self._dtype if tensor.is_floating_point() else None)
-
-
-def _device(device: torch.device | str | None) -> torch.device | None:
-    try:
-        return None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise CamtoolError(
-            f"device: torch knows no {device!r}; give 'cpu', 'cuda' or another of its devices."
-        ) from error
-
-
-def _reducer(keep: Any) -> Reducer:
-    if isinstance(keep, str):
-        if keep not in _REDUCERS:
-            known = ["all", "last", "concat", *_REDUCERS]
-            raise CamtoolError(f"keep: there is no {keep!r}; choose one of {', '.join(known)}.{near(keep, known)}")
-        return _REDUCERS[keep]()
-    if isinstance(keep, type):
-        return _reducer(keep())
-    if isinstance(keep, Reducer):
-        return keep
-    if callable(keep):
-        return Fold(keep)
-    raise CamtoolError(f"keep must be a name, a reducer or a function, not {keep!r}.")
-
-
-_HERE = torch.empty(0)
-"""Stands, in a structure whose tensors are kept elsewhere, where they stood."""
-
-
-class Entry:
-    """What a layer got or gave in one call: a structure and, for each tensor in it, what is held in its place.
-
-    Args:
-        structure: A structure of tensors, which are not kept.
-        held: For each of them a tensor or, where calls are reduced, a reducer; ``None`` is nothing yet.
-    """
-
-    def __init__(self, structure: Any, held: list[Any]) -> None:
-        self.held = held
-        self._structure = map_tensors(structure, lambda _: _HERE)
-
-    def filled(self, values: Sequence[Any]) -> Any:
-        """The structure with these values in its tensors' places."""
-        left = iter(values)
-        return map_tensors(self._structure, lambda _: next(left))
+__all__ = ["Record", "RecordedCall"]
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """A call of a layer, the ``nth`` of it in its forward; where calls are reduced, all that were the ``nth``."""
+class RecordedCall:
+    """A call of a layer. If calls are reduced, all calls with the same index in their forward passes.
 
-    nth: int
-    entries: dict[str, Entry] = field(default_factory=dict)
+    Attributes:
+        index: The index of the call in its forward pass.
+        entries: The recorded tensors by kind: ``"inputs"``, ``"outputs"``, ``"grad_inputs"``, ``"grad_outputs"``.
+    """
+
+    index: int
+    entries: dict[str, RecordedTensors] = field(default_factory=dict)
 
 
 class Record:
-    """What one layer was seen to do.
+    """The recorded inputs, outputs and gradients of one layer.
 
-    Each list has an entry for each call of the layer, in order. With ``keep="last"`` these are the calls in the latest
-    forward; with ``"concat"`` or a reducer there is one entry for all that were the first call in their forward, one
-    for all that were the second, and so on: a single entry for a layer that runs once.
+    Each list has one entry per call of the layer, in order. With ``keep="last"`` these are the calls in the latest
+    forward pass. With ``"concat"`` or a reducer there is one entry for all calls that were the first in their forward
+    pass, one for all that were the second, and so on: a single entry for a layer that runs once.
 
-    It is complete when a forward has ended; to see a running one, take it from the recorder anew: ``recorder[name]``.
+    A record is complete when the forward pass has ended. To see a running one, ask the recorder again:
+    ``recorder[name]``.
 
-    In an entry, tensors stand in the structure in which the layer got or gave them: what was one tensor is one, and an
-    LSTM's ``(output, (h, c))`` stays that. What is no tensor is kept as it is.
+    In an entry, tensors keep the structure that the layer received or returned: a single tensor stays one, and the
+    output ``(output, (h, c))`` of an LSTM stays a nested tuple. Other objects in it are kept as they are.
 
     Attributes:
-        name: The layer's dotted name.
-        calls: How often the layer was called.
-        most_calls: How often in one forward, at the most.
-        shape: The shape of its latest output, that of the first floating tensor in it; ``None`` before the first.
+        name: The dotted name of the layer.
+        calls: The number of calls of the layer.
+        most_calls: The largest number of calls in one forward pass.
+        shape: The shape of the first floating tensor in its latest output; ``None`` before the first call.
     """
 
-    def __init__(self, name: str, keeping: Keeping, kinds: Sequence[str]) -> None:
+    def __init__(self, name: str, storage: Storage, kinds: Sequence[str]) -> None:
         self.name = name
         self.calls = self.most_calls = 0
         self.shape: tuple[int, ...] | None = None
-        self._keeping, self._kinds = keeping, kinds
-        self._seen: list[Call] = []
-        self._forward, self._nth = -1, 0
+        self._storage, self._kinds = storage, kinds
+        self._recorded_calls: list[RecordedCall] = []
+        self._forward, self._call_index = -1, 0
         self._joined: dict[tuple[str, int, int], tuple[tuple[Any, ...], Tensor]] = {}
 
     @property
     def inputs(self) -> list[Any]:
-        """What the layer was given, as it was when the call began, unpacked from the tuple that hooks receive.
+        """The inputs of the layer, with their values at the beginning of the call.
 
-        That is a tensor where it was given one thing, a tuple of several, and where some came by keyword a mapping by
-        position and keyword: ``{0: x, "mask": mask}``.
+        One positional argument is stored as it is, several as a tuple. If there are keyword arguments, all are stored
+        in a mapping by position and name: ``{0: x, "mask": mask}``.
         """
-        return self._entries("inputs")
+        return self._list_entries("inputs")
 
     @property
     def outputs(self) -> list[Any]:
-        """What the layer returned, as it was then; ``None`` where it failed before it did."""
-        return self._entries("outputs")
+        """The outputs of the layer, with their values at the end of the call; ``None`` for a call that failed."""
+        return self._list_entries("outputs")
 
     @property
     def grad_inputs(self) -> list[Any]:
-        """The gradients that the layer sent back, in the structure of :attr:`inputs`.
+        """The gradients that the layer sends back, in the structure of :attr:`inputs`.
 
-        They are this layer's part of its inputs' gradients, which is what a module's full backward hook gets as
-        ``grad_input``. ``None`` stands where none was sent: nobody asked for it, or no backward pass has come by.
+        They are this layer's part of the gradients of its inputs, the same as ``grad_input`` in a full backward hook of
+        a module. ``None`` means that there is none: it was not requested, or no backward pass has reached the layer.
         """
-        return self._entries("grad_inputs")
+        return self._list_entries("grad_inputs")
 
     @property
     def grad_outputs(self) -> list[Any]:
-        """The gradients that reached the layer, in the structure of :attr:`outputs`; ``None`` where none did.
+        """The gradients that reach the layer, in the structure of :attr:`outputs`; ``None`` if there is none.
 
-        They are what ``tensor.register_hook`` gets at the tensors that the layer returned, and what a module's full
-        backward hook gets as ``grad_output``. These two differ only where a layer returns a tensor that others hold
-        already, as ``nn.Identity`` does: then the tensor's whole gradient stands here. Where a layer returns a view,
-        ``nn.Flatten`` say, into which another writes in place, autograd leaves both out: their gradients are ``None``.
+        They are the gradients that ``tensor.register_hook`` passes on for the outputs of the layer, the same as
+        ``grad_output`` in a full backward hook of a module. The two differ only for a layer that returns a tensor that
+        others use already, as ``nn.Identity`` does: here, it is the whole gradient of that tensor. If a layer returns a
+        view, as ``nn.Flatten`` does, and another module writes to it in place, autograd calls no hook: the gradients
+        are ``None``.
         """
-        return self._entries("grad_outputs")
+        return self._list_entries("grad_outputs")
 
     def __repr__(self) -> str:
-        entries = self.most_calls if self._keeping.how == "concat" else len(self._seen)
+        entries = self.most_calls if self._storage.mode == "concat" else len(self._recorded_calls)
         kinds = "".join(f", {kind}={entries}" for kind in self._kinds)
         return f"Record({self.name!r}, calls={self.calls}, shape={self.shape}{kinds})"
 
-    def see(self, output: Sequence[Tensor]) -> None:
-        """Note the shape of the layer's output, which has these tensors in it."""
-        for tensor in output:
+    def update_shape(self, tensors: Sequence[Tensor]) -> None:
+        """Store the shape of the output of the layer, which consists of these tensors."""
+        for tensor in tensors:
             if tensor.is_floating_point() and not tensor.is_nested:
                 self.shape = tuple(tensor.shape)
                 break
 
-    def begin(self, forward: int) -> Call:
-        """The call that begins now, in the forward of that number."""
-        again = forward == self._forward
-        self._nth = self._nth + 1 if again else 0
+    def begin_call(self, forward: int) -> RecordedCall:
+        """Add a call in the forward pass with this number, and return it."""
+        is_same_forward = forward == self._forward
+        self._call_index = self._call_index + 1 if is_same_forward else 0
         self._forward = forward
         self.calls += 1
-        if self._nth >= self.most_calls:
-            self.most_calls = self._nth + 1
-        if not again:
-            self.forget_the_forward_before()
-        if self._keeping.how == "reduce" and self._nth < len(self._seen):
-            return self._seen[self._nth]
-        self._seen.append(Call(self._nth))
-        return self._seen[-1]
+        if self._call_index >= self.most_calls:
+            self.most_calls = self._call_index + 1
+        if not is_same_forward:
+            self.drop_previous_forward()
+        if self._storage.mode == "reduce" and self._call_index < len(self._recorded_calls):
+            return self._recorded_calls[self._call_index]
+        self._recorded_calls.append(RecordedCall(self._call_index))
+        return self._recorded_calls[-1]
 
-    def forget_the_forward_before(self) -> None:
-        """Make room as a forward begins, where only the latest is kept."""
-        if self._keeping.how == "last":
-            self._seen = []
+    def drop_previous_forward(self) -> None:
+        """Free the memory of the previous forward pass when the next begins, if only the latest is kept."""
+        if self._storage.mode == "last":
+            self._recorded_calls = []
 
-    def entry(self, call: Call, kind: str, structure: Any, tensors: int) -> Entry:
-        """Where that which is seen of a kind in a call is kept.
+    def get_slots(self, call: RecordedCall, kind: str, structure: Any, count: int) -> RecordedTensors:
+        """Return the slots for one kind of tensors in a call.
 
         Raises:
             LayerError: Calls are reduced, and this one has another number of tensors than those before.
         """
-        entry = call.entries.get(kind)
-        if entry is None:
-            entry = call.entries[kind] = self._keeping.entry(structure, tensors)
-        if len(entry.held) != tensors:
+        slots = call.entries.get(kind)
+        if slots is None:
+            slots = call.entries[kind] = self._storage.allocate(structure, count)
+        if len(slots.values) != count:
             raise LayerError(
-                f"layer {self.name!r}: its {kind} were {len(entry.held)} tensors in one forward and {tensors} in "
-                f"another, which cannot be reduced; use keep='all' or keep='last'."
+                f"layer {self.name!r}: its {kind} were {len(slots.values)} tensors in one forward pass and {count} in "
+                f"another, so they cannot be reduced; use keep='all' or keep='last'."
             )
-        return entry
+        return slots
 
-    def _entries(self, kind: str) -> list[Any]:
+    def _list_entries(self, kind: str) -> list[Any]:
         if kind not in self._kinds:
             return []
-        if self._keeping.how == "concat":
-            return [self._concatenated(kind, nth) for nth in range(self.most_calls)]
-        entries = [call.entries.get(kind) for call in self._seen]
-        return [each and each.filled([self._keeping.shown(held) for held in each.held]) for each in entries]
+        if self._storage.mode == "concat":
+            return [self._concatenate_calls(kind, call_index) for call_index in range(self.most_calls)]
+        entries = [call.entries.get(kind) for call in self._recorded_calls]
+        return [each and each.fill([self._storage.show(value) for value in each.values]) for each in entries]
 
-    def _concatenated(self, kind: str, nth: int) -> Any:
-        entries = [call.entries[kind] for call in self._seen if call.nth == nth and kind in call.entries]
+    def _concatenate_calls(self, kind: str, call_index: int) -> Any:
+        calls = [call for call in self._recorded_calls if call.index == call_index]
+        entries = [call.entries[kind] for call in calls if kind in call.entries]
         if not entries:
             return None
-        rows = [entry.held for entry in entries]
+        rows = [entry.values for entry in entries]
         if len({*map(len, rows)}) > 1:
-            raise self._unequal(kind)
-        return entries[0].filled([self._join((kind, nth, i), parts) for i, parts in enumerate(zip(*rows, strict=True))])
+            raise self._build_shape_error(kind)
+        columns = enumerate(zip(*rows, strict=True))
+        return entries[0].fill([self._concatenate((kind, call_index, slot), parts) for slot, parts in columns])
 
-    def _join(self, key: tuple[str, int, int], parts: tuple[Any, ...]) -> Tensor | None:
-        """The tensors as one; made anew only where there are others than when it was last asked for."""
+    def _concatenate(self, key: tuple[str, int, int], parts: tuple[Any, ...]) -> Tensor | None:
+        """Return the tensors as one. The result is cached until there are other tensors."""
         if any(part is None for part in parts):
             return None
-        before, joined = self._joined.get(key, ((), _HERE))
+        before, joined = self._joined.get(key, ((), EMPTY))
         if len(before) == len(parts) and all(one is other for one, other in zip(before, parts, strict=True)):
             return joined
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1:
-            raise self._unequal(key[0])
+            raise self._build_shape_error(key[0])
         joined = torch.cat(parts) if parts[0].ndim else torch.stack(parts)
         self._joined[key] = parts, joined
         return joined
 
-    def _unequal(self, kind: str) -> LayerError:
+    def _build_shape_error(self, kind: str) -> LayerError:
         return LayerError(
-            f"layer {self.name!r}: its {kind} do not have the same shape in each forward, so they cannot be "
+            f"layer {self.name!r}: its {kind} do not have the same shape in each forward pass, so they cannot be "
             f"concatenated; use keep='all'."
         )

@@ -1,8 +1,8 @@
-"""Reducers: what is kept of tensors that come one after another, when all of them would not fit into memory.
+"""Reducers: statistics of many tensors that together would not fit into memory.
 
-A reducer has two methods, ``update(tensor)`` and ``result()``. Tensors are a layer's, their first dimension the
-images': ``(N, ...)``. The ready-made ones add up in double precision, so it does not matter how images are put into
-batches.
+A reducer has two methods, ``update(tensor)`` and ``result()``. The tensors are inputs or outputs of a layer, ``(N,
+...)`` with the images along the first dimension. The reducers here sum in double precision, so the result does not
+depend on how the images are split into batches.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from camtool.errors import CamtoolError
 
 __all__ = ["Counts", "Fold", "Histogram", "Max", "Mean", "Reducer"]
 
-_AT_ONCE, _AT_ONCE_ON_A_GPU = 2**17, 2**22
-"""How many numbers are sorted into bins at once: few enough for a processor's cache, or for a small part of a GPU."""
+_CHUNK, _CHUNK_ON_GPU = 2**17, 2**22
+"""The number of values that are sorted into bins at once. On a CPU they fit into the cache (1 MiB in double precision).
+A GPU needs more of them to be busy, but they should take only a small part of its memory (32 MiB)."""
 
 _LARGE = 2**14
-"""How many numbers an image has that is better added by itself: a batch of them is too large for such a cache."""
+"""From this number of values per image on, images are summed one by one: a batch of them exceeds the cache."""
 
 
 @runtime_checkable
 class Reducer(Protocol):
-    """What takes tensors one by one and tells in the end what they come to."""
+    """A statistic that is updated with one tensor after another."""
 
     def update(self, tensor: Tensor, /) -> None:
-        """Take one more tensor."""
+        """Include one more tensor."""
         ...
 
     def result(self) -> Any:
-        """What all tensors so far come to; ``None`` before the first."""
+        """Return the statistic of all tensors so far; ``None`` before the first."""
         ...
 
 
@@ -48,8 +49,8 @@ class Mean:
     [3.0, 30.0]
 
     Args:
-        per: The dimension that stays, over all others the mean is taken: 1 for the channels of ``(N, C, h, w)``, -1 for
-            those of tokens ``(N, L, C)``. By default it is taken over the images alone, so each element has its own.
+        per: The dimension to keep. The mean is taken over all others. Use 1 for the channels of ``(N, C, h, w)``, and
+            -1 for the channels of tokens ``(N, L, C)``. By default the mean is taken over the images only.
     """
 
     def __init__(self, per: int | None = None) -> None:
@@ -57,20 +58,20 @@ class Mean:
         self._total: Tensor | None = None
 
     def update(self, tensor: Tensor) -> None:
-        """Take one more tensor.
+        """Include one more tensor.
 
         Raises:
-            CamtoolError: Its shape does not go with that of those before, or it has no dimension ``per``.
+            CamtoolError: Its shape does not fit the shapes before, or it has no dimension ``per``.
         """
-        values = _images(tensor)
-        for part in _sums(values, self._per):
-            self._total = _zeros(part) if self._total is None else self._total
-            self._total += _same_shape(part, self._total, "Mean")
-        self._count += math.prod(values.shape[each] for each in _all_but(self._per, values))
+        values = _to_batch(tensor)
+        for part in _split_sum(values, self._per):
+            self._total = _make_zeros(part) if self._total is None else self._total
+            self._total += _check_same_shape(part, self._total, "Mean")
+        self._count += math.prod(values.shape[each] for each in _get_reduced_dims(self._per, values))
         self._dtype = torch.promote_types(values.dtype, torch.float32)
 
     def result(self) -> Tensor | None:
-        """The mean, at least in single precision."""
+        """Return the mean, at least in single precision."""
         return (self._total / self._count).to(self._dtype) if self._total is not None and self._count else None
 
 
@@ -84,7 +85,7 @@ class Max:
     [4.0, 20.0]
 
     Args:
-        per: The dimension that stays, as for :class:`Mean`; by default each element has its own maximum.
+        per: The dimension to keep, as in :class:`Mean`. By default the maximum is taken over the images only.
     """
 
     def __init__(self, per: int | None = None) -> None:
@@ -92,30 +93,29 @@ class Max:
         self._most: Tensor | None = None
 
     def update(self, tensor: Tensor) -> None:
-        """Take one more tensor.
+        """Include one more tensor.
 
         Raises:
-            CamtoolError: Its shape does not go with that of those before, it has no dimension ``per``, or its numbers
-                are complex.
+            CamtoolError: Its shape does not fit the shapes before, it has no dimension ``per``, or it is complex.
         """
-        values, known = _images(_ordered(tensor, "Max")), self._most
+        values, known = _to_batch(_check_ordered(tensor, "Max")), self._most
         if values.numel():
-            most = values.amax(_all_but(self._per, values))
-            self._most = most if known is None else torch.maximum(known, _same_shape(most, known, "Max"))
+            most = values.amax(_get_reduced_dims(self._per, values))
+            self._most = most if known is None else torch.maximum(known, _check_same_shape(most, known, "Max"))
 
     def result(self) -> Tensor | None:
-        """The maximum."""
+        """Return the maximum."""
         return self._most
 
 
 class Counts(NamedTuple):
-    """What a :class:`Histogram` comes to.
+    """The result of a :class:`Histogram`.
 
     Attributes:
-        counts: How many numbers lie in each bin, ``(B,)``, or ``(C, B)`` with one row for each channel.
-        edges: Where the bins begin and end, ``(B + 1,)``; a number on an edge lies in the bin above it, and only the
-            very last edge belongs to the bin below.
-        missed: How many numbers lie in no bin: outside of the range, infinite, or no numbers at all.
+        counts: The number of values in each bin, ``(B,)``, or ``(C, B)`` with one row per channel.
+        edges: The edges of the bins, ``(B + 1,)``. A value on an edge belongs to the bin above it, except for the last
+            edge, which belongs to the last bin.
+        missed: The number of values in no bin: outside of the range, infinite, or NaN.
     """
 
     counts: Tensor
@@ -124,7 +124,7 @@ class Counts(NamedTuple):
 
 
 class Histogram:
-    """How often which values occur.
+    """A histogram of all values.
 
     >>> histogram = Histogram(bins=4, range=(0, 8))
     >>> histogram.update(torch.tensor([0.0, 1.0, 2.0, 7.0, 8.0, 9.0]))
@@ -132,9 +132,9 @@ class Histogram:
     >>> counts.tolist(), edges.tolist(), missed
     ([2, 1, 0, 2], [0.0, 2.0, 4.0, 6.0, 8.0], 1)
 
-    Without a range the bins fit themselves to what comes: they are as narrow as ``bins`` of them allow, and whenever
-    that is not enough, neighbours become one. Their width is a power of two and their edges its multiples, so every
-    number is counted in the bin where it lies, whatever came first.
+    Without a range the bins adapt to the values: they are as narrow as possible with ``bins`` of them. When values come
+    that do not fit, neighboring bins are merged. The width of the bins is a power of two and the edges are multiples of
+    it, so the order of the values does not change the result.
 
     >>> histogram = Histogram(bins=4)
     >>> for value in (1.0, 2.0, 9.0):
@@ -143,13 +143,13 @@ class Histogram:
     ([2, 0, 1], [0.0, 4.0, 8.0, 12.0])
 
     Args:
-        bins: How many; without a range, how many at most, and then 4 at least.
-        range: The first bin's lower and the last bin's upper edge.
-        per: The dimension that stays, as for :class:`Mean`: each channel has counts of its own, in the same bins. By
-            default all numbers are counted together.
+        bins: The number of bins. Without a range it is the largest number, and at least 4.
+        range: The lower edge of the first bin, and the upper edge of the last.
+        per: The dimension to keep, as in :class:`Mean`: each channel has its own counts, in the same bins. By default
+            all values are counted together.
 
     Raises:
-        CamtoolError: There are too few ``bins``, or ``range`` does not go from a finite number to a larger one.
+        CamtoolError: ``bins`` is too small, or ``range`` does not go from a finite number to a larger one.
     """
 
     def __init__(self, bins: int = 64, range: tuple[float, float] | None = None, per: int | None = None) -> None:  # noqa: A002
@@ -160,48 +160,47 @@ class Histogram:
             raise CamtoolError(f"Histogram: range is {range}; it must go from a finite number to a larger one.")
         self._bins, self._per, self._missed = bins, per, 0
         self._counts: Tensor | None = None
-        self._scale = None if range is not None else _Scale(bins)
+        self._scale = None if range is not None else _AdaptiveBins(bins)
         self._edges = torch.empty(0) if range is None else torch.linspace(*range, bins + 1, dtype=torch.float64)
 
     def update(self, tensor: Tensor) -> None:
-        """Take one more tensor.
+        """Include one more tensor.
 
         Raises:
-            CamtoolError: It has another number of channels than those before, no dimension ``per``, or its numbers are
-                complex.
+            CamtoolError: It has another number of channels than those before, no dimension ``per``, or it is complex.
         """
         if not tensor.numel():
             return
-        values, known = _grouped(_ordered(tensor, "Histogram").detach(), self._per), self._counts
-        if self._scale is not None and (span := _span(values)):
+        values, known = _group_values(_check_ordered(tensor, "Histogram").detach(), self._per), self._counts
+        if self._scale is not None and (span := _find_range(values)):
             known = self._scale.stretch(*span, known)
             self._edges = self._scale.edges
         if not len(self._edges):  # nothing finite has come yet
             self._missed += values.numel()
             return
-        new = _counted(values, self._bins, self._places)
+        new = _count_values(values, self._bins, self._find_bins)
         self._missed += values.numel() - int(new.sum())
-        self._counts = new if known is None else known + _same_shape(new, known, "Histogram")
+        self._counts = new if known is None else known + _check_same_shape(new, known, "Histogram")
 
     def result(self) -> Counts | None:
-        """The counts, the bins' edges, and how many numbers lie in none."""
+        """Return the counts, the edges, and the number of values in no bin."""
         if self._counts is None:
             return None
         used = self._bins if self._scale is None else self._scale.used
         counts = self._counts[:, :used]
         return Counts(counts[0] if self._per is None else counts, self._edges[: used + 1], self._missed)
 
-    def _places(self, values: Tensor) -> Tensor:
-        """The numbers of the bins that values lie in; those in none are below zero, or beyond the last."""
+    def _find_bins(self, values: Tensor) -> Tensor:
+        """Return the index of the bin of each value; an index out of range if it is in none."""
         if self._scale is not None:
-            return self._scale.places(values)
+            return self._scale.find_bins(values)
         edges = self._edges.to(values.device)
         place = torch.bucketize(values, edges, right=True) - 1
         return torch.where(values == edges[-1], self._bins - 1, place)
 
 
-class _Scale:
-    """Bins that grow with what they must hold: multiples of a width that is a power of two."""
+class _AdaptiveBins:
+    """Bins that adapt to the values. Their edges are multiples of a width that is a power of two."""
 
     def __init__(self, bins: int) -> None:
         self._bins, self._low, self._high, self._width = bins, math.inf, -math.inf, 0.0
@@ -216,16 +215,16 @@ class _Scale:
 
     @property
     def _first(self) -> int:
-        """The first bin's number; number 0 begins at zero."""
+        """The number of the first bin. Bin number 0 begins at zero."""
         return math.floor(self._low / self._width)
 
-    def places(self, values: Tensor) -> Tensor:
-        """The numbers of the bins that values in double precision lie in, exactly; what is no number lies below."""
+    def find_bins(self, values: Tensor) -> Tensor:
+        """Return the exact index of the bin of each value in double precision; -1 for NaN."""
         number = (values / self._width).floor_().sub_(self._first)
         return number.nan_to_num_(nan=-1).clamp_(-1, self._bins).to(torch.int64)
 
     def stretch(self, low: float, high: float, counts: Tensor | None) -> Tensor | None:
-        """Make room for values from ``low`` to ``high``; gives the counts ``(G, B)`` in the bins as they are then."""
+        """Adapt the bins to values from ``low`` to ``high``, and return the counts ``(G, B)`` in the new bins."""
         if self._low <= low and high <= self._high:
             return counts
         numbers = [] if counts is None else [self._first + place for place in range(self._bins)]
@@ -233,18 +232,22 @@ class _Scale:
         self._low, self._high = min(low, self._low), max(high, self._high)
         largest = max(abs(self._low), abs(self._high))
         exponent = math.frexp(largest)[1] if largest else -60
-        self._width = max(before, 2.0 ** max(exponent - 40, -1000))  # narrower than anyone needs: it only ever grows
+        # The first width is far too small (2**-40 of the largest value), as it can only grow. 2**-1000 is still a
+        # normal number in double precision.
+        self._width = max(before, 2.0 ** max(exponent - 40, -1000))
         while self.used > self._bins:
             self._width *= 2
         if counts is None:
             return None
         merged = 2 ** (math.frexp(self._width)[1] - math.frexp(before)[1])
-        places = [min(number // merged - self._first, self._bins - 1) for number in numbers]  # those beyond are empty
+        places = [
+            min(number // merged - self._first, self._bins - 1) for number in numbers
+        ]  # beyond the last bin the counts are zero
         return torch.zeros_like(counts).index_add_(1, torch.tensor(places, device=counts.device), counts)
 
 
 class Fold:
-    """A function of what there is so far, ``None`` at first, and one more tensor, as a reducer.
+    """A reducer that calls a function of the result so far (``None`` at first) and the next tensor.
 
     >>> total = Fold(lambda so_far, tensor: tensor.sum() + (so_far or 0))
     >>> for _ in range(3):
@@ -258,87 +261,87 @@ class Fold:
         self._so_far: Any = None
 
     def update(self, tensor: Tensor) -> None:
-        """Take one more tensor."""
+        """Include one more tensor."""
         self._so_far = self._function(self._so_far, tensor)
 
     def result(self) -> Any:
-        """What the function returned last."""
+        """Return the latest result of the function."""
         return self._so_far
 
 
-def _images(tensor: Tensor) -> Tensor:
-    """``(N, ...)``; a tensor without dimensions is one image's."""
+def _to_batch(tensor: Tensor) -> Tensor:
+    """Return a tensor ``(N, ...)``. One without dimensions belongs to one image."""
     return tensor.detach() if tensor.ndim else tensor.detach().reshape(1)
 
 
-def _all_but(per: int | None, tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions over which to reduce: the images' alone, or all but that which stays."""
+def _get_reduced_dims(per: int | None, tensor: Tensor) -> tuple[int, ...]:
+    """Return the dimensions to reduce: that of the images only, or all except ``per``."""
     if per is None:
         return (0,)
     if tensor.ndim < 2 or not -tensor.ndim <= per < tensor.ndim:
         raise CamtoolError(
-            f"per is {per}, but a tensor of shape {tuple(tensor.shape)} came, which has no such dimension beside the "
-            f"images'; leave per out, or reduce other layers."
+            f"per is {per}, but a tensor of shape {tuple(tensor.shape)} has no such dimension besides that of the "
+            f"images; leave per out, or reduce other layers."
         )
     return tuple(each for each in range(tensor.ndim) if each != per % tensor.ndim)
 
 
-def _sums(values: Tensor, per: int | None) -> Iterable[Tensor]:
-    """Tensors that come to the sum: large images one by one, as that is several times as fast, on a CPU."""
-    over, precise = _all_but(per, values), _precise(values)
+def _split_sum(values: Tensor, per: int | None) -> Iterable[Tensor]:
+    """Return tensors to be added up. On a CPU, to sum large images one by one is several times faster."""
+    over, precise = _get_reduced_dims(per, values), _get_sum_dtype(values)
     if not values.is_cpu or 0 not in over or values.numel() < _LARGE * len(values):
         return [values.sum(over, dtype=precise)]
     return values if per is None else [image.sum(over, dtype=precise) for image in values.split(1)]
 
 
-def _precise(values: Tensor) -> torch.dtype:
+def _get_sum_dtype(values: Tensor) -> torch.dtype:
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
     return dtype.to_complex() if values.is_complex() else dtype
 
 
-@torch.inference_mode(False)  # so that they can be added to both there and elsewhere
-def _zeros(like: Tensor) -> Tensor:
-    return torch.zeros_like(like, dtype=_precise(like))
+@torch.inference_mode(False)  # so that they can be written to inside and outside of inference mode
+def _make_zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=_get_sum_dtype(like))
 
 
-def _ordered(tensor: Tensor, reducer: str) -> Tensor:
+def _check_ordered(tensor: Tensor, reducer: str) -> Tensor:
     if tensor.is_complex():
-        raise CamtoolError(f"{reducer}: a tensor of complex numbers came, which have no order; leave its layer out.")
+        raise CamtoolError(f"{reducer}: complex numbers have no order; leave this layer out.")
     return tensor
 
 
-def _same_shape(new: Tensor, known: Tensor, reducer: str) -> Tensor:
+def _check_same_shape(new: Tensor, known: Tensor, reducer: str) -> Tensor:
     if new.shape == known.shape:
         return new
     raise CamtoolError(
-        f"{reducer}: a tensor came that gives {tuple(new.shape)} values, after others that gave {tuple(known.shape)}; "
-        f"with per=1 it gives one for each channel, whatever the image's size."
+        f"{reducer}: a tensor gives {tuple(new.shape)} values, but those before gave {tuple(known.shape)}; "
+        f"with per=1 there is one per channel, for images of any size."
     )
 
 
-def _grouped(tensor: Tensor, per: int | None) -> Tensor:
-    """``(G, M)``: what is counted together, one row for each place in the dimension that stays."""
+def _group_values(tensor: Tensor, per: int | None) -> Tensor:
+    """Return values ``(G, M)``, with one row for each group that is counted together."""
     if per is None:
         return tensor.reshape(1, -1)
-    _all_but(per, tensor)  # complains where there is no such dimension
+    _get_reduced_dims(per, tensor)  # raises an error if there is no such dimension
     return tensor.movedim(per, 0).flatten(1)
 
 
-def _span(values: Tensor) -> tuple[float, float] | None:
-    """The smallest and the largest finite value; ``None`` where there is none."""
+def _find_range(values: Tensor) -> tuple[float, float] | None:
+    """Return the smallest and the largest finite value; None if there is none."""
     low, high = map(float, torch.aminmax(values))
     if math.isfinite(low) and math.isfinite(high):
         return low, high
     finite = values[values.isfinite()]
-    return _span(finite) if finite.numel() else None
+    return _find_range(finite) if finite.numel() else None
 
 
-def _counted(values: Tensor, bins: int, places: Callable[[Tensor], Tensor]) -> Tensor:
-    """How many of the values ``(G, M)`` lie in each bin: ``(G, B)``."""
-    groups, all_bins = len(values), bins + 2  # one on either side for what is missed
+def _count_values(values: Tensor, bins: int, find_bins: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the number of values ``(G, M)`` in each bin, ``(G, B)``."""
+    groups, all_bins = len(values), bins + 2  # two extra bins count the values that are too small or too large
     counts = torch.zeros(groups * all_bins, dtype=torch.int64, device=values.device)
     starts = torch.arange(groups, device=values.device)[:, None] * all_bins + 1
-    for part in values.split(max(1, (_AT_ONCE if values.is_cpu else _AT_ONCE_ON_A_GPU) // groups), 1):
-        place = places(part.to(torch.float64)).clamp_(-1, bins)
+    for part in values.split(max(1, (_CHUNK if values.is_cpu else _CHUNK_ON_GPU) // groups), 1):
+        place = find_bins(part.to(torch.float64)).clamp_(-1, bins)
         counts += torch.bincount((place + starts).flatten(), minlength=groups * all_bins)
     return counts.reshape(groups, all_bins)[:, 1:-1]

@@ -1,25 +1,25 @@
-"""What is explained: from the model's output to one score per image.
+"""Targets, the things that a map explains. A target turns a model's output into one score per image.
 
-Every target is a small frozen dataclass that is called with the model's whole output and gives ``(N,)`` scores. A
-plain callable serves as well: it is given one image's output and gives one number. To write a target of your own see
-:class:`Target`.
+Every target is a small frozen dataclass that is called with the model's whole output and returns ``(N,)`` scores. It
+also answers all other questions about itself: its label, class, probability, box and warnings. A plain function from
+one image's output to a number works as well. To write your own target see :class:`Target` and :class:`Custom`.
 
-What a person asks for becomes targets by :func:`choose`, image by image. There is settled what depends on the image:
-which class the model ranks highest, where it sees a class, which of its detections is meant. A method that asks about
-changed images then asks about the same thing throughout.
+:func:`resolve_targets` turns what a user asks for into targets, image by image. This decides what depends on the image:
+which class the model ranks highest, where it predicts a class, which detection is meant. A method that scores changed
+images then explains the same thing throughout.
 """
 
 from __future__ import annotations
 
-from camtool.targets.about import box_of, class_of, has_a_place, name_of, probability
-from camtool.targets.base import Target, score
-from camtool.targets.choosing import Top, Want, choose, from_texts
+from camtool.targets.base import ImageOutput, ScoreContext, Target, get_class_label, score_targets
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer
-from camtool.targets.detections import Box, Detected, Detection
+from camtool.targets.detections import Box, Detection, MatchedDetection
+from camtool.targets.negation import Negated
 from camtool.targets.places import Point, Region
+from camtool.targets.resolving import TargetLike, Top, asks_for_several, encode_texts, resolve_targets
+from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
-from camtool.targets.wrappers import Custom, Negated, innermost
 
 __all__ = [
     "AgainstRest",
@@ -27,25 +27,23 @@ __all__ = [
     "ClassScore",
     "Contrast",
     "Custom",
-    "Detected",
     "Detection",
     "Finer",
+    "ImageOutput",
+    "MatchedDetection",
     "Negated",
     "Point",
     "Probability",
     "Region",
+    "ScoreContext",
     "Similarity",
     "Target",
+    "TargetLike",
     "Top",
     "Value",
-    "Want",
-    "box_of",
-    "choose",
-    "class_of",
-    "from_texts",
-    "has_a_place",
-    "innermost",
-    "name_of",
-    "probability",
-    "score",
+    "asks_for_several",
+    "encode_texts",
+    "get_class_label",
+    "resolve_targets",
+    "score_targets",
 ]

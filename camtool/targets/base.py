@@ -1,47 +1,104 @@
-"""The base of all targets, how several are asked at once, and what their scores are made of."""
+"""The base class of all targets, the scoring of several targets, and what their scores are made of."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from camtool.outputs import check_class, count, image_of
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import Link
+from camtool.outputs.predictions import Prediction, count_images, get_image_output
 
-__all__ = ["Target", "label_of", "of_class", "per_image", "score"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "Corners",
+    "ImageOutput",
+    "ScoreContext",
+    "Target",
+    "flatten_positions",
+    "get_class_label",
+    "score_targets",
+    "select_class",
+]
+
+Corners: TypeAlias = tuple[float, float, float, float]
+"""A box ``(x0, y0, x1, y1)``."""
+
+
+# eq=False here and below: tensors and arrays have no single truth value, so == on the fields would fail.
+@dataclass(frozen=True, eq=False)
+class ImageOutput:
+    """The model's output for one image, and what is known about the image. :meth:`Target.resolve_on` takes it.
+
+    Attributes:
+        prediction: Class scores ``(K,)``, score planes ``(K, *size)``, or detections.
+        labels: The names of the K classes.
+        geometry: How the photo became the model's input. With it, points and boxes of the user are in pixels of the
+            photo; without it, they are in the coordinates of the model's output.
+        link: How scores become probabilities; ``None`` if the prediction is an embedding.
+        find_class_vectors: A function that returns the weights ``(K, C)`` of the model's linear head, or ``None`` if
+            the model has none. It may run a forward pass, so call it only if you need it.
+    """
+
+    prediction: Prediction
+    labels: Sequence[str] | None = None
+    geometry: Geometry | None = None
+    link: Link | None = "softmax"
+    find_class_vectors: Callable[[], Tensor | None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreContext:
+    """The score of a target on its image, with the model's probabilities for that image.
+
+    Attributes:
+        score: The target's score.
+        probabilities: The probabilities of the classes in this image, ``(K,)`` or ``(K, *size)``; ``None`` for
+            detectors and embeddings.
+        link: How the model's scores become probabilities; ``None`` if the model returns an embedding.
+    """
+
+    score: float
+    probabilities: NDArray[Any] | None = None
+    link: Link | None = "softmax"
 
 
 class Target(ABC):
-    """The thing that is explained: called with a model's output for N images, it gives N scores.
+    """The base class of targets. A target is called with a model's output for N images and returns N scores.
 
-    Most questions of your own are a plain function from one image's output to a number, which
-    :class:`camtool.targets.Custom` asks image by image. Derive from this what answers for all images in one step. Let
-    it be a frozen dataclass: two that ask the same are equal then, so that :func:`score` asks them together.
+    For most own targets a plain function is enough: it takes one image's output and returns a number, see
+    :class:`camtool.targets.Custom`. Derive from this class to score all images in one step, or to answer more of the
+    questions below. Make it a frozen dataclass: then :func:`score_targets` recognizes equal targets and scores them
+    together.
 
-    A target answers for itself. Override what differs: :meth:`get_class_index`, :meth:`describe`, :meth:`has_place`,
-    :meth:`reads_scores` and :meth:`get_warnings`. Without that it is about no class and no place, and its name is what
-    ``str`` gives.
+    A target answers all questions about itself. Override the methods whose default does not fit. By default a target
+    is about no class and no part of the image, and its label is its ``str``.
 
     >>> from dataclasses import dataclass
-    >>> from camtool.outputs import logits
+    >>> from camtool.outputs.class_scores import find_logits
     >>> @dataclass(frozen=True)
     ... class Lead(Target):
     ...     def __call__(self, output):
-    ...         first, second = logits(output).topk(2).values.T
+    ...         first, second = find_logits(output).topk(2).values.T
     ...         return first - second
     >>> Lead()(torch.tensor([[1.0, 5.0, 2.0], [4.0, 0.0, 3.0]]))
     tensor([3., 1.])
 
-    A class in a part of the image is about a place, so that methods do not move the image under it:
+    A class in a part of the image has a place, so methods do not flip or crop the image:
 
     >>> @dataclass(frozen=True)
     ... class UpperHalf(Target):
     ...     index: int
     ...     def __call__(self, output):
-    ...         planes = logits(output)[:, self.index]
+    ...         planes = find_logits(output)[:, self.index]
     ...         return planes[:, : planes.shape[1] // 2].sum((1, 2))
     ...     def get_class_index(self):
     ...         return self.index
@@ -52,84 +109,155 @@ class Target(ABC):
     >>> UpperHalf(1).describe(["sky", "road"])
     'road in the upper half'
 
-    A target that could fit no model raises :class:`camtool.TargetError` where it is made, and one that does not fit
-    this model where it is called.
+    A target that fits no model raises :class:`camtool.TargetError` in its ``__init__``. A target that does not fit this
+    model raises it in :meth:`resolve_on`, or when it is called.
     """
 
     @abstractmethod
     def __call__(self, output: Any, /) -> Tensor:
-        """The scores, ``(N,)``, on the graph of the model's whole output.
+        """Return the scores ``(N,)``, on the graph of the model's whole output.
 
         Raises:
-            TargetError: The output holds nothing that the target could be about.
+            TargetError: The output does not hold what the target is about.
         """
 
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the target with everything decided that depends on the image.
+
+        This runs once for each image, before any method. A method that scores changed images then explains the same
+        thing throughout. By default it checks that the class exists and returns the target itself.
+
+        Args:
+            image: The model's output for the image.
+
+        Raises:
+            TargetError: The target does not fit the output.
+            NothingFoundError: The detector found nothing of the kind in this image.
+        """
+        index = self.get_class_index()
+        # A detector's classes are known only from its labels, if at all, so nothing is checked there.
+        if index is not None and isinstance(image.prediction, Tensor):
+            check_class_index(index, len(image.prediction))
+        return self
+
     def get_class_index(self) -> int | None:
-        """Return the index of the class that the target is about, ``None`` where it is about something else."""
+        """Return the index of the class that the target is about, or ``None`` if it is not about a class."""
         return None
 
     def describe(self, labels: Sequence[str] | None) -> str:
-        """Return what the target is about in a few words: by default its class' label, or else its ``str``.
+        """Return a short label: by default that of the target's class, or the target's ``str`` if it has no class.
 
         Args:
-            labels: The names of the K classes, ``None`` where they are not known.
+            labels: The names of the K classes, ``None`` if they are not known.
         """
         index = self.get_class_index()
-        return str(self) if index is None else label_of(index, labels)
+        return str(self) if index is None else get_class_label(index, labels)
 
-    def has_place(self) -> bool:
-        """Return True if the target is about a part of the image, so that the image must not be flipped or cut."""
-        return False
+    def get_probability(self, context: ScoreContext) -> float | None:
+        """Return the probability of what the target is about, or ``None`` if it has none.
 
-    def reads_scores(self) -> bool:
-        """Return True if the target reads the scores that :func:`camtool.outputs.logits` finds in an output.
-
-        A model may return several tensors; the user is told then which one was taken for the scores.
-        """
-        return False
-
-    def get_warnings(self, score: float) -> Sequence[str]:
-        """Return reasons to doubt a map of this target, one sentence each.
+        By default it is the probability of the target's class, on average over all positions of score planes.
 
         Args:
-            score: The target's score on the image.
+            context: The target's score and the probabilities of the classes.
+        """
+        index = self.get_class_index()
+        if index is None or context.probabilities is None:
+            return None
+        return float(context.probabilities[index].mean())
+
+    def get_box(self) -> Corners | None:
+        """Return the box on the photo, in pixels, that the target is about, or ``None`` if it is not about a box."""
+        return None
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return reasons not to trust a map of this target, one sentence each.
+
+        The package adds warnings that any target may get, e.g. on a map that is constant.
+
+        Args:
+            context: The target's score and the probabilities of the classes.
         """
         return ()
 
+    def has_place(self) -> bool:
+        """Return True if the target is about a part of the image, so that methods must not flip or crop the image."""
+        return False
 
-def score(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:
-    """Each target on the output of its own image: ``(R,)`` for R targets.
+    def favors_class(self) -> bool:
+        """Return True if a higher score speaks for the target's class.
+
+        Then a class of low rank gets a warning.
+        """
+        return self.get_class_index() is not None
+
+    def is_class_score(self) -> bool:
+        """Return True if the score is the logit of the target's class alone, comparable with those of other classes."""
+        return False
+
+    def to_probability(self) -> Target | None:
+        """Return a target whose score is the probability of this target's class.
+
+        Return ``None`` if the score is neither the logit nor the probability of a class. A contrast of two classes, for
+        example, is about a class but scores a difference.
+        """
+        return None
+
+    def reads_scores(self) -> bool:
+        """Return True if the target reads the scores that ``find_logits`` of :mod:`camtool.outputs` returns.
+
+        If the model returned several tensors, the user then gets a warning that names the one that was used.
+        """
+        return False
+
+    def needs_whole_output(self) -> bool:
+        """Return True if the target may read more of an output than its class scores ``(N, K)``.
+
+        The scores of other targets are computed from the logits alone where possible, which saves forward passes. By
+        default this is so for targets that read the scores, see :meth:`reads_scores`.
+        """
+        return not self.reads_scores()
+
+
+def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:
+    """Score each target on the output of its own image.
 
     Args:
-        targets: The targets.
+        targets: R targets.
         output: The model's whole output.
-        images: Which image each target is about; by default one each, in order.
+        images: The image of each target; by default there is one target per image, in order.
+
+    Returns:
+        The scores ``(R,)``.
 
     Raises:
         TargetError: A target does not fit the output.
     """
     images = range(len(targets)) if images is None else images
-    in_order = list(images) == list(range(count(output)))
-    if in_order and all(target is targets[0] or target == targets[0] for target in targets):
-        return targets[0](output)  # in one step for all
-    return torch.cat([target(image_of(output, i, keep=True)) for i, target in zip(images, targets, strict=True)])
+    # One call is faster than N, but the targets must be equal, and each image must be asked for once, in order.
+    in_order = list(images) == list(range(count_images(output)))
+    if in_order and list(targets).count(targets[0]) == len(targets):
+        return targets[0](output)
+    # A target takes a batch, so each image keeps a batch axis of length 1.
+    parts = [get_image_output(output, index, keep_batch=True) for index in images]
+    return torch.cat([target(part) for target, part in zip(targets, parts, strict=True)])
 
 
-def label_of(index: int, labels: Sequence[str] | None) -> str:
-    """Return a class' label, or its number where it has none."""
+def get_class_label(index: int, labels: Sequence[str] | None) -> str:
+    """Return the label of a class, or e.g. ``"class 7"`` if it has none."""
     return str(labels[index]) if labels is not None and index < len(labels) else f"class {index}"
 
 
-def of_class(values: Tensor, index: int) -> Tensor:
-    """One class' part ``(N, *size)`` of values ``(N, K, *size)``.
+def select_class(values: Tensor, index: int) -> Tensor:
+    """Return the part ``(N, *size)`` of values ``(N, K, *size)`` that belongs to one class.
 
     Raises:
-        TargetError: There is no such class.
+        TargetError: The class does not exist.
     """
-    check_class(index, values.shape[1])
+    check_class_index(index, values.shape[1])
     return values[:, index]
 
 
-def per_image(values: Tensor) -> Tensor:
-    """Values ``(N, *size)`` as one row an image: ``(N, places)``, of one place where there is no size."""
+def flatten_positions(values: Tensor) -> Tensor:
+    """Flatten values ``(N, *size)`` to ``(N, positions)``; without a size there is one position."""
     return values.reshape(len(values), -1)

@@ -1,49 +1,71 @@
-"""One class, by its score or by its probability."""
+"""Targets about one class: its score or its probability."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from camtool.outputs import Link, class_scores, probabilities
-from camtool.targets.base import Target, label_of, of_class, per_image
-from camtool.targets.checks import check_link, check_whole
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
+from camtool.outputs.detections import Detections
+from camtool.targets.base import ImageOutput, ScoreContext, Target, flatten_positions, get_class_label, select_class
+from camtool.targets.checks import check_integer, check_link
+from camtool.targets.detections import find_most_confident
 
 __all__ = ["ClassScore", "Probability"]
 
 _SATURATED = 1e-4
-"""The distance from 1 below which a probability has almost no gradient left: the gradient of softmax is at most this
-times that of the logit."""
+"""A probability closer to 1 than this has almost no gradient: the gradient of the softmax is at most this distance
+times the gradient of the logit, so less than a ten thousandth of it is left."""
 
 
 @dataclass(frozen=True)
 class ClassScore(Target):
-    """The logit of a class: the usual thing to explain. For planes ``(N, K, *size)`` it is summed over all places.
+    """The logit of a class: the usual target. Score planes ``(N, K, *size)`` are summed over all positions.
 
-    Where the model has a single logit, class 1 is that logit and class 0 is minus it.
+    If the model has a single logit, class 1 is that logit and class 0 is its negative.
 
     Attributes:
         index: The class.
-        of: How the model's scores become probabilities, which some methods ask for; ``"identity"`` where they are some.
-            In :func:`camtool.explain` it is found out.
+        of: How the model's scores become probabilities, which some methods need; ``"identity"`` if the model returns
+            probabilities. :func:`camtool.explain` finds it out.
     """
 
     index: int
     of: Link = "softmax"
 
     def __post_init__(self) -> None:
-        check_whole("ClassScore's index", self.index)
+        # The usual case skips the checks: explain() creates this target for each image.
+        if type(self.index) is int and self.of in LINKS:
+            return
+        check_integer("ClassScore's index", self.index)
         check_link("ClassScore's of", self.of)
 
     def __call__(self, output: Any) -> Tensor:
-        return per_image(of_class(class_scores(output, self.of), self.index)).sum(1)
+        return flatten_positions(select_class(compute_class_scores(output, self.of), self.index)).sum(1)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the score with the model's link, or the most confident detection of the class."""
+        if isinstance(image.prediction, Detections):
+            return find_most_confident(self.index, image)
+        check_class_index(self.index, len(image.prediction))
+        # What the user wrote as `of` is replaced: the model's output shows whether the scores are probabilities.
+        return self if image.link is None else replace(self, of=image.link)
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.index)
+
+    def is_class_score(self) -> bool:
+        """Return True."""
+        return True
+
+    def to_probability(self) -> Probability:
+        """Return the probability of the class."""
+        return Probability(self.index, self.of)
 
     def reads_scores(self) -> bool:
         """Return True."""
@@ -52,43 +74,60 @@ class ClassScore(Target):
 
 @dataclass(frozen=True)
 class Probability(Target):
-    """The probability of a class; of planes ``(N, K, *size)`` the mean over all places.
+    """The probability of a class. For score planes ``(N, K, *size)`` it is the mean over all positions.
 
-    Where it nears 1 its gradient vanishes, and with it any map that is made of gradients.
+    The gradient vanishes where the probability is close to 1, and with it any map that is made of gradients.
 
     Attributes:
         index: The class.
-        of: ``"softmax"`` over all classes, or the class' own ``"sigmoid"``, for models whose labels do not exclude one
-            another. Of a single logit it is the sigmoid in either case. ``"identity"`` where the model returns
-            probabilities itself, which :func:`camtool.explain` finds out.
+        of: ``"softmax"`` over all classes, or ``"sigmoid"`` for each class on its own, for multi-label models. For a
+            single logit it is the sigmoid in either case. ``"identity"`` if the model returns probabilities itself,
+            which :func:`camtool.explain` finds out.
     """
 
     index: int
     of: Link = "softmax"
 
     def __post_init__(self) -> None:
-        check_whole("Probability's index", self.index)
+        check_integer("Probability's index", self.index)
         check_link("Probability's of", self.of)
 
     def __call__(self, output: Any) -> Tensor:
-        return per_image(of_class(probabilities(output, self.of), self.index)).mean(1)
+        return flatten_positions(select_class(compute_probabilities(output, self.of), self.index)).mean(1)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the probability as the model gives it, or the most confident detection of the class."""
+        if isinstance(image.prediction, Detections):
+            return find_most_confident(self.index, image)
+        check_class_index(self.index, len(image.prediction))
+        # The user's choice of softmax or sigmoid counts, unless the scores are probabilities already.
+        return replace(self, of="identity") if image.link == "identity" else self
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
-        """Return the class' label and that its probability is meant."""
-        return f"probability of {label_of(self.index, labels)}"
+        """Return "probability of" and the class' label."""
+        return f"probability of {get_class_label(self.index, labels)}"
+
+    def get_probability(self, context: ScoreContext) -> float:
+        """Return the score, which is the probability."""
+        return context.score
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return a warning if the probability is so close to 1 that it has no gradient."""
+        # Probabilities that the model returns itself get a warning of their own, however close to 1 they are.
+        if self.of == "identity" or context.score <= 1 - _SATURATED:
+            return ()
+        return (
+            "The probability is saturated, so its gradient is almost zero: explain the score (ClassScore) instead.",
+        )
+
+    def to_probability(self) -> Probability:
+        """Return the target itself."""
+        return self
 
     def reads_scores(self) -> bool:
         """Return True."""
         return True
-
-    def get_warnings(self, score: float) -> Sequence[str]:
-        """Return a warning where the probability nears 1 and so has no gradient."""
-        if self.of == "identity" or abs(score) <= 1 - _SATURATED:
-            return ()
-        return (
-            "The probability is saturated, so its gradient all but vanishes: explain the score (ClassScore) instead.",
-        )

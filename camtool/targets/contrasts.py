@@ -1,9 +1,9 @@
-"""One class against others: those that are named, those that are nearest to it, or all of them."""
+"""Targets that compare a class with others: with named ones, with the most similar ones, or with all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
-from camtool.outputs import check_class, class_scores
-from camtool.targets.base import Target, label_of, of_class, per_image
-from camtool.targets.checks import check_choice, check_whole
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import compute_class_scores
+from camtool.outputs.detections import Detections
+from camtool.targets.base import ImageOutput, Target, flatten_positions, get_class_label, select_class
+from camtool.targets.checks import check_choice, check_integer
 from camtool.targets.classes import ClassScore
 
 __all__ = ["AgainstRest", "Contrast", "Finer"]
@@ -23,14 +25,14 @@ __all__ = ["AgainstRest", "Contrast", "Finer"]
 class Contrast(Target):
     """A class against others: ``score(of) - weight * mean(score(against))``.
 
-    With the classes that a model confuses, it shows the details that tell them apart; :class:`Finer` finds these
-    classes by itself.
+    Name the classes that a model confuses, and the map shows the details that tell them apart. :class:`Finer` finds
+    these classes itself.
 
     Attributes:
         of: The class.
         against: The other class, or several.
-        weight: How much the others count.
-        shares: How much each of the others counts in their mean; by default all alike.
+        weight: The factor of the others.
+        shares: The weight of each other class in their mean; by default all are equal.
     """
 
     of: int
@@ -39,16 +41,16 @@ class Contrast(Target):
     shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_whole("Contrast's of", self.of)
+        check_integer("Contrast's of", self.of)
         for rival in self.rivals:
-            check_whole("Contrast's against", rival)
+            check_integer("Contrast's against", rival)
         if not self.rivals:
-            raise TargetError("Contrast's against is empty; name the class, or the classes, to hold against.")
+            raise TargetError("Contrast's against is empty; pass one or more classes to compare with.")
         if self.shares is not None:
             _check_shares(self.shares, len(self.rivals))
 
     def __call__(self, output: Any) -> Tensor:
-        scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])
+        scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])  # (rivals, N)
         shares = scores.new_tensor(self.shares or [1.0] * len(self.rivals))
         return ClassScore(self.of)(output) - self.weight * (shares * scores.T).sum(1) / shares.sum()
 
@@ -57,8 +59,9 @@ class Contrast(Target):
         return int(self.of)
 
     def describe(self, labels: Sequence[str] | None) -> str:
-        """Return the class' label and those of the others."""
-        return f"{label_of(self.of, labels)} rather than {', '.join(label_of(rival, labels) for rival in self.rivals)}"
+        """Return the label of the class and those of the others."""
+        rivals = ", ".join(get_class_label(rival, labels) for rival in self.rivals)
+        return f"{get_class_label(self.of, labels)} rather than {rivals}"
 
     def reads_scores(self) -> bool:
         """Return True."""
@@ -71,34 +74,35 @@ class Contrast(Target):
 
 
 def _check_shares(shares: tuple[float, ...], rivals: int) -> None:
+    """Check that there is one finite share per rival, none of them negative and not all zero."""
     if not (len(shares) == rivals and min(shares) >= 0 and 0 < sum(shares) < inf):
-        raise TargetError(f"Contrast's shares {shares} do not fit its {rivals} rivals; give each a positive number.")
+        raise TargetError(f"Contrast's shares {shares} do not fit its {rivals} rivals; pass a positive number each.")
 
 
 @dataclass(frozen=True)
 class Finer(Target):
     """A class against those most similar to it: Finer-CAM, arXiv 2501.11309.
 
-    The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``. These are the classes whose weights in the
-    model's linear head have the largest cosine similarity to those of the class, as in the paper: the same for every
-    image. For a model without such a head, and where the target is called on an output by itself, they are the classes
-    whose logits on the image are nearest to the class' own, as in the authors' program. The label of an explanation
-    names them.
+    The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``. As in the paper, these are the classes whose
+    weights in the model's linear head have the largest cosine similarity to those of the class: the same for every
+    image. If the model has no such head, or the target is called on an output directly, they are the classes whose
+    logits on the image are nearest to that of the class, as in the authors' code. The label of an explanation names
+    them.
 
-    With the weighting ``"probability"``, that of the authors' code, the shares are ``s_d = p_d / Σ p``, with the
-    model's probabilities ``p``; with ``"mean"`` all rivals count alike.
+    With the weighting ``"probability"``, as in the authors' code, the shares are ``s_d = p_d / Σ p``, with the
+    model's probabilities ``p``; with ``"mean"`` all rivals count the same.
 
-    Rivals and shares are settled once for each image, before any method runs, by :func:`camtool.targets.choose`: a
+    Rivals and shares are set once for each image, before any method runs, by :func:`camtool.targets.resolve_targets`: a
     method that scores changed images compares the same classes throughout. So no gradient flows through the shares: the
-    paper explains the differences between logits, of which the shares only make an average. In the authors' code it
-    does, and the map shows in part what would change the probabilities.
+    paper explains differences between logits, and the shares only average them. In the authors' code the gradient does
+    flow, and the map shows in part what would change the probabilities.
 
     Attributes:
         index: The class.
-        rivals: How many others it is held against; fewer where the model has fewer.
-        weight: How much they count, the paper's γ: 0 is the class alone, and more shows finer details.
+        rivals: The number of other classes; fewer if the model has fewer.
+        weight: The factor of the rivals, γ in the paper: 0 is the class alone, larger values show finer details.
         weighting: ``"probability"`` or ``"mean"``.
-        similar: Classes in order of their similarity to this one, most similar first; by default found as above.
+        similar: Classes in order of similarity to this one, most similar first; by default found as above.
     """
 
     index: int
@@ -108,99 +112,110 @@ class Finer(Target):
     similar: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_whole("Finer's index", self.index)
+        check_integer("Finer's index", self.index)
         for other in self.similar or ():
-            check_whole("Finer's similar", other)
-        check_whole("Finer's rivals", self.rivals)
+            check_integer("Finer's similar", other)
+        check_integer("Finer's rivals", self.rivals)
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
         check_choice("Finer's weighting", self.weighting, ("probability", "mean"))
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.settled(one)(one[None]) for one in class_scores(output)])
+        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
-    def compared_by(self, vectors: Tensor) -> Finer:
-        """Return the target with :attr:`similar` found by the cosine similarity of the classes' vectors.
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the contrast with the rivals in this image.
+
+        Raises:
+            TargetError: The class does not exist or has no rivals, or the output is not one logit per class.
+        """
+        scores = image.prediction
+        if isinstance(scores, Detections):
+            return self  # the call raises an error that names the remedy
+        if scores.ndim != 1 or len(scores) < 2:
+            raise TargetError(
+                f"Finer compares a class with others, but the model's output for an image has shape "
+                f"{tuple(scores.shape)}, not (K,) with two classes or more; use ClassScore or Contrast."
+            )
+        check_class_index(self.index, len(scores))
+        rivals = self._find_rivals(image, scores.detach())
+        # A softmax over the rivals alone: p_d / Σ p without a sum of probabilities that could vanish.
+        shares = [1.0] * len(rivals) if self.weighting == "mean" else scores.detach()[rivals].softmax(0).tolist()
+        return Contrast(self.index, tuple(rivals), self.weight, tuple(shares))
+
+    def rank_by_similarity(self, class_vectors: Tensor) -> tuple[int, ...]:
+        """Return the other classes in order of the cosine similarity of their vectors to that of the class.
 
         Args:
-            vectors: The weights of a linear head, ``(K, C)``.
+            class_vectors: The weights of a linear head, ``(K, C)``.
         """
-        if not 0 <= self.index < len(vectors):
-            return self
-        cosines = torch.nn.functional.cosine_similarity(vectors, vectors[self.index], dim=1)
+        cosines = torch.nn.functional.cosine_similarity(class_vectors, class_vectors[self.index], dim=1)
+        # A stable sort puts the lower index first if two classes are equally similar, on every device.
         order = cosines.argsort(descending=True, stable=True).tolist()
-        return replace(self, similar=tuple(other for other in order if other != self.index))
+        return tuple(other for other in order if other != self.index)
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
-        """Return the class' label and that it is held against similar ones."""
-        return f"{label_of(self.index, labels)} rather than its like"
+        """Return the label of the class, and that it is compared with similar classes."""
+        return f"{get_class_label(self.index, labels)} rather than similar classes"
 
     def reads_scores(self) -> bool:
         """Return True."""
         return True
 
-    def settled(self, output: Tensor) -> Contrast:
-        """Return the contrast that it comes to for one image.
-
-        Args:
-            output: That image's logits, ``(K,)``.
-
-        Raises:
-            TargetError: The class does not exist or has no rivals, or the output is not one logit a class.
-        """
-        if output.ndim != 1 or len(output) < 2:
-            raise TargetError(
-                f"Finer holds a class against others, but the model's output for an image has shape "
-                f"{tuple(output.shape)}, not (K,) with two classes or more; use ClassScore or Contrast."
-            )
-        check_class(self.index, len(output))
-        values = output.detach()
-        nearest = (values - values[self.index]).abs().argsort(stable=True).tolist()
-        rivals = [other for other in self.similar or nearest if other != self.index][: self.rivals]
+    def _find_rivals(self, image: ImageOutput, scores: Tensor) -> list[int]:
+        """Return the most similar classes by the user's order, else by the head, else by scores ``(K,)``."""
+        order = self.similar or None
+        if order is None:
+            class_vectors = None if image.find_class_vectors is None else image.find_class_vectors()
+            order = None if class_vectors is None else self.rank_by_similarity(class_vectors)
+        if order is None:
+            order = tuple((scores - scores[self.index]).abs().argsort(stable=True).tolist())
+        # The nearest logit is the class's own, and the user's order may hold the class as well.
+        rivals = [other for other in order if other != self.index][: self.rivals]
         for rival in rivals:
-            check_class(rival, len(output))
-        # The probabilities' shares in their sum, without a sum that could vanish.
-        shares = values[rivals].softmax(0).tolist() if self.weighting == "probability" else [1.0] * len(rivals)
-        return Contrast(self.index, tuple(rivals), self.weight, tuple(shares))
+            check_class_index(rival, len(scores))
+        return rivals
 
 
 @dataclass(frozen=True)
 class AgainstRest(Target):
-    """A class against all the others at once: DiffGradCAM, arXiv 2506.08514.
+    """A class against all others at once: DiffGradCAM, arXiv 2506.08514.
 
-    ``y_c - aggregate of the other logits``. A softmax looks at differences between logits alone, and so does this: what
-    raises all classes together does not show. For planes ``(N, K, *size)`` it is summed over all places.
+    The score is ``y_c - aggregate of the other logits``. A softmax depends only on differences between logits, and so
+    does this score: what raises all classes together does not show. Score planes ``(N, K, *size)`` are summed over all
+    positions.
 
     Attributes:
         index: The class.
-        how: What sums up the others: ``"mean"``; ``"max"``, which is the strongest rival; or ``"logsumexp"``, with
-            which the score is ``log(p / (1 - p))``, whose gradient does not vanish where the probability nears 1.
+        how: How the others are aggregated: ``"mean"``; ``"max"``, the strongest rival; or ``"logsumexp"``, with which
+            the score is ``log(p / (1 - p))``, whose gradient does not vanish where the probability is close to 1.
     """
 
     index: int
     how: Literal["mean", "max", "logsumexp"] = "mean"
 
     def __post_init__(self) -> None:
-        check_whole("AgainstRest's index", self.index)
+        check_integer("AgainstRest's index", self.index)
         check_choice("AgainstRest's how", self.how, _AGGREGATES)
 
     def __call__(self, output: Any) -> Tensor:
-        values = class_scores(output)
-        own = of_class(values, self.index)
+        values = compute_class_scores(output)
+        own = select_class(values, self.index)
+        # Slices, as a list of indices would have to be transferred to the device.
         rest = torch.cat([values[:, : self.index], values[:, self.index + 1 :]], 1)
-        return per_image(own - _AGGREGATES[self.how](rest)).sum(1)
+        return flatten_positions(own - _AGGREGATES[self.how](rest)).sum(1)
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
-        """Return the class' label and that it is held against all others."""
-        return f"{label_of(self.index, labels)} rather than the rest"
+        """Return the label of the class, and that it is compared with all others."""
+        return f"{get_class_label(self.index, labels)} rather than the rest"
 
     def reads_scores(self) -> bool:
         """Return True."""

@@ -1,77 +1,78 @@
-"""What a detector found: the n-th surest, the one at a place, and one detection followed through other images."""
+"""Targets for detectors: the n-th most confident detection, the one in a box, and one detection in changed images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
-from camtool.geometry import Geometry
-from camtool.outputs import Detections, detections, image_of
-from camtool.targets.base import Target
-from camtool.targets.checks import check_numbers, check_whole
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.detections import Detections, find_detections
+from camtool.outputs.predictions import get_image_output
+from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, get_class_label
+from camtool.targets.checks import check_integer, check_number_tuple
 
-__all__ = ["Box", "Corners", "Detected", "Detection", "nothing_found"]
+__all__ = ["Box", "Detection", "MatchedDetection", "build_nothing_found_error", "find_most_confident"]
 
-Corners: TypeAlias = tuple[float, float, float, float]
-"""A box ``(x0, y0, x1, y1)``."""
+_LOW_CONFIDENCE = 0.1
+"""Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a
+detection this weak is hardly ever shown to anyone."""
 
-_UNSURE = 0.1
-"""A detection of less confidence is one that most people would not even look at."""
+_SATURATED = 1e-6
+"""A confidence closer to 1 than this gets a warning: single precision has steps of 6e-8 there, so the confidence has
+about one digit left that can change, and its gradient is almost zero."""
 
-_CERTAIN = 1e-6
-"""The distance from 1 below which the confidence of a detection has hardly a digit left that could change."""
-
-_AS_NEAR = 0.01
-"""Boxes whose overlaps differ by less are at one place: queries often agree on a box, and then the surest counts."""
+_SAME_PLACE = 0.01
+"""Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
+the same box up to rounding; among these the most confident one counts."""
 
 
 @dataclass(frozen=True)
 class Detection(Target):
-    """What a detector is ``n``-th most confident of in the image; it counts from 0."""
+    """The ``n``-th most confident detection in the image, counted from 0."""
 
     n: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("Detection's n", self.n)
+        check_integer("Detection's n", self.n)
 
     def __call__(self, output: Any) -> Tensor:
-        return _settled_scores(self, output)
+        return _score_each(self, output)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return this detection of the image.
+
+        Raises:
+            NothingFoundError: There are fewer detections.
+        """
+        found = image.prediction
+        if not isinstance(found, Detections):
+            return self
+        if not 0 <= self.n < len(found):
+            raise build_nothing_found_error(
+                f"target_class asks for detection {self.n}, counted from 0, but the model found {len(found)} in this "
+                "image."
+            )
+        return _match(found.sort_by_confidence(), self.n, image.geometry)
 
     def has_place(self) -> bool:
         """Return True."""
         return True
 
-    def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
-        """The detection that it comes to in one image.
-
-        Args:
-            found: What the model found there.
-            geometry: How the photo became the model's input; ``None`` where boxes stay as the model gives them.
-
-        Raises:
-            NothingFoundError: There are not so many.
-        """
-        if not 0 <= self.n < len(found):
-            raise nothing_found(
-                f"target_class asks for detection {self.n}, counted from 0, but the model found {len(found)} in this "
-                "image."
-            )
-        return _detected(found.surest_first(), self.n, geometry)
-
 
 @dataclass(frozen=True)
 class Box(Target):
-    """What a detector found at a place: the most confident detection that overlaps the box.
+    """The most confident detection that overlaps a box.
 
     Attributes:
-        xyxy: ``(x0, y0, x1, y1)``; in :func:`camtool.explain` in pixels of the photo, else as the model gives boxes.
-        class_index: Of this class; by default of any.
-        iou_threshold: The least intersection over union.
+        xyxy: ``(x0, y0, x1, y1)``; in :func:`camtool.explain` in pixels of the photo, else in the model's units.
+        class_index: The class of the detection; by default any.
+        iou_threshold: The smallest intersection over union that counts.
     """
 
     xyxy: Corners
@@ -79,8 +80,8 @@ class Box(Target):
     iou_threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        check_numbers("Box's xyxy", self.xyxy, 4)
-        check_whole("Box's class_index", self.class_index, optional=True)
+        check_number_tuple("Box's xyxy", self.xyxy, 4)
+        check_integer("Box's class_index", self.class_index, optional=True)
         x0, y0, x1, y1 = self.xyxy
         if not (x0 < x1 and y0 < y1):
             raise TargetError(f"Box {self.xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
@@ -88,162 +89,194 @@ class Box(Target):
             raise TargetError(f"Box's iou_threshold is {self.iou_threshold}; it must be above 0 and at most 1.")
 
     def __call__(self, output: Any) -> Tensor:
-        return _settled_scores(self, output)
+        return _score_each(self, output)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the detection of the image that overlaps the box.
+
+        Raises:
+            NothingFoundError: No detection overlaps the box.
+            TargetError: The model does not have the class.
+        """
+        found = image.prediction
+        if not isinstance(found, Detections):
+            return self
+        candidates = found if self.class_index is None else found.select_class(self.class_index)
+        candidates = candidates.sort_by_confidence()
+        overlap = candidates.compute_iou(_to_model_box(self.xyxy, found, image.geometry))
+        is_enough = overlap >= self.iou_threshold
+        if not is_enough.any():
+            raise self._build_error(overlap)
+        # argmax returns the first, which is the most confident.
+        return _match(candidates, int(is_enough.int().argmax()), image.geometry, self.iou_threshold)
 
     def has_place(self) -> bool:
         """Return True."""
         return True
 
-    def settled(self, found: Detections, geometry: Geometry | None) -> Detected:
-        """The detection that it comes to in one image.
-
-        Args:
-            found: What the model found there.
-            geometry: How the photo became the model's input; ``None`` where the box is one as the model gives them.
-
-        Raises:
-            NothingFoundError: None overlaps the box.
-            TargetError: The model has no such class.
-        """
-        of_class = found if self.class_index is None else found.of_class(self.class_index)
-        candidates = of_class.surest_first()
-        overlap = candidates.overlap(_as_the_model_gives(self.xyxy, found, geometry))
-        enough = overlap >= self.iou_threshold
-        if not enough.any():
-            raise self._missed(overlap)
-        return _detected(candidates, int(enough.int().argmax()), geometry, self.iou_threshold)
-
-    def _missed(self, overlap: Tensor) -> NothingFoundError:
-        """What is raised where no overlap, ``(D,)``, is large enough."""
-        best = f"the best overlaps it by {float(overlap.max()):.2f}" if len(overlap) else "there are none at all"
+    def _build_error(self, overlap: Tensor) -> NothingFoundError:
+        """Return the error for overlaps ``(D,)`` that are all too small."""
+        best = f"the best overlap is {float(overlap.max()):.2f}" if len(overlap) else "the model found none at all"
         which = "" if self.class_index is None else f" of class {self.class_index}"
-        return nothing_found(
+        return build_nothing_found_error(
             f"no detection{which} overlaps the box {self.xyxy} by {self.iou_threshold:g} or more; {best}."
         )
 
 
 @dataclass(frozen=True)
-class Detected(Target):
-    """One detection, of one image: what :class:`Detection`, :class:`Box` and classes come to for a detector.
+class MatchedDetection(Target):
+    """One detection of one image. :class:`Detection`, :class:`Box` and classes resolve to it on a detector's output.
 
-    The score is that of the detection of its class whose box overlaps this one best: on the image itself the detection,
-    with the confidence that non-maximum suppression passed on unchanged. In another image, where none overlaps it by
-    the threshold, it is the least that the model could give: no confidence.
+    The score is that of the detection of the same class whose box overlaps this one best: on the image itself the
+    detection, with the confidence that non-maximum suppression left unchanged. If no box overlaps it by the threshold,
+    as in a changed image, the score is the lowest that the model could give: no confidence.
 
     Attributes:
         class_index: Its class.
-        place: Its box as the model gives it.
+        model_box: Its box as the model gives it.
         xyxy: Its box on the photo, in pixels.
-        confidence: The model's confidence in it, 0 to 1.
-        iou_threshold: The least intersection over union in other images.
-        classes: How many classes the model knows, where every box has a score of each.
+        confidence: The model's confidence, 0 to 1.
+        iou_threshold: The smallest intersection over union that counts in other images.
+        class_count: The number of classes, if every box has a score for each class.
     """
 
     class_index: int
-    place: Corners
+    model_box: Corners
     xyxy: Corners
     confidence: float
     iou_threshold: float = 0.5
-    classes: int | None = None
+    class_count: int | None = None
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.stack([self._one(found.of_class(self.class_index)) for found in _found(output, self.classes)])
+        images = _read_detections(output, self.class_count)
+        return torch.stack([self._score_image(found.select_class(self.class_index)) for found in images])
+
+    def resolve_on(self, image: ImageOutput) -> MatchedDetection:
+        """Return the detection itself."""
+        return self
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.class_index)
 
+    def get_probability(self, context: ScoreContext) -> float:
+        """Return the model's confidence."""
+        return self.confidence
+
+    def get_box(self) -> Corners:
+        """Return the box on the photo."""
+        return self.xyxy
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return a warning if the confidence is very low, or so high that it has no gradient."""
+        if self.confidence < _LOW_CONFIDENCE:
+            return (f"The model's confidence in this detection is only {self.confidence:.1%}.",)
+        # A score that differs from the confidence is a logit, which does not saturate.
+        if context.score == self.confidence > 1 - _SATURATED:
+            return (
+                "The model's confidence in this detection is saturated close to 1, so its gradient is almost zero.",
+            )
+        return ()
+
     def has_place(self) -> bool:
         """Return True."""
         return True
 
-    def get_warnings(self, score: float) -> Sequence[str]:
-        """Return warnings where the model is hardly sure, or so sure that its confidence has no gradient."""
-        if self.confidence < _UNSURE:
-            return (
-                f"The model's confidence in this detection is only {self.confidence:.1%}, so not much speaks for it.",
-            )
-        if abs(score) == self.confidence > 1 - _CERTAIN:  # and no logit, which does not saturate
-            return (
-                "The model is all but certain of this detection, so the gradient of its confidence all but vanishes.",
-            )
-        return ()
-
-    def _one(self, found: Detections) -> Tensor:
-        """The score, ``()``, among one image's detections of its class."""
-        overlap = found.overlap(self.place)
-        nearest = overlap.max() if len(overlap) else None
-        if nearest is None or nearest < self.iou_threshold:
-            return found.least_score()
-        as_near = overlap >= nearest - _AS_NEAR
-        return found.scores[as_near][found.confidences[as_near].argmax()]
+    def _score_image(self, found: Detections) -> Tensor:
+        """Return the score ``()`` among one image's detections of the same class."""
+        overlap = found.compute_iou(self.model_box)
+        # No box of this class is left, or all moved away: the object is not detected in this image.
+        best = overlap.max() if len(overlap) else None
+        if best is None or best < self.iou_threshold:
+            return found.compute_lowest_score()
+        is_near = overlap >= best - _SAME_PLACE
+        return found.scores[is_near][found.confidences[is_near].argmax()]
 
 
-def nothing_found(what: str) -> NothingFoundError:
-    """The error that says what was not found, and what can be done."""
+def find_most_confident(index: int, image: ImageOutput) -> MatchedDetection:
+    """Return the most confident detection of a class in an image's detections.
+
+    Raises:
+        TargetError: The class does not exist.
+        NothingFoundError: There is no detection of this class.
+    """
+    assert isinstance(image.prediction, Detections)
+    labels = image.labels
+    # A detector's output does not show how many classes there are, so the labels must do.
+    if index < 0 or (labels is not None and index >= len(labels)):
+        known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
+        raise TargetError(f"target_class {index} does not exist: {known}.")
+    found = image.prediction.select_class(index)
+    if not len(found):
+        raise build_nothing_found_error(f"the model found no {get_class_label(index, labels)} in this image.")
+    return _match(found.sort_by_confidence(), 0, image.geometry)
+
+
+def build_nothing_found_error(reason: str) -> NothingFoundError:
+    """Return an error that gives the reason and says what the user can do."""
     return NothingFoundError(
-        f"{what} Ask for another, or lower the threshold below which the model drops what it finds (torchvision's "
-        "score_thresh)."
+        f"{reason} Ask for another target, or lower the model's own threshold (torchvision's score_thresh)."
     )
 
 
-def _settled_scores(target: Detection | Box, output: Any) -> Tensor:
-    """The scores, ``(N,)``, of what a target comes to in each image, boxes being as the model gives them."""
-    settled = [target.settled(found, None) for found in _found(output)]
-    return torch.cat([each(image_of(output, i, keep=True)) for i, each in enumerate(settled)])
+def _score_each(target: Detection | Box, output: Any) -> Tensor:
+    """Resolve a target on each image of an output and return the scores ``(N,)``."""
+    resolved = [target.resolve_on(ImageOutput(found)) for found in _read_detections(output)]
+    return torch.cat([each(get_image_output(output, i, keep_batch=True)) for i, each in enumerate(resolved)])
 
 
-def _found(output: Any, classes: int | None = None) -> Iterable[Detections]:
-    """What the model found, image by image; for ``classes`` see :func:`camtool.outputs.detections`.
+def _read_detections(output: Any, class_count: int | None = None) -> Iterable[Detections]:
+    """Return the detections of each image.
 
     Raises:
-        TargetError: It is no detector.
+        TargetError: The model is not a detector.
     """
-    found = detections(output, classes)
+    found = find_detections(output, class_count)
     if found is None:
-        raise TargetError("the target is about a detection, but the model is no detector; ask for a class.")
+        raise TargetError("the target is about a detection, but the model is not a detector; pass a class instead.")
     return found
 
 
-def _detected(found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5) -> Detected:
-    """One of some detections, each with its class."""
+def _match(found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5) -> MatchedDetection:
+    """Return one of some detections, each of which has a class."""
     assert found.classes is not None
-    place = _corners(found.boxes[which].tolist())
-    return Detected(
+    model_box = _to_corners(found.boxes[which].tolist())
+    return MatchedDetection(
         class_index=int(found.classes[which]),
-        place=place,
-        xyxy=_on_the_photo(place, found, geometry),
+        model_box=model_box,
+        xyxy=_to_photo_box(model_box, found, geometry),
         confidence=float(found.confidences[which]),
         iou_threshold=iou_threshold,
-        classes=found.known,
+        class_count=found.class_count,
     )
 
 
-def _on_the_photo(place: Corners, found: Detections, geometry: Geometry | None) -> Corners:
-    """A box, as the model gives it, in pixels of the photo."""
+def _to_photo_box(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:
+    """Return a box of the model in pixels of the photo."""
     if geometry is None:
-        return place
-    across, down = _unit(found, geometry)
-    x0, y0, x1, y1 = place
-    return geometry.on_photo((x0 * across, y0 * down, x1 * across, y1 * down))
+        return box
+    width, height = _get_unit(found, geometry)
+    x0, y0, x1, y1 = box
+    return geometry.to_photo_box((x0 * width, y0 * height, x1 * width, y1 * height))
 
 
-def _as_the_model_gives(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:
-    """:func:`_on_the_photo`, undone."""
+def _to_model_box(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:
+    """Return a box on the photo in the model's units."""
     if geometry is None:
-        return _corners(box)
-    across, down = _unit(found, geometry)
-    x0, y0, x1, y1 = geometry.on_input(_corners(box))
-    return x0 / across, y0 / down, x1 / across, y1 / down
+        return _to_corners(box)
+    width, height = _get_unit(found, geometry)
+    x0, y0, x1, y1 = geometry.to_input_box(_to_corners(box))
+    return x0 / width, y0 / height, x1 / width, y1 / height
 
 
-def _unit(found: Detections, geometry: Geometry) -> tuple[int, int]:
-    """How many pixels of the input the model counts as 1 in its boxes, across and down."""
-    height, width = geometry.size if found.relative else (1, 1)
+def _get_unit(found: Detections, geometry: Geometry) -> tuple[int, int]:
+    """Return the pixels of the input that count as 1 in the model's boxes, in x and in y."""
+    # Relative boxes are fractions of the input's size; others are in pixels, so one unit is one pixel.
+    height, width = geometry.size if found.is_relative else (1, 1)
     return width, height
 
 
-def _corners(numbers: Sequence[float]) -> Corners:
-    """Four numbers, of whatever type, as Python's."""
+def _to_corners(numbers: Sequence[float]) -> Corners:
+    """Convert four numbers of any type to floats."""
     x0, y0, x1, y1 = numbers
     return float(x0), float(y0), float(x1), float(y1)

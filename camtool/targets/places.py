@@ -1,4 +1,4 @@
-"""A class in a part of the picture: inside a mask, or at a point."""
+"""Targets about a class in a part of the image: inside a mask, or at a point."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
-from camtool.geometry import Geometry, averaged
-from camtool.outputs import Link, check_class, class_scores
-from camtool.targets.base import Target, of_class, per_image
-from camtool.targets.checks import check_link, check_numbers, check_real, check_whole
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.resampling import average_cells
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import Link, compute_class_scores
+from camtool.outputs.detections import Detections
+from camtool.targets.base import ImageOutput, ScoreContext, Target, flatten_positions, select_class
+from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,17 +28,18 @@ __all__ = ["Point", "Region"]
 class Region(Target):
     """A class inside a mask, for segmentation: Seg-Grad-CAM, arXiv 2002.11434.
 
-    The score is the class' logits summed over the places, each by its weight. In :func:`camtool.explain` the mask lies
-    over the photo, whatever its own size, and goes the way that the photo went; one of just the size of the planes
-    (and not of the photo) lies over those. Called with an output, the mask lies over the planes.
+    The score is the sum of the class's logits over all positions, each times its weight in the mask. In
+    :func:`camtool.explain` the mask covers the photo, in any resolution, and is cropped and resized like the photo. A
+    mask of exactly the size of the score planes (and not of the photo) covers the planes. So it does when the target is
+    called with an output.
 
-    Methods that give each channel one weight for all positions, as Grad-CAM does, heat all that looks like the thing in
-    the mask; those that weigh position by position, as HiResCAM and LayerCAM do, keep to it.
+    Methods with one weight per channel for all positions, such as Grad-CAM, highlight everything that looks like the
+    content of the mask. Methods that weigh each position, such as HiResCAM and LayerCAM, stay inside the mask.
 
     Attributes:
         class_index: The class, along the second axis of the planes ``(N, K, H, W)``.
-        mask: ``(h, w)``, the weight of each place, as a tensor or an array; zeros and ones, or booleans.
-        of: As :class:`camtool.targets.ClassScore`'s.
+        mask: ``(h, w)``, the weight of each position, as a tensor or an array; zeros and ones, or booleans.
+        of: See :class:`camtool.targets.ClassScore`.
     """
 
     class_index: int
@@ -43,22 +47,39 @@ class Region(Target):
     of: Link = "softmax"
 
     def __post_init__(self) -> None:
-        check_whole("Region's class_index", self.class_index)
+        check_integer("Region's class_index", self.class_index)
         check_link("Region's of", self.of)
-        check_real("Region's mask", self.mask)
+        check_real_tensor("Region's mask", self.mask)
 
     @staticmethod
     def at(class_index: int, point: tuple[float, float]) -> Point:
-        """The class at one point ``(x, y)`` of the photo."""
+        """Return the class at one point ``(x, y)`` of the photo."""
         return Point(*point, class_index)
 
     def __call__(self, output: Any) -> Tensor:
-        plane = of_class(class_scores(output, self.of), self.class_index)
-        return per_image(plane * self.over(plane[0], None)).sum(1)
+        plane = select_class(compute_class_scores(output, self.of), self.class_index)
+        # All images of a batch have planes of one size, so one mask fits them all.
+        return flatten_positions(plane * self.fit_mask(plane[0])).sum(1)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the region with its mask at the size of the score planes."""
+        planes = image.prediction
+        if isinstance(planes, Detections):
+            return self
+        check_class_index(self.class_index, len(planes))
+        return Region(self.class_index, self.fit_mask(planes[self.class_index], image.geometry), image.link or self.of)
 
     def get_class_index(self) -> int:
         """Return the class."""
         return int(self.class_index)
+
+    def get_probability(self, context: ScoreContext) -> float | None:
+        """Return the mean probability of the class inside the mask."""
+        if context.probabilities is None:
+            return None
+        # The mask has the size of the planes once the region is resolved.
+        weights = torch.as_tensor(self.mask).cpu().numpy().astype(context.probabilities.dtype)
+        return float((context.probabilities[self.class_index] * weights).sum() / weights.sum())
 
     def has_place(self) -> bool:
         """Return True."""
@@ -68,22 +89,27 @@ class Region(Target):
         """Return True."""
         return True
 
-    def over(self, plane: Tensor, geometry: Geometry | None) -> Tensor:
-        """The mask as it lies over a plane ``(*size)`` of scores, of the same size.
+    def fit_mask(self, plane: Tensor, geometry: Geometry | None = None) -> Tensor:
+        """Return the mask at the size of a score plane.
 
         Args:
-            plane: One class' scores in one image.
-            geometry: How the photo became the model's input; ``None`` where the mask lies over the planes.
+            plane: One class's scores in one image, ``(*size)``.
+            geometry: How the photo became the model's input; ``None`` if the mask covers the planes.
+
+        Returns:
+            The weights ``(*size)``, like the plane in type and device.
 
         Raises:
-            TargetError: It has another number of axes or negative weights, or nothing of it is left on the plane.
+            TargetError: The mask has another number of axes, negative weights, or nothing in what reaches the model.
         """
         mask = torch.as_tensor(self.mask)
-        mask = mask if mask.is_floating_point() else mask.float()
+        mask = mask if mask.is_floating_point() else mask.float()  # booleans and integers cannot be averaged
         _check_mask(mask, plane)
-        mask = _laid(mask, plane.shape, geometry)
+        mask = _resize_mask(mask, plane.shape, geometry)
         if not mask.any():
-            raise TargetError("Region's mask is empty where the model looks; mark a part of the photo that it sees.")
+            raise TargetError(
+                "Region's mask is empty in the part of the photo that reaches the model; mark another part."
+            )
         return mask.to(plane)
 
     def __str__(self) -> str:
@@ -91,31 +117,35 @@ class Region(Target):
 
 
 def _check_mask(mask: Tensor, plane: Tensor) -> None:
+    """Check that a mask has the axes of a score plane and no negative weights."""
     if mask.ndim != plane.ndim or not plane.ndim or not mask.numel():
         raise TargetError(
             f"Region's mask has shape {tuple(mask.shape)}, but the model's output for an image and a class has "
-            f"shape {tuple(plane.shape)}; give a mask with as many axes, of any size."
+            f"shape {tuple(plane.shape)}; pass a mask with the same number of axes, of any size."
         )
+    # Written as `not all >= 0` because NaN must fail, too.
     if not (mask >= 0).all():
-        raise TargetError("Region's mask holds negative weights; a place counts by 0 or more (see Negated).")
+        raise TargetError("Region's mask holds negative weights; weights must be 0 or more (see Negated).")
 
 
-def _laid(mask: Tensor, size: Sequence[int], geometry: Geometry | None) -> Tensor:
-    """A mask, over the photo or just as large as the planes, brought to the size of the planes."""
-    is_planes = len(size) == 2
-    if geometry is not None and is_planes and (mask.shape != size or mask.shape == geometry.photo):
-        return geometry.shown(mask, (size[0], size[1]))
-    return mask if mask.shape == size else averaged(mask, [(0, cells) for cells in mask.shape], size)
+def _resize_mask(mask: Tensor, size: Sequence[int], geometry: Geometry | None) -> Tensor:
+    """Resize a mask, which covers the photo or the score planes, to the size of the planes."""
+    is_image = len(size) == 2
+    # A mask of the planes' own size covers the planes, unless the photo has that size, too.
+    covers_photo = geometry is not None and is_image and (mask.shape != size or mask.shape == geometry.photo)
+    if geometry is not None and covers_photo:
+        return geometry.to_input_mask(mask, (size[0], size[1]))
+    return mask if mask.shape == size else average_cells(mask, [(0, cells) for cells in mask.shape], size)
 
 
 @dataclass(frozen=True)
 class Point(Target):
-    """A class at one point, for segmentation; which method keeps to the place is told at :class:`Region`.
+    """A class at one point, for segmentation. See :class:`Region` for the methods that stay at the point.
 
     Attributes:
-        x: From the left; in :func:`camtool.explain` in pixels of the photo, else in those of the planes.
-        y: From the top.
-        class_index: The class; by default the one that the model sees there.
+        x: Distance from the left edge; in :func:`camtool.explain` in pixels of the photo, else of the score planes.
+        y: Distance from the top edge.
+        class_index: The class; by default the one that the model predicts at the point.
     """
 
     x: float
@@ -123,11 +153,33 @@ class Point(Target):
     class_index: int | None = None
 
     def __post_init__(self) -> None:
-        check_numbers("Point's x and y", (self.x, self.y), 2)
-        check_whole("Point's class_index", self.class_index, optional=True)
+        check_number_tuple("Point's x and y", (self.x, self.y), 2)
+        check_integer("Point's class_index", self.class_index, optional=True)
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.settled(one, None)(one[None]) for one in class_scores(output)])
+        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the region that consists of the one position.
+
+        Raises:
+            TargetError: The point is outside of what reaches the model, the class does not exist, or the output
+                has no score planes.
+        """
+        planes = image.prediction
+        if isinstance(planes, Detections):
+            return self
+        if planes.ndim != 3:
+            raise TargetError(
+                f"Point needs score planes (K, h, w), but the model's output for an image has shape "
+                f"{tuple(planes.shape)}."
+            )
+        row, column = self._find_position(planes.shape[1:], image.geometry)
+        index = int(planes[:, row, column].argmax()) if self.class_index is None else self.class_index
+        check_class_index(index, len(planes))
+        mask = torch.zeros(planes.shape[1:])
+        mask[row, column] = 1
+        return Region(index, mask, image.link or "softmax")
 
     def has_place(self) -> bool:
         """Return True."""
@@ -137,33 +189,15 @@ class Point(Target):
         """Return True."""
         return True
 
-    def settled(self, planes: Tensor, geometry: Geometry | None) -> Region:
-        """The region, of one place, that it comes to in one image.
-
-        Args:
-            planes: That image's planes, ``(K, h, w)``.
-            geometry: How the photo became the model's input; ``None`` where the point lies on the planes.
-
-        Raises:
-            TargetError: The point is outside of what the model sees, the class does not exist, or the output has no
-                planes.
-        """
-        if planes.ndim != 3:
-            raise TargetError(f"Point is about a place, but the model's output for an image is {tuple(planes.shape)}.")
-        row, column = self._place(planes.shape[1:], geometry)
-        index = int(planes[:, row, column].argmax()) if self.class_index is None else self.class_index
-        check_class(index, len(planes))
-        mask = torch.zeros(planes.shape[1:])
-        mask[row, column] = 1
-        return Region(index, mask)
-
-    def _place(self, size: Sequence[int], geometry: Geometry | None) -> tuple[int, int]:
-        """In which row and column of planes ``(h, w)`` it lies."""
+    def _find_position(self, size: Sequence[int], geometry: Geometry | None) -> tuple[int, int]:
+        """Return the row and the column of the point in planes of the size ``(h, w)``."""
         x, y, (height, width) = self.x, self.y, size
         if geometry is not None:
-            x, y = geometry.on_input((x, y, x, y))[:2]
+            x, y = geometry.to_input_box((x, y, x, y))[:2]  # a point is a box without extent
             height, width = geometry.size
-        across, down = x / width, y / height
-        if not (0 <= across < 1 and 0 <= down < 1):
-            raise TargetError(f"Point ({self.x:g}, {self.y:g}) is outside of what the model sees of the photo.")
-        return int(down * size[0]), int(across * size[1])
+        relative_x, relative_y = x / width, y / height
+        if not (0 <= relative_x < 1 and 0 <= relative_y < 1):
+            raise TargetError(
+                f"Point ({self.x:g}, {self.y:g}) is outside of the part of the photo that reaches the model."
+            )
+        return int(relative_y * size[0]), int(relative_x * size[1])

@@ -1,4 +1,4 @@
-"""Every method once more: slow, literal, and without a tensor.
+"""Oracles: slow, literal implementations of every method, without tensors.
 
 An oracle reads one image's numbers from nested lists and follows its paper's equation, term by term. Python's floats
 are float64, and nothing here is shared with the package. ``ORACLES`` pairs each with its method by name; a method
@@ -7,8 +7,21 @@ without an oracle fails a test.
 
 from __future__ import annotations
 
-from oracles import ablation, activation, attention, gradient, masking, optimised, paths, pixels, rival
-from oracles.base import ORACLES, Case
+from tests.oracles import (
+    ablation,
+    activation,
+    attention,
+    averaged_gradient,
+    eigencam,
+    gradient,
+    input_gradient,
+    opticam,
+    polycam,
+    rise,
+    rivalcam,
+    scorecam,
+)
+from tests.oracles.base import ORACLES, Case
 
 __all__ = [
     "ORACLES",
@@ -16,10 +29,13 @@ __all__ = [
     "ablation",
     "activation",
     "attention",
+    "averaged_gradient",
+    "eigencam",
     "gradient",
-    "masking",
-    "optimised",
-    "paths",
-    "pixels",
-    "rival",
+    "input_gradient",
+    "opticam",
+    "polycam",
+    "rise",
+    "rivalcam",
+    "scorecam",
 ]

@@ -1,8 +1,8 @@
-"""The methods that take a part of the activations away, or leave nothing else."""
+"""Oracles of the ablation methods."""
 
 from __future__ import annotations
 
-from oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
+from tests.oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
 
 
 @oracle("ablationcam")

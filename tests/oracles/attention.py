@@ -1,4 +1,4 @@
-"""The methods that are made of attention, and the one that masks tokens, on nested lists."""
+"""Oracles of the attention methods, on nested lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from oracles.base import Map, oracle
+from tests.oracles.base import Map, oracle
 
 __all__ = ["Heads", "Transformer"]
 

@@ -1,4 +1,4 @@
-"""What an oracle is given, how it is paired with its method, and arithmetic on nested lists."""
+"""Cases for oracles, the registry of oracles, and arithmetic on nested lists."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Case:
         index: The class.
         tail: The logits that follow from other activations of the layer.
         model: The logits of another picture.
-        look: Another picture's activations and gradients.
-        towards: The gradient of any class' score.
-        slope: The gradient of the class' score towards another picture.
+        observe: Another picture's activations and gradients.
+        class_gradient: The gradient of any class' score.
+        input_gradient: The gradient of the class' score towards another picture.
     """
 
     A: Maps
@@ -39,9 +39,9 @@ class Case:
     index: int
     tail: Callable[[Maps], list[float]]
     model: Callable[[Maps], list[float]]
-    look: Callable[[Maps], tuple[Maps, Maps]]
-    towards: Callable[[int], Maps]
-    slope: Callable[[Maps], Maps]
+    observe: Callable[[Maps], tuple[Maps, Maps]]
+    class_gradient: Callable[[int], Maps]
+    input_gradient: Callable[[Maps], Maps]
 
 
 Oracle: TypeAlias = Callable[..., Map]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, factorial
 
-from oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
+from tests.oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
 
 
 @oracle("cam")
@@ -70,7 +70,7 @@ def xgradcam(case: Case) -> Map:
 
 @oracle("hirescam")
 def hirescam(case: Case) -> Map:
-    """Draelos and Carin 2020, eq. 4: ``Σ_k g_k ⊙ A_k``, of which the positive part."""
+    """Draelos and Carin 2020, eq. 4: the positive part of ``Σ_k g_k ⊙ A_k``."""
     A, g = case.A, case.g
     result = zeros_like(A[0])
     for k in range(len(A)):

@@ -1,4 +1,4 @@
-"""Which models the zoo holds, and how each is built: random weights, and nothing is fetched.
+"""Models of the zoo and how to build them: random weights, no downloads.
 
 The lists are data, so that whoever reads them need not build every variant to learn which is the smallest; a test holds
 them against the libraries.
@@ -71,7 +71,7 @@ def picture(seed: int, height: int, width: int, *, count: int = 1) -> Tensor:
 
 
 def calibrated(model: nn.Module, size: int) -> nn.Module:
-    """The model with what training would have given it and chance does not, so that it says something.
+    """Return the model with the properties that training gives it, so that its output depends on the input.
 
     Layer scales and the last norms of residual blocks start at nothing, so every block would hand on what it got; some
     heads start at zero; and a batch norm that has seen no picture lets activations fade or explode.

@@ -1,4 +1,4 @@
-"""What must hold when a model that nobody configured is explained."""
+"""Checks of a model that is explained without configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.errors import CamtoolError
-from camtool.hooks import call, observe, trace
-from camtool.layers import Layer, Layout, resolve, survey
-from camtool.outputs import answers, image_of, query_count
-from camtool.structures import Inputs
+from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import observe
+from camtool.hooks.tracing import trace
+from camtool.layers.layouts import Layout
+from camtool.layers.selection import Layer, find_layers
+from camtool.layers.survey import find_candidates
+from camtool.outputs.detections import count_queries
+from camtool.outputs.predictions import get_image_output, get_predictions
+from camtool.structures.nested_tensors import ModelInputs
 from tests.zoo.catalogue import UNTOLD, Entry, picture
 
 __all__ = ["Verdict", "accepts", "check", "depth", "faults_of_layer", "faults_of_maps", "follows_the_picture", "hold"]
@@ -40,7 +45,7 @@ _CLASSES = 8
 
 @dataclass
 class Verdict:
-    """What was found.
+    """Result of a check.
 
     Attributes:
         layer: The layer that was chosen; ``None`` where none was.
@@ -96,10 +101,10 @@ def oblong(size: int) -> int:
 
 
 def accepts(model: nn.Module, height: int, width: int) -> bool:
-    """Whether the model runs on a picture of this size at all."""
+    """Return True if the model runs on an input of this size."""
     try:
         with torch.no_grad():
-            call(model, picture(0, height, width))
+            run_model(model, picture(0, height, width))
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
         return False
     return True
@@ -107,9 +112,9 @@ def accepts(model: nn.Module, height: int, width: int) -> bool:
 
 def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
     with _counted(model) as forwards:
-        (layer,) = resolve(model, img)
+        (layer,) = find_layers(model, img)
         spent = len(forwards)
-        resolve(model, torch.cat([img, img]))
+        find_layers(model, torch.cat([img, img]))
     verdict.layer, verdict.forwards, verdict.depth = layer, spent, depth(model, layer.name, img)
     if spent > _MOST_FORWARDS:
         yield f"it took {spent} forwards to find the layer"
@@ -120,7 +125,7 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
 
 
 def faults_of_layer(model: nn.Module, layer: Layer, img: Tensor) -> Iterator[str]:
-    """What speaks against reading a map of a picture ``(1, C, H, W)`` from a layer in this way."""
+    """Return the faults of a layer as the source of maps of an input ``(1, C, H, W)``."""
     before = depth(model, layer.name, img)
     if before < _DEEP:
         yield f"layer {layer.name} has only {before:.0%} of the network before it"
@@ -159,17 +164,17 @@ def _reached(model: nn.Module, layer: Layer, img: Tensor) -> bool:
 
 
 def _top_score(output: Any) -> Tensor:
-    """What is explained of the first image where nothing is asked for."""
-    (target,) = camtool.targets.choose(None, answers(output)[0], None)
-    return target(image_of(output, 0, keep=True)).sum()
+    """Return what is explained of the first image without a target."""
+    (target,) = camtool.targets.resolve_targets(None, get_predictions(output)[0], None)
+    return target(get_image_output(output, 0, keep_batch=True)).sum()
 
 
 def _alike(model: nn.Module, layer: Layer, img: Tensor) -> list[Layer]:
-    """The layers before this one that are laid out like it.
+    """Return the earlier layers with the same layout.
 
     A random network may mix all positions before its last layer, and then nothing can be told there.
     """
-    candidates = [Layer(candidate.name, candidate.layout) for candidate in survey(model, img)]
+    candidates = [Layer(candidate.name, candidate.layout) for candidate in find_candidates(model, img)]
     return [each for each in candidates if each.layout == layer.layout]
 
 
@@ -183,15 +188,15 @@ def _counted(model: nn.Module) -> Iterator[list[None]]:
         handle.remove()
 
 
-def depth(model: nn.Module, layer: str, inputs: Inputs) -> float:
-    """Which part of the network lies before the end of a layer, 0 to 1.
+def depth(model: nn.Module, layer: str, inputs: ModelInputs) -> float:
+    """Return the fraction of the network before the end of a layer, 0 to 1.
 
     Each module with parameters of its own counts as one, where it last runs, as long as it returns more than one
     position: what follows the pooling, and what looks at pooled channels on the way, does not make a layer less deep.
     Nor does what a detector does with its queries, which are no positions.
     """
     calls = trace(model, inputs)
-    queries = query_count(calls[-1].returned)
+    queries = count_queries(calls[-1].output)
     calls = list(takewhile(lambda call: not queries or not call.shape or call.shape[:2] != (1, queries), calls))
     last = {each.name: place for place, each in enumerate(calls)}
     own = [place for place in last.values() if _works_on_positions(calls[place].module, calls[place].shape)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.outputs import logits
+from camtool.outputs.class_scores import find_logits
 from tests.zoo.catalogue import calibrated
 
 __all__ = ["DETECTORS", "SEGMENTERS", "SHALLOW", "Dense", "Unwrapped"]
@@ -18,7 +18,7 @@ _BARE: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes
 
 @dataclass(frozen=True)
 class Dense:
-    """A model that answers place by place, or box by box.
+    """Model that predicts segments or boxes.
 
     Attributes:
         name: Torchvision's name for it.
@@ -53,7 +53,7 @@ class Unwrapped(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return logits(self.model(x))
+        return find_logits(self.model(x))
 
 
 SEGMENTERS: dict[str, Dense] = {

@@ -372,5 +372,5 @@ UNFIT: dict[str, tuple[Small, str]] = {
 }
 """What cannot be explained unasked, each with the reason: a callable from the output to a number says what to explain.
 
-Not here at all are models that are given no picture: ImageGPT (clusters of colours), SigLIP 2 (patches and a mask).
+Not here at all are models that are given no picture: ImageGPT (clusters of colors), SigLIP 2 (patches and a mask).
 """

@@ -1,4 +1,4 @@
-"""Vision models of Hugging Face are explained as they are: no wrapper, no layer, no reshaping."""
+"""Hugging Face vision models are explained without wrapper, layer or reshaping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 import camtool
 from camtool.errors import LayerError, TargetError
-from camtool.layers import resolve
+from camtool.layers.selection import find_layers
 from camtool.models import Loaded
 from tests.zoo.catalogue import picture
 from tests.zoo.check import check, depth, follows_the_picture
@@ -33,27 +33,27 @@ def hold(small: Small) -> None:
 
 
 @of(CLASSIFIERS)
-def test_a_classifier_is_explained_as_it_is(small: Small) -> None:
+def test_classifier_is_explained_without_configuration(small: Small) -> None:
     hold(small)
 
 
 @of(TOWERS)
-def test_a_vision_tower_is_explained_as_it_is(small: Small) -> None:
+def test_vision_tower_is_explained_without_configuration(small: Small) -> None:
     hold(small)
 
 
 @of(SEGMENTERS)
-def test_a_segmenter_is_explained_as_it_is(small: Small) -> None:
+def test_segmenter_is_explained_without_configuration(small: Small) -> None:
     hold(small)
 
 
 @of(DETECTORS)
-def test_a_detector_is_explained_as_it_is(small: Small) -> None:
+def test_detector_is_explained_without_configuration(small: Small) -> None:
     hold(small)
 
 
 @of(PAIRS)
-def test_a_model_of_pictures_and_words_is_explained_as_it_is(small: Small) -> None:
+def test_image_text_model_is_explained_without_configuration(small: Small) -> None:
     def embeddings(texts: Sequence[str]) -> Tensor:
         return torch.randn(len(texts), 64, generator=torch.Generator().manual_seed(0))
 
@@ -62,27 +62,27 @@ def test_a_model_of_pictures_and_words_is_explained_as_it_is(small: Small) -> No
     assert any(np.ptp(result.raw) > 0 for result in results)
     assert all(np.isfinite(result.raw).all() for result in results)
     tower, name = model.vision_model, results[0].layer.removeprefix("vision_model.")
-    (layer,) = resolve(tower, img, [name])
+    (layer,) = find_layers(tower, img, [name])
     assert depth(tower, name, img) > 2 / 3
     assert follows_the_picture(tower, [layer], img)
 
 
 @of(OF_LATENTS)
-def test_latents_are_not_taken_for_positions(small: Small) -> None:
+def test_latents_are_not_read_as_positions(small: Small) -> None:
     model, img = small.build(), picture(2, small.size, small.size)
-    (layer,) = resolve(model, img)
+    (layer,) = find_layers(model, img)
     assert math.prod(layer.layout.grid) > 2 * model.config.num_latents
     assert follows_the_picture(model, [layer], img)
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_says_nothing_of_the_whole_picture_is_refused(name: str) -> None:
+def test_model_without_an_output_for_the_image_is_rejected(name: str) -> None:
     small, _ = UNFIT[name]
     with pytest.raises((LayerError, TargetError), match=r"no gradient reaches it|a callable from th"):
         camtool.explain(small.build(), picture(2, small.size, small.size))
 
 
-def test_a_callable_says_what_to_explain_of_a_tower_without_pooling() -> None:
+def test_function_selects_the_output_of_a_tower_without_pooling() -> None:
     small, _ = UNFIT["ijepa"]
     (result,) = camtool.explain(
         small.build(), picture(2, small.size, small.size), lambda output: output.last_hidden_state.mean(0)[3]

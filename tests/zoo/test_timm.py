@@ -1,4 +1,4 @@
-"""Timm's models are explained as they are: no layer is named, nothing is reshaped."""
+"""timm models are explained without a named layer or reshaping."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("entry", SMALLEST, ids=str)
-def test_the_smallest_model_of_a_module_is_explained_as_it_is(entry: Entry) -> None:
+def test_smallest_model_of_each_module_is_explained_without_configuration(entry: Entry) -> None:
     hold(entry, UNFIT)
 
 
 @pytest.mark.parametrize("entry", FURTHER, ids=lambda entry: f"{entry}-{entry.size}")
-def test_a_further_model_is_explained_as_it_is(entry: Entry) -> None:
+def test_further_model_is_explained_without_configuration(entry: Entry) -> None:
     hold(entry, UNFIT)
 
 
-def test_no_module_is_left_out() -> None:
+def test_every_module_is_covered() -> None:
     assert {*BY_MODULE} == {*timm.list_modules()}
     assert [m for m, entry in BY_MODULE.items() if entry.name not in timm.list_models(module=m)] == []

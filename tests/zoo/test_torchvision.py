@@ -1,4 +1,4 @@
-"""Torchvision's classifiers are explained as they are: no layer is named, nothing is reshaped."""
+"""torchvision classifiers are explained without a named layer or reshaping."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MOST_PARAMETERS = 120_000_000
 
 
 @pytest.mark.parametrize("entry", TORCHVISION, ids=str)
-def test_a_classifier_is_explained_as_it_is(entry: Entry) -> None:
+def test_classifier_is_explained_without_configuration(entry: Entry) -> None:
     hold(entry, UNFIT)
 
 
-def test_no_classifier_is_left_out() -> None:
+def test_every_classifier_is_covered() -> None:
     import torchvision.models as zoo
 
     parameters = {

@@ -1,4 +1,4 @@
-"""Torchvision's segmenters and detectors are explained as they are: no wrapper, no layer."""
+"""torchvision segmenters and detectors are explained without wrapper or layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("dense", SEGMENTERS.values(), ids=SEGMENTERS)
-def test_a_segmenter_is_explained_as_it_is(dense: Dense) -> None:
+def test_segmenter_is_explained_without_configuration(dense: Dense) -> None:
     assert not check(dense.build(), dense.size).faults
 
 
 @pytest.mark.parametrize("dense", DETECTORS.values(), ids=DETECTORS)
-def test_a_detector_is_explained_as_it_is(dense: Dense) -> None:
+def test_detector_is_explained_without_configuration(dense: Dense) -> None:
     faults = check(dense.build(), dense.size).faults
     if dense.name in SHALLOW:
         assert all("of the network before it" in fault for fault in faults)

@@ -1,0 +1,89 @@
+"""The code that one warm explanation passes through: ``python benchmarks/call_path.py``.
+
+A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one is traced
+with ``sys.setprofile``: the files of camtool that it enters, their functions, and the depth of the call stack.
+Comprehensions are no functions here, as Python 3.12 runs them without a frame. Someone who debugs an explanation has to
+read this path, so it should be short.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Annotated
+
+import torch
+import torchvision
+import typer
+
+import camtool
+
+_PACKAGE = str(Path(camtool.__file__).parent)
+_COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
+
+
+class CallPath:
+    """The functions of camtool that run while the profile function is set.
+
+    Attributes:
+        functions: Each function's first call: how deep it was among camtool's own frames.
+        depth: The largest number of camtool's frames on the stack at once.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[CodeType, int] = {}
+        self.depth = 0
+        self._current = 0
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
+        """Count one event, as :func:`sys.setprofile` calls it."""
+        code = frame.f_code
+        if (
+            event not in ("call", "return")
+            or not code.co_filename.startswith(_PACKAGE)
+            or code.co_name in _COMPREHENSIONS
+        ):
+            return
+        if event == "return":
+            self._current -= 1
+            return
+        self._current += 1
+        self.functions.setdefault(code, self._current)
+        self.depth = max(self.depth, self._current)
+
+    @property
+    def files(self) -> list[str]:
+        """The paths inside the package, sorted."""
+        return sorted({Path(code.co_filename).relative_to(_PACKAGE).as_posix() for code in self.functions})
+
+
+def trace_second_call() -> CallPath:
+    """Return the path of the second of two equal explanations."""
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    inputs = torch.randn(1, 3, 224, 224)
+    camtool.explain(model, inputs, 281)
+    path = CallPath()
+    sys.setprofile(path.profile)
+    try:
+        camtool.explain(model, inputs, 281)
+    finally:
+        sys.setprofile(None)
+    return path
+
+
+def main(*, functions: Annotated[bool, typer.Option(help="List the functions, indented by depth.")] = False) -> None:
+    """Count the files, the functions and the depth of one warm explanation."""
+    path = trace_second_call()
+    print(f"{len(path.files)} files, {len(path.functions)} functions, depth {path.depth}")
+    for file in path.files:
+        print(f"  {file}")
+    if functions:
+        for code, depth in path.functions.items():
+            file = Path(code.co_filename).relative_to(_PACKAGE).as_posix()
+            print(f"{'  ' * depth}{file}: {code.co_qualname if sys.version_info >= (3, 11) else code.co_name}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

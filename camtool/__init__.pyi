@@ -1,0 +1,40 @@
+"""The public names. This stub is their only list: type checkers and editors read it, and ``camtool.__getattr__`` does.
+
+Each name has a line ``from HOME import NAME as NAME``. Lines from ``camtool`` itself name public packages.
+"""
+
+from camtool import errors as errors
+from camtool import figures as figures
+from camtool import hooks as hooks
+from camtool import maps as maps
+from camtool import recorder as recorder
+from camtool import rendering as rendering
+from camtool import targets as targets
+from camtool.concept_maps.concepts import Concepts as Concepts
+from camtool.concept_maps.concepts import concepts as concepts
+from camtool.errors import CamtoolError as CamtoolError
+from camtool.errors import ForwardError as ForwardError
+from camtool.errors import GeometryError as GeometryError
+from camtool.errors import ImageError as ImageError
+from camtool.errors import LayerError as LayerError
+from camtool.errors import MethodError as MethodError
+from camtool.errors import ModelError as ModelError
+from camtool.errors import NothingFoundError as NothingFoundError
+from camtool.errors import TargetError as TargetError
+from camtool.evidence.evidence import Evidence as Evidence
+from camtool.explainer import Explainer as Explainer
+from camtool.explainer import explain as explain
+from camtool.explanation import Explanation as Explanation
+from camtool.figures.method_comparison import Comparison as Comparison
+from camtool.figures.method_comparison import compare as compare
+from camtool.inputs.model_inputs import Inputs as Inputs
+from camtool.layer_table import Candidates as Candidates
+from camtool.layer_table import candidate_layers as candidate_layers
+from camtool.methods import METHODS as METHODS
+from camtool.methods import method as method
+from camtool.models import Loaded as Loaded
+from camtool.models import load as load
+from camtool.recorder import Record as Record
+from camtool.recorder import Recorder as Recorder
+
+__version__: str

@@ -1,0 +1,149 @@
+"""Checks of argument values. An error names the argument, the value, and what is allowed.
+
+``error`` is the class of the error that is raised: each package has its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from numbers import Integral, Real
+from operator import index
+
+import torch
+from torch import Tensor
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import CamtoolError
+
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_integer",
+    "check_not_url",
+    "check_number",
+    "check_number_tuple",
+    "check_numbers",
+    "check_real_tensor",
+    "parse_device",
+]
+
+
+def check_integer(
+    name: str, value: object, *, optional: bool = False, error: type[CamtoolError] = CamtoolError
+) -> None:
+    """Check that a value is an integer of Python or numpy, or a tensor with one integer.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The value.
+        optional: Accept ``None``.
+        error: The class of the error.
+    """
+    if optional and value is None:
+        return
+    try:
+        index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError) as cause:
+        raise error(f"{name} must be a whole number{_or_none(optional=optional)}, got {value!r}.") from cause
+
+
+def check_count(
+    name: str, value: object, *, least: int = 1, optional: bool = False, error: type[CamtoolError] = CamtoolError
+) -> None:
+    """Check that a value is an integer of at least ``least``. ``True`` and ``False`` are not."""
+    if optional and value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise error(f"{name} must be a whole number of {least} or more{_or_none(optional=optional)}, got {value!r}.")
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    optional: bool = False,
+    error: type[CamtoolError] = CamtoolError,
+) -> None:
+    """Check that a value is a finite number within bounds.
+
+    ``least`` and ``most`` are inclusive; ``above`` and ``below`` are exclusive.
+    """
+    if optional and value is None:
+        return
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+        x = float(value)
+        is_too_low = (above is not None and x <= above) or (least is not None and x < least)
+        is_too_high = (below is not None and x >= below) or (most is not None and x > most)
+        if not is_too_low and not is_too_high:
+            return
+    bounds = {"above": above, "at least": least, "below": below, "at most": most}
+    within = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+    raise error(f"{name} must be a finite number{within and ' ' + within}{_or_none(optional=optional)}, got {value!r}.")
+
+
+def check_numbers(
+    name: str,
+    values: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    error: type[CamtoolError] = CamtoolError,
+) -> None:
+    """Check that a value is a list or tuple of at least one number, each of them within the bounds."""
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) == 0:
+        raise error(f"{name} must be a list of numbers, at least of one, such as [1, 2]; got {values!r}.")
+    for value in values:
+        check_number(f"each of {name}", value, above=above, least=least, error=error)
+
+
+def check_number_tuple(name: str, values: object, count: int, *, error: type[CamtoolError] = CamtoolError) -> None:
+    """Check that a value holds exactly ``count`` numbers, e.g. coordinates. They may be tensors of one number."""
+    are_numbers = isinstance(values, Iterable) and not isinstance(values, str)
+    if not are_numbers or [isinstance(each, (Real, Tensor)) for each in values] != [True] * count:  # type: ignore[attr-defined]
+        raise error(f"{name} must be {count} numbers, got {values!r}.")
+
+
+def check_real_tensor(name: str, values: object, *, error: type[CamtoolError] = CamtoolError) -> None:
+    """Check that a value is a tensor of real numbers, or an array or list that becomes one."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise error(f"{name} must be a tensor or an array of numbers, got {type(values).__name__}.") from cause
+    if tensor.is_complex() or tensor.is_meta:
+        raise error(f"{name} must hold real numbers, got {tensor.dtype} on {tensor.device}.")
+
+
+def check_choice(name: str, value: object, known: Collection[str], *, error: type[CamtoolError] = CamtoolError) -> None:
+    """Check that a value is one of the known names. The message suggests similar ones."""
+    if not isinstance(value, str) or value not in known:
+        names = ", ".join(map(repr, known))
+        raise error(f"{name} must be one of {names}, got {value!r}.{suggest_names(str(value), known)}")
+
+
+def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:
+    """Check that a path is not a URL: camtool reads files only, and ``pathlib`` would turn ``//`` into ``/``."""
+    if isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://", value, re.IGNORECASE):
+        raise error(f"{name} {value!r}: URLs are not read; download the file first and give its path.")
+
+
+def parse_device(device: torch.device | str) -> torch.device:
+    """Return the device with this name.
+
+    Raises:
+        CamtoolError: Torch has no such device.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CamtoolError(f"device={device!r} is not a device of torch: {reason}") from error
+
+
+def _or_none(*, optional: bool) -> str:
+    return ", or None" if optional else ""

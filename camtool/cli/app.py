@@ -1,0 +1,89 @@
+"""The installed command ``camtool``: its commands, and the exit code of each error.
+
+Exit codes: 0 all fine, 1 some photos could not be explained, 2 invalid request, 130 interrupted (Ctrl-C), 143
+terminated (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from camtool.cli import (
+    demo_command,
+    features_command,
+    kernels_command,
+    layers_command,
+    methods_command,
+    run_command,
+    terminal,
+)
+from camtool.errors import CamtoolError
+
+__all__ = ["app", "main"]
+
+
+class _RunByDefault(TyperGroup):
+    """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert ``run`` before arguments that do not start with a command."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    # A traceback of an error of camtool's own is more useful in a bug report than rich's drawing of it.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+# The help lists the commands in this order.
+app.command("run")(run_command.run)
+app.command("methods")(methods_command.list_methods)
+app.command("layers")(layers_command.list_layers)
+app.command("features")(features_command.draw_features)
+app.command("kernels")(kernels_command.draw_kernels)
+app.command("demo")(demo_command.show_demo)
+
+
+def main() -> None:
+    """Run :data:`app`, and turn an error into a message and an exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # The name of a photo may hold bytes that are not valid text.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except CamtoolError as error:
+        terminal.exit_with_error(str(error))
+    except OSError as error:
+        terminal.exit_with_error(f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _print_version(is_asked: bool) -> None:
+    """Print the version and exit, if ``--version`` is given."""
+    if is_asked:
+        from camtool import __version__
+
+        terminal.out.print(f"camtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _camtool(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """See, and check, what an image model looks at.
+
+    [bold]camtool PHOTOS[/] is short for [bold]camtool run PHOTOS[/]. See [bold]camtool run --help[/] for its options.
+    """

@@ -1,0 +1,34 @@
+"""Command ``camtool demo``: show camtool at work on bundled scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from camtool.cli import terminal
+
+__all__ = ["show_demo"]
+
+
+def show_demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the images.")] = Path("demo"),
+    scenes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of scenes.")] = 12,
+) -> None:
+    """Show camtool at work, offline, on generated scenes whose right answer is known."""
+    with terminal.err.status("Loading ..."):
+        from camtool.demo.tour import run_tour
+    with terminal.err.status("Explaining bundled scenes ..."):
+        shown = run_tour(out, scenes)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", style="bold cyan")
+    for heading in ("points at it", "energy inside", "by chance", "ms a scene"):
+        table.add_column(heading, justify="right")
+    for row in shown.rows:
+        table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")
+    terminal.out.print(table)
+    overview, cheat = terminal.escape(str(shown.overview)), terminal.escape(str(shown.cheat))
+    terminal.print_line(f"\nLook at [bold]{overview}[/], and at [bold]{cheat}[/], where a model that cheats is caught.")
+    terminal.print_line("Then try your own photos: [bold]python -m camtool PHOTOS --model resnet50[/]")

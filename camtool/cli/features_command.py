@@ -1,0 +1,85 @@
+"""Command ``camtool features``: draw the feature maps of a photo."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from camtool.arguments.messages import format_count
+from camtool.cli import shared_options, terminal
+
+__all__ = ["build_file_name", "draw_features", "print_drawn"]
+
+
+class Order(str, Enum):
+    """Choice of the channels that are drawn."""
+
+    first = "first"
+    strongest = "strongest"
+    of_class = "class"
+
+
+def draw_features(
+    image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
+    model: shared_options.Model = "resnet50",
+    weights: shared_options.Weights = None,
+    layers: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME",
+            help="Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use "
+            "commas, for several.",
+        ),
+    ] = ["conv"],  # noqa: B006
+    channels: Annotated[int, typer.Option(metavar="N", min=1, help="Most channels drawn of a layer.")] = 16,
+    order: Annotated[
+        Order, typer.Option(help="Which channels: the first, the strongest, or those that matter for the class.")
+    ] = Order.first,
+    target: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
+    ] = None,
+    scale: shared_options.ScaleOption = shared_options.Scale.shared,
+    one_page: Annotated[bool, typer.Option("--one-page", help="Draw all layers in one figure.")] = False,
+    width: shared_options.FigureWidth = "double",
+    out: shared_options.FigureFolder = Path("figures"),
+    format: shared_options.FormatOption = shared_options.FigureFormat.png,  # noqa: A002
+) -> None:
+    """Draw the feature maps of a photo: one figure for each layer, or one for all."""
+    from camtool import figures
+    from camtool.figures.canvas_loading import load_canvas
+
+    load_canvas()  # raises if matplotlib is missing, before the model is loaded
+    shared_options.check_no_model_names([image])
+    loaded = shared_options.load_model(model, weights)
+    names = shared_options.split_names(layers)
+    style: dict[str, Any] = {
+        "target_class": None if target is None else shared_options.parse_targets([target])[0],
+        "scale": scale.value,
+        "width": shared_options.parse_width(width),
+    }
+    with terminal.err.status("Drawing ..."):
+        if one_page:
+            figure = figures.feature_maps(loaded, image, names, channels, order.value, **style)
+            drawn = [figures.save(figure, out / f"features.{format.value}")]
+        else:
+            pages = figures.feature_pages(loaded, image, names, channels, order.value, **style)
+            drawn = [
+                figures.save(figure, out / f"{number:03}-{build_file_name(name)}.{format.value}")
+                for number, (name, figure) in enumerate(pages, 1)
+            ]
+    print_drawn(drawn, out)
+
+
+def build_file_name(layer: str) -> str:
+    """Return the name of a layer with an underscore for each character that some file system refuses."""
+    return re.sub(r"[^\w.-]", "_", layer)
+
+
+def print_drawn(files: list[Path], folder: Path) -> None:
+    """Print how many figures were drawn, and where they are."""
+    figures = format_count(len(files), "figure")
+    terminal.print_line(f"[bold green]{figures} drawn[/] in [bold]{terminal.escape(str(folder))}[/]")

@@ -1,0 +1,61 @@
+"""Command ``camtool layers``: list the layers of a model that a map can be computed at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from camtool.cli import shared_options, terminal
+from camtool.errors import CamtoolError, ForwardError
+
+__all__ = ["list_layers"]
+
+_MAX_LAYERS = 16
+"""Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines."""
+
+
+def list_layers(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=shared_options.MODEL_HELP)],
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help=shared_options.WEIGHTS_HELP, show_default="random weights")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of the image to try, e.g. 224 or 224x320.",
+            show_default="what the model is made for",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List shallow layers too.")] = False,
+) -> None:
+    """List the layers that a map can be computed at, and mark the default one."""
+    import torch
+
+    from camtool.inputs.data_kinds import choose_example_shape
+    from camtool.layer_table import candidate_layers, format_candidates
+    from camtool.models import build_untrained, find_input_size, load
+
+    asked = None if size is None else shared_options.parse_image_size(size)
+    # Which layers there are does not depend on the weights, so none are downloaded.
+    module = load(model, weights).model if weights else build_untrained(model)
+    height, width = asked or find_input_size(module)
+    shape = choose_example_shape(module, height, width)
+    noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        candidates = candidate_layers(module, noise)
+    except ForwardError as error:
+        reason = str(error.__cause__).split("\n", 1)[0]
+        raise CamtoolError(f"{model} cannot run on one image of {height} x {width} (--size): {reason}") from error
+    chosen = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
+    # The deepest layers are the useful ones, but the chosen one must be among those shown.
+    first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
+    columns = terminal.get_screen_width()
+    if columns is not None:
+        terminal.out.print(
+            f"Layers of {terminal.escape(model)} for an image of {height} x {width}, from shallow to deep\n"
+        )
+    terminal.print_styled(format_candidates(candidates[first:], columns))
+    if first:
+        terminal.err.print(f"[dim]{first} shallower layers are listed with --all.[/]")

@@ -1,0 +1,254 @@
+"""Concepts that a set of images has in common: deep feature factorization (Collins et al. 2018, arXiv 1806.10206).
+
+A layer's activations at all positions of all images form a matrix ``A``, positions by channels. Nonnegative matrix
+factorization splits it into a few concepts, ``A ≈ W H``: ``H`` holds a channel vector for each concept, ``W`` its
+strength at each position. All images share the concepts, so a color means the same in all of them. No target class is
+needed. At the end the model classifies each concept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camtool import maps
+from camtool.arguments.messages import format_count
+from camtool.arguments.models import get_module
+from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
+from camtool.errors import CamtoolError, LayerError
+from camtool.hooks.observation import observe
+from camtool.inputs.input_preparer import InputPreparer, PreparedInput, Source, group_into_batches
+from camtool.layers.selection import Layer, find_layers
+from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
+from camtool.rendering import image_writing, overlay
+from camtool.structures.module_names import find_module_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+from camtool.concept_maps.class_votes import Vote, compute_probabilities, rank_classes
+from camtool.concept_maps.colors import get_color, tint_photo
+from camtool.concept_maps.factorization import compute_shares, factorize
+
+__all__ = ["Concepts", "concepts"]
+
+Images: TypeAlias = "Source | Sequence[Source]"
+
+# SiLU and GELU leave only small negative values, but half the values of a layer without activation may be negative.
+_MAX_NEGATIVE_PART = 0.1
+"""Part of a layer's squared activations that may be negative without a warning."""
+
+# Smaller probabilities would be shown as 0 %.
+_MIN_SHOWN_PROBABILITY = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class Concepts(image_writing.Displayable):
+    """Concepts in a set of images, the strongest first.
+
+    Attributes:
+        maps: ``(N, n, h, w)`` float32 in [0, 1], strength of each concept at each position; 1 is the strongest
+            position in all images.
+        vectors: ``(n, C)`` float32, activations of the channels at the concept's strongest position.
+        votes: For each concept its classes, the most probable first.
+        shares: ``(n,)`` float32, part of the explained activity that each concept has; they add up to 1.
+        explained: Part of the layer's squared activations that the concepts explain, 0 to 1.
+        inputs: The images and the model inputs made from them.
+        layer: Dotted name of the layer.
+        warnings: Reasons to doubt the result; empty if there are none.
+    """
+
+    maps: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    votes: tuple[tuple[Vote, ...], ...]
+    shares: NDArray[np.float32]
+    explained: float
+    inputs: tuple[PreparedInput, ...]
+    layer: str
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def labels(self) -> list[str]:
+        """Most probable class of each concept."""
+        return [votes[0].label for votes in self.votes]
+
+    @property
+    def colors(self) -> list[tuple[int, int, int]]:
+        """Color of each concept: red, green and blue."""
+        return [get_color(concept) for concept in range(len(self))]
+
+    def heatmaps(self, image: int) -> NDArray[np.float32]:
+        """Return the strengths of the concepts in one photo, ``(n, H, W)`` in [0, 1]; 0 in the unseen part.
+
+        The strengths are those of :attr:`maps`. They are not normalized per photo, because a concept may be absent.
+
+        Args:
+            image: Position of the photo among the images.
+        """
+        placed = self.inputs[image].geometry.place(torch.from_numpy(self.maps[image]))
+        strengths: NDArray[np.float32] = placed.clamp(0, 1).numpy()
+        return strengths
+
+    def overlay(self, image: int, alpha: float = 0.6) -> NDArray[np.uint8]:
+        """Draw one photo with each pixel in the color of its strongest concept, ``(H, W, 3)`` uint8.
+
+        Args:
+            image: Position of the photo among the images.
+            alpha: Opacity of the color of a strong concept, 0 to 1. Weak concepts are more transparent.
+        """
+        prepared, strengths = self.inputs[image], self.heatmaps(image)
+        photo = overlay.blend(prepared.photo, np.zeros_like(strengths[0]), seen=prepared.geometry.seen)
+        return tint_photo(photo, strengths, self.colors, alpha)
+
+    def to_pixels(self) -> NDArray[np.uint8]:
+        """Draw all photos with their concepts, and a legend to the colors, ``(H, W, 3)`` uint8."""
+        shown = min(len(self.inputs), MAX_PHOTOS)
+        count = f"{len(self.inputs)} images" if len(self.inputs) > 1 else "one image"
+        more = f", {shown} shown" if shown < len(self.inputs) else ""
+        return draw_page(
+            [self.overlay(image) for image in range(shown)],
+            f"{format_count(len(self), 'concept')} in {count}{more}",
+            f"They explain {self.explained:.0%} of the activity at {self.layer}.",
+            list(map(_build_legend_entry, self.colors, self.votes, self.shares.tolist())),
+        )
+
+    def __repr__(self) -> str:
+        named = ", ".join(repr(label) for label in self.labels)
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        return (
+            f"<{format_count(len(self), 'concept')} in {format_count(len(self.inputs), 'image')} ({named}): "
+            f"{self.explained:.0%} of {self.layer}{warned}>"
+        )
+
+
+@explain_foreign_arguments
+def concepts(
+    model: nn.Module | Loaded,
+    img: Images,
+    n: int = 5,
+    *,
+    layer: str | nn.Module | None = None,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> Concepts:
+    """Find concepts that a model sees in a set of images, each shown in its own color.
+
+        found = camtool.concepts(model, ["dog.jpg", "cat.jpg", "both.jpg"], n=4)
+        found.save("concepts.png")
+
+    The activations are split by nonnegative matrix factorization. Negative activations are set to zero, as in the
+    paper, which uses a layer after a ReLU; a warning says if they were a large part. To classify a concept, the
+    concept's vector is put at all positions of the layer's output, and the part of the model after the layer runs on
+    that. With global average pooling and a linear layer the logits are ``w · h + b``.
+
+    The model is not changed.
+
+    Args:
+        model: Module, or the result of :func:`camtool.load`.
+        img: Several images, in any form that :func:`camtool.explain` takes; or a single one.
+        n: Number of concepts.
+        layer: Layer whose activations are split: a dotted name or a module. The default is chosen by heuristics.
+        transform: Function from PIL image to the model's input, if ``model`` has none. If the inputs have several
+            sizes, all maps are resized to the finest grid.
+        labels: Names of the classes, if ``model`` has none.
+        device: Device of the inputs; the default is the model's.
+        batch_size: Largest number of images in a forward pass.
+        seed: Seed of the random starts. The global generators are not used.
+
+    Raises:
+        MethodError: ``n`` is less than 1, or more than the layer's positions or channels.
+        LayerError: The layer is unknown, has no grid, or has no positive activation.
+        CamtoolError: Another argument is invalid; the classes are in :mod:`camtool.errors`.
+    """
+    loaded = to_loaded(model)
+    layer = layer and unwrap_layer(get_module(model), layer)
+    prepare = InputPreparer(loaded.model, transform or loaded.transform, device)
+    inputs = tuple(prepare.iterate_inputs(img))
+    if not inputs:
+        raise CamtoolError("img holds no image; pass one or more.")
+    if batch_size < 1:
+        raise CamtoolError(f"batch_size is {batch_size}; pass 1 or more.")
+    used, grids = _collect_activations(loaded.model, inputs, layer, batch_size)
+    points = torch.cat([grid.flatten(1).T for grid in grids])
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
+        W, H, explained = factorize(_check_positive(points, used.name), n, seed=seed)
+        probabilities = compute_probabilities(loaded.model, inputs[0].tensor[None], used, H)
+    names = labels if labels is not None else loaded.labels
+    notes = dict.fromkeys(note for each in inputs for note in each.notes)
+    return Concepts(
+        maps=_build_maps(W, [grid.shape[1:] for grid in grids]),
+        vectors=H.float().cpu().numpy(),
+        votes=rank_classes(probabilities, resolve_labels(loaded.model, names, probabilities.shape[1])),
+        shares=compute_shares(W, H).float().cpu().numpy(),
+        explained=explained,
+        inputs=inputs,
+        layer=used.name,
+        warnings=(*notes, *_find_warnings(points, used.name)),
+    )
+
+
+def _collect_activations(
+    model: nn.Module, inputs: Sequence[PreparedInput], layer: str | nn.Module | None, batch_size: int
+) -> tuple[Layer, list[Tensor]]:
+    """Return the layer, with its layout for the first image, and its activations ``(C, h, w)`` for each image."""
+    names = None if layer is None else [find_module_name(model, layer)]
+    found: list[Layer] = []
+    grids: list[Tensor] = []
+    for batch in group_into_batches(inputs, batch_size):
+        tensor = torch.stack([each.tensor for each in batch])
+        (used,) = find_layers(model, tensor, names)
+        output = observe(model, [used.name], tensor, grad=False).calls[used.name][-1]
+        activations = used.layout.to_grid(output.detach())
+        # Half precision is too coarse for the factorization.
+        grids.extend(activations if activations.dtype == torch.float64 else activations.float())
+        # The layer is chosen once: a batch of another image size must not choose another.
+        names = [used.name]
+        found.append(used)
+    return found[0], grids
+
+
+def _check_positive(points: Tensor, layer: str) -> Tensor:
+    """Return the positive part of activations after checking that it is finite and not zero."""
+    if not points.isfinite().all():
+        raise LayerError(f"layer {layer!r} returned NaN or infinite values, which cannot be factorized.")
+    positive = points.relu()
+    if not positive.any():
+        raise LayerError(
+            f"layer {layer!r} has no positive activations, so there is nothing to factorize; choose another layer."
+        )
+    return positive
+
+
+def _find_warnings(points: Tensor, layer: str) -> Iterator[str]:
+    """Yield a warning if a large part of the activations is negative."""
+    scaled = points / points.abs().amax()
+    lost = float(scaled.clamp(max=0).square().sum() / scaled.square().sum())
+    if lost > _MAX_NEGATIVE_PART:
+        yield (
+            f"{lost:.0%} of the squared activations at {layer!r} are negative and were left out; "
+            "choose a layer after a ReLU."
+        )
+
+
+def _build_maps(amounts: Tensor, grids: Sequence[torch.Size]) -> NDArray[np.float32]:
+    """Return the rows of ``W`` ``(P, n)`` as maps ``(N, n, h, w)``, all on the finest grid."""
+    finest = max(grids, key=lambda grid: grid.numel())
+    parts = amounts.split([grid.numel() for grid in grids])
+    on_one = [maps.resize(part.T.unflatten(1, grid), finest) for part, grid in zip(parts, grids, strict=True)]
+    return np.asarray(torch.stack(on_one).float().cpu().numpy(), np.float32)
+
+
+def _build_legend_entry(color: tuple[int, int, int], votes: Sequence[Vote], share: float) -> LegendEntry:
+    others = ", ".join(str(vote) for vote in votes[1:] if vote.probability >= _MIN_SHOWN_PROBABILITY)
+    return LegendEntry(color, str(votes[0]), others, share)

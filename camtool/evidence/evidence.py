@@ -1,0 +1,233 @@
+"""Evidence: the data of one forward pass that methods read.
+
+A method is a function from :class:`Evidence` to raw maps. What is expensive is computed when it is first read: a method
+that never reads ``gradients`` costs no backward pass.
+
+Evidence comes in rows. A row is one target on one image; usually there is one row per image. Several classes of one
+image are several rows, which share the forward pass and the backward pass.
+
+What needs further forward passes, a linear head or attention is a function of the evidence:
+
+* :mod:`camtool.evidence.rescoring`: the scores of masked inputs or changed activations
+* :mod:`camtool.evidence.linear_head`: the linear layer after global average pooling
+* :mod:`camtool.evidence.attention`: the attention matrices of a transformer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from camtool.errors import LayerError, MethodError
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.gradients import ScoredTargets
+from camtool.layers.selection import Layer, find_layers
+from camtool.maps import upcast
+from camtool.state.thread_state import enable_gradients
+from camtool.targets import Target
+
+__all__ = ["Evidence", "gather_evidence"]
+
+
+class Evidence:
+    """The evidence that a method reads: the activations of one layer, their gradients, scores and inputs.
+
+    Activations, gradients and maps are ``(R, C, *grid)`` for every layout of the layer, in float32 or wider: half
+    precision is widened, so that a sum over positions is exact enough.
+
+    Args:
+        forward_pass: The forward pass.
+        scored: The targets with their scores.
+        layer: The layer; ``None`` for methods that work at the input.
+
+    Attributes:
+        forward_pass: The forward pass.
+        model: The model. A method must leave it unchanged.
+        inputs: The image input, ``(N, C, *size)``.
+        targets: Each row's target.
+        images: The index of each row's image.
+        scores: Each row's score, ``(R,)``.
+        layer: The layer's dotted name; empty without a layer.
+        call_count: The number of calls of the layer in the forward pass; one of them is observed.
+        black: A black pixel as the model gets it, ``(C,)``; ``None`` where the preprocessing is not known.
+    """
+
+    def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
+        self._scored, self._layer = scored, layer
+        self.forward_pass, self.model, self.black = forward_pass, forward_pass.model, forward_pass.black
+        self.inputs = forward_pass.image_input
+        self.targets, self.images, self.scores = scored.targets, scored.images, scored.scores.detach()
+        self.layer = "" if layer is None else layer.name
+        self.call_count = forward_pass.call_counts.get(self.layer, 0)
+        # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
+        self._activations: Tensor | None = None
+        self._gradients: Tensor | None = None
+        self._has_zero_gradient: list[bool] | None = None
+
+    # ------------------------------------------------------------------------------------------------ the layer
+
+    @property
+    def activations(self) -> Tensor:
+        """The layer's output, ``(R, C, *grid)``.
+
+        Raises:
+            LayerError: The method works at the input and observes no layer.
+        """
+        if self._activations is None:
+            layer = self.get_layer()
+            by_image = upcast(layer.layout.to_grid(self.forward_pass.layer_outputs[layer.name].detach()))
+            self._activations = self.select_rows(by_image)
+        return self._activations
+
+    @property
+    def gradients(self) -> Tensor:
+        """The gradient of each row's score with respect to the activations, ``(R, C, *grid)``.
+
+        Raises:
+            LayerError: There is no layer, or the score does not depend on it through a gradient.
+        """
+        if self._gradients is None:
+            layer = self.get_layer()
+            self._gradients = upcast(layer.layout.to_grid(self._scored.compute_gradients(layer.name)))
+        return self._gradients
+
+    @property
+    def uses_gradients(self) -> bool:
+        """True once the gradients have been read."""
+        return self._gradients is not None
+
+    @property
+    def has_zero_gradient(self) -> list[bool]:
+        """For each row True if the gradient is zero everywhere. Reading it computes the gradients."""
+        if self._has_zero_gradient is None:
+            self._has_zero_gradient = self.gradients.flatten(1).any(1).logical_not().tolist()
+        return self._has_zero_gradient
+
+    def hessian_vector_product(self, direction: Tensor) -> Tensor:
+        """Return the Hessian of each row's score with respect to the activations, times a direction.
+
+        This is how the gradients change as the activations move along the direction. It is zero if the model is
+        piecewise linear after the layer, as a ReLU network is up to its logits. Prefix tokens do not move.
+
+        Args:
+            direction: ``(R, C, *grid)``.
+
+        Returns:
+            ``(R, C, *grid)``.
+
+        Raises:
+            LayerError: There is no layer, or the score does not depend on it through a gradient.
+            MethodError: Torch has no second derivative of an operation after the layer.
+        """
+        layer = self.get_layer()
+        output = self.forward_pass.layer_outputs[layer.name]
+        try:
+            with enable_gradients():
+                own_layout = layer.layout.from_grid(
+                    direction.detach().to(output.dtype).clone(), torch.zeros_like(output[:1])
+                )
+                return upcast(layer.layout.to_grid(self._scored.hessian_vector_product(layer.name, own_layout)))
+        except RuntimeError as error:
+            raise MethodError(
+                f"torch has no second derivative of what follows layer {self.layer!r} ({error}). Use method='gradcam'; "
+                "or, for attention, run within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            ) from error
+
+    def get_layer(self) -> Layer:
+        """Return the observed layer with its layout.
+
+        Raises:
+            LayerError: The method works at the input and observes no layer.
+        """
+        if self._layer is None:
+            raise LayerError("this method works at the input, so there are no activations or gradients of a layer.")
+        return self._layer
+
+    # ------------------------------------------------------------------------------------ the input and the output
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's scores, ``(N, K, ...)``.
+
+        Raises:
+            TargetError: The model returned detections.
+        """
+        return self.forward_pass.logits
+
+    @property
+    def black_inputs(self) -> Tensor:
+        """A black image for each input, ``(N, C, *size)``; zeros where the preprocessing is not known."""
+        inputs = self.inputs
+        if self.black is None:
+            return torch.zeros_like(inputs)
+        return self.black.to(inputs).reshape(1, -1, *[1] * (inputs.ndim - 2)).expand_as(inputs)
+
+    @property
+    def rows_by_image(self) -> list[list[int]]:
+        """The rows of each image, image by image; the rows of one image share forward passes."""
+        return [[row for row, its in enumerate(self.images) if its == image] for image in dict.fromkeys(self.images)]
+
+    def select_rows(self, by_image: Tensor) -> Tensor:
+        """Return ``(R, ...)``, for each row its image's part of a tensor ``(N, ...)``."""
+        return by_image if self.images == list(range(len(by_image))) else by_image[self.images]
+
+    # --------------------------------------------------------------------------------------------- other evidence
+
+    def for_targets(self, targets: Sequence[Target], images: Sequence[int]) -> Evidence:
+        """Return evidence about other targets at the same layer, from the same forward pass.
+
+        Args:
+            targets: One target per row.
+            images: The index of each row's image.
+        """
+        return Evidence(self.forward_pass, self.forward_pass.score_targets(targets, images), self._layer)
+
+    def for_inputs(self, inputs: Tensor) -> Evidence:
+        """Return evidence about the same targets on other images, at the same layer, from a new forward pass.
+
+        Args:
+            inputs: ``(N, C, *size)``, one for each image.
+        """
+        old = self.forward_pass
+        replaced = old.replace_image_input(inputs)
+        with old.restore_autocast():
+            layers = [] if self._layer is None else [self._layer]
+            if layers and inputs.shape != self.inputs.shape:  # the layer's grid follows the size of the images
+                layers = find_layers(
+                    self.model, replaced, [self.layer], like=layers[0].layout, call_index=old.call_index
+                )
+            new = ForwardPass(self.model, replaced, layers, black=self.black, call_index=old.call_index)
+        return gather_evidence(new, self.targets, self.images)[0]
+
+    def at_layer(self, layer: str) -> Evidence:
+        """Return evidence about the same targets and images at another layer, from a new forward pass.
+
+        Raises:
+            LayerError: There is no layer of that name, or its output has no grid.
+        """
+        old = self.forward_pass
+        with old.restore_autocast():
+            new = ForwardPass(self.model, old.inputs, find_layers(self.model, old.inputs, [layer]), black=self.black)
+        return gather_evidence(new, self.targets, self.images)[0]
+
+
+def gather_evidence(
+    forward_pass: ForwardPass,
+    targets: Sequence[Target],
+    images: Sequence[int] | None = None,
+    *,
+    at_input: bool = False,
+) -> list[Evidence]:
+    """Return the evidence about some targets, one for each layer of a forward pass.
+
+    Args:
+        forward_pass: The forward pass.
+        targets: One target per row.
+        images: The index of each row's image; by default one row per image, in order.
+        at_input: Observe no layer. There is one evidence then, as there is for a forward pass without layers.
+    """
+    scored = forward_pass.score_targets(targets, range(len(targets)) if images is None else images)
+    layers: Sequence[Layer | None] = [None] if at_input else forward_pass.layers or [None]
+    return [Evidence(forward_pass, scored, layer) for layer in layers]

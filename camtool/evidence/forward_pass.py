@@ -1,0 +1,217 @@
+"""One forward pass of a batch: the model's output, the outputs of the chosen layers, and derived data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool import targets
+from camtool.errors import CamtoolError
+from camtool.evidence.class_vectors import find_class_vectors
+from camtool.evidence.gradients import ScoredTargets
+from camtool.hooks.attention_capture import CapturedAttention, capture_attention
+from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import get_call, observe
+from camtool.hooks.tracing import trace
+from camtool.inference.chunks import compute_chunk_size, count_largest_output
+from camtool.inference.folded_model import FoldedModel
+from camtool.layers.selection import Layer
+from camtool.maps import upcast
+from camtool.outputs import class_count, class_scores, predictions
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import enable_gradients
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
+
+__all__ = ["ForwardPass"]
+
+
+class ForwardPass:
+    """One forward pass of one batch, observed at zero or more layers. Any number of targets can be scored on it.
+
+    Args:
+        model: Any module; it is left unchanged.
+        inputs: The model's inputs. The image input is their main tensor, see
+            :func:`camtool.structures.nested_tensors.find_main_tensor`.
+        layers: The layers to observe; none for methods that work at the input.
+        black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
+        call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is
+            the last, too; the user then gets a warning that there are others.
+
+    Attributes:
+        model: The model.
+        inputs: The model's inputs.
+        image_input: The image input ``(N, C, *size)``, detached.
+        layers: The observed layers.
+        layer_outputs: Layer name to the output of the observed call, in the layer's own layout, on the graph.
+        call_counts: Layer name to the number of its calls.
+        output: The model's output, on the graph that starts at the earliest layer.
+        predictions: The output by image: scores ``(N, K, ...)``, or detections.
+        black: As above.
+        call_index: As above, -1 for ``None``.
+        is_call_chosen: True if ``call_index`` was given.
+        class_count: The number of classes; ``None`` where it is not known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: ModelInputs,
+        layers: Sequence[Layer],
+        *,
+        black: Tensor | None = None,
+        call_index: int | None = None,
+    ) -> None:
+        main = find_main_tensor(inputs)
+        if main is None:
+            raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
+        self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
+        self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
+        self._main, self.image_input = main, main.detach()
+        observed = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
+        self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
+        self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
+        self.output: Any = predictions.to_batch(observed.output, len(main))
+        self.predictions = predictions.get_predictions(self.output, model)
+        if isinstance(self.predictions, Tensor):
+            self.class_count: int | None = self.predictions.shape[1]
+        else:
+            self.class_count = class_count.get_class_count(model)
+        # Further passes must run in the autocast mode of this one, also if the caller has left it by then.
+        device_type = self.predictions[0].device.type
+        self._device_type = device_type
+        self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
+        self._scored: ScoredTargets | None = None
+        self._link: class_scores.Link | None = None
+        self._is_link_known = False
+        self._class_vectors: tuple[Tensor | None] | None = None
+        self._attention: dict[bool, CapturedAttention] = {}
+        self._tail_chunk_sizes: dict[str, int] = {}
+        self._folded_model: FoldedModel | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """The scores of the classes, ``(N, K, ...)``.
+
+        Raises:
+            TargetError: The model returned detections.
+        """
+        return self.predictions if isinstance(self.predictions, Tensor) else class_scores.find_logits(self.output)
+
+    def score_targets(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
+        """Return the targets with their scores.
+
+        The latest result is kept, so that several methods and layers share the gradients of the same targets.
+
+        Args:
+            wanted: One target per row.
+            images: The index of each row's image.
+        """
+        # Targets are frozen dataclasses, so equal ones compare equal; a user's own target compares by identity.
+        latest = self._scored
+        if latest is None or latest.targets != list(wanted) or latest.images != list(images):
+            with enable_gradients():
+                scores = targets.score_targets(wanted, self.output, images)
+            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, self.layer_outputs)
+        return latest
+
+    def find_link(self) -> class_scores.Link | None:
+        """Return how scores become probabilities; ``None`` for embeddings, which have none.
+
+        Without observed layers this may run another forward pass, of one image.
+        """
+        if not self._is_link_known:
+            if not isinstance(self.predictions, Tensor):
+                self._link = "softmax"
+            elif self.layers or not class_scores.is_between_zero_and_one(self.predictions):
+                self._link = class_scores.find_link(self.model, self.output)
+            else:
+                self._link = class_scores.find_link(self.model, self._run_with_graph())
+            self._is_link_known = True  # last, as another thread may read it
+        return self._link
+
+    def _run_with_graph(self) -> Any:
+        """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
+        with enable_gradients(), self.restore_autocast(), preserve_model(self.model):
+            image = self._main[:1].detach().clone().requires_grad_()
+            return predictions.to_batch(run_model(self.model, self.select_inputs(0, image)), 1)
+
+    def compute_probabilities(self) -> Tensor | None:
+        """Return the probability of each class, ``(N, K, ...)`` in float32 or wider; ``None`` where there are none."""
+        link = self.find_link()
+        if not isinstance(self.predictions, Tensor) or link is None:
+            return None
+        return class_scores.compute_probabilities(upcast(self.predictions), link)
+
+    def find_class_vectors(self) -> Tensor | None:
+        """Return the weights of the linear layer that gives the K scores, ``(K, C)``; ``None`` if there is none.
+
+        The first call runs the model on one image.
+        """
+        if not isinstance(self.predictions, Tensor) or self.predictions.ndim != 2:
+            return None
+        if self._class_vectors is None:
+            with self.restore_autocast():
+                self._class_vectors = (find_class_vectors(self.model, self.select_inputs(0), self.predictions[:1]),)
+        return self._class_vectors[0]
+
+    def capture_attention(self, *, hold_inputs: bool = False) -> CapturedAttention:
+        """Run the model again and return its attention; the first call for each ``hold_inputs`` runs it.
+
+        Args:
+            hold_inputs: Treat the queries, keys and values of every self-attention as constants.
+        """
+        if hold_inputs not in self._attention:
+            with self.restore_autocast():
+                self._attention[hold_inputs] = capture_attention(self.model, self.inputs, hold_inputs=hold_inputs)
+        return self._attention[hold_inputs]
+
+    def fold_model(self) -> FoldedModel:
+        """Return the model for many forward passes in a row; the first call builds it."""
+        if self._folded_model is None:
+            self._folded_model = FoldedModel(self.model, self.select_inputs(0))
+        return self._folded_model
+
+    def find_tail_chunk_size(self, layer: Layer) -> int:
+        """Return how many variants of one image's activations fit into memory; the first call runs the model."""
+        if layer.name not in self._tail_chunk_sizes:
+            with self.restore_autocast():
+                calls = trace(self.model, self.select_inputs(0))
+            # The tail: the outputs from the layer's call on, and its own.
+            indices = [index for index, call in enumerate(calls) if call.name == layer.name]
+            largest = count_largest_output(calls[indices[self.call_index] if indices else 0 :])
+            self._tail_chunk_sizes[layer.name] = compute_chunk_size(largest, self.layer_outputs[layer.name])
+        return self._tail_chunk_sizes[layer.name]
+
+    def select_inputs(self, image: int, variants: Tensor | None = None) -> ModelInputs:
+        """Return the model's inputs for one image alone, or for variants ``(M, C, *size)`` of it."""
+        count = 1 if variants is None else len(variants)
+
+        def select(tensor: Tensor) -> Tensor:
+            if tensor is self._main and variants is not None:
+                return variants
+            return tensor[image : image + 1].expand(count, *tensor.shape[1:])
+
+        return map_batch(self.inputs, select)
+
+    def replace_image_input(self, image_input: Tensor, images: Sequence[int] | None = None) -> ModelInputs:
+        """Return the model's inputs with other images.
+
+        Args:
+            image_input: ``(M, C, *size)``, in the place of the image input.
+            images: The image whose other inputs each of them gets; by default in order.
+        """
+        rest = slice(None) if images is None else list(images)
+        return map_batch(self.inputs, lambda tensor: image_input if tensor is self._main else tensor[rest])
+
+    def restore_autocast(self) -> AbstractContextManager[None]:
+        """Return a context in the autocast mode of this forward pass, for further ones."""
+        kind, (is_enabled, dtype) = self._device_type, self._autocast
+        # Entering autocast costs time, so it is left out where it would change nothing.
+        if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == self._autocast:
+            return nullcontext()
+        return torch.autocast(kind, dtype=dtype, enabled=is_enabled)

@@ -1,0 +1,136 @@
+"""Gradients of the scores of several targets with respect to the outputs of layers.
+
+A row is one target on one image. Rows about different images share a backward pass, as the images of a batch do not
+influence each other. Rows about the same image are separated by one batched backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from camtool.errors import LayerError
+from camtool.state.thread_state import enable_gradients
+from camtool.targets import Target
+
+__all__ = ["ScoredTargets", "compute_row_gradients"]
+
+
+@dataclass(eq=False)
+class ScoredTargets:
+    """Targets with their scores on one forward pass, and the layer outputs that the scores depend on.
+
+    Attributes:
+        targets: One target per row.
+        images: The index of each row's image.
+        scores: Each row's score, ``(R,)``, on the graph.
+        layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
+    """
+
+    targets: list[Target]
+    images: list[int]
+    scores: Tensor
+    layer_outputs: dict[str, Tensor]
+    _gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    def compute_gradients(self, layer: str) -> Tensor:
+        """Return the gradient of each row's score with respect to a layer's output for the row's image, ``(R, ...)``.
+
+        The first call runs one backward pass to all layers; later calls reuse its result.
+
+        Raises:
+            LayerError: The scores do not depend on the layers through a gradient.
+        """
+        if not self._gradients:
+            if not self.scores.requires_grad:
+                self._raise_no_gradient()
+            gradients = compute_row_gradients(self.scores, self.images, list(self.layer_outputs.values()))
+            self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
+        return self._gradients[layer]
+
+    def hessian_vector_product(self, layer: str, direction: Tensor) -> Tensor:
+        """Return the Hessian of each row's score with respect to a layer's output, times the row's direction.
+
+        Args:
+            layer: The layer's name.
+            direction: ``(R, ...)``, in the layer's own layout.
+
+        Returns:
+            ``(R, ...)``.
+
+        Raises:
+            LayerError: The scores do not depend on the layers through a gradient.
+            RuntimeError: Torch has no second derivative of an operation after the layer.
+        """
+        if not self.scores.requires_grad:
+            self._raise_no_gradient()
+        output, product = self.layer_outputs[layer], torch.zeros_like(direction)
+        ranks = _rank_within_image(self.images)
+        for rank in set(ranks):
+            rows = [row for row, its_rank in enumerate(ranks) if its_rank == rank]
+            images = [self.images[row] for row in rows]
+            vector = torch.zeros_like(output)
+            vector[images] = direction[rows]
+            product[rows] = _hessian_vector_product(self.scores[rows].sum(), output, vector)[images]
+        return product
+
+    def _raise_no_gradient(self) -> NoReturn:
+        raise LayerError(
+            f"the score does not depend on the layers {list(self.layer_outputs)} through a gradient; choose a layer "
+            "that leads to it, and a target that does not detach the output."
+        )
+
+
+def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of each row's score with respect to its own image's part of each tensor.
+
+    Args:
+        scores: ``(R,)``, on the graph.
+        images: The index of each row's image.
+        tensors: Tensors ``(N, ...)`` on the way to the scores.
+
+    Returns:
+        For each tensor ``(R, ...)``.
+    """
+    # The graph is retained, because other targets may be differentiated on it. It is freed with the forward pass.
+    differentiate = partial(torch.autograd.grad, scores, tensors, retain_graph=True, materialize_grads=True)
+    index = list(images)
+    with enable_gradients():
+        if len(set(index)) == len(index):
+            gradients = differentiate(grad_outputs=torch.ones_like(scores))
+            is_in_order = index == list(range(len(tensors[0])))
+            return list(gradients) if is_in_order else [gradient[index] for gradient in gradients]
+        # One weighted sum of the scores for each rank: it holds at most one row of every image.
+        ranks = _rank_within_image(index)
+        weights = scores.new_zeros(max(ranks) + 1, len(ranks))
+        weights[ranks, range(len(ranks))] = 1
+        try:
+            by_rank = differentiate(grad_outputs=weights, is_grads_batched=True)
+        except RuntimeError:  # vmap does not support an operation after the layer, so differentiate sum by sum
+            one_by_one = [differentiate(grad_outputs=row) for row in weights]
+            by_rank = tuple(torch.stack(each) for each in zip(*one_by_one, strict=True))
+        return [gradient[ranks, index] for gradient in by_rank]
+
+
+def _rank_within_image(images: Sequence[int]) -> list[int]:
+    """Return for each row the number of earlier rows about the same image."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for image in images:
+        ranks.append(seen[image])
+        seen[image] += 1
+    return ranks
+
+
+def _hessian_vector_product(score: Tensor, tensor: Tensor, vector: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(score, tensor, create_graph=True, materialize_grads=True)
+    if not gradient.requires_grad:  # the gradient is constant
+        return torch.zeros_like(vector)
+    (product,) = torch.autograd.grad(gradient, tensor, grad_outputs=vector, retain_graph=True, materialize_grads=True)
+    return product.detach()

@@ -1,0 +1,149 @@
+"""Rescoring: the scores of many variants of an image, or of a layer's activations, by further forward passes.
+
+The rows of one image share these forward passes. The variants are made in chunks that fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camtool import targets
+from camtool.evidence.evidence import Evidence
+from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import resume
+from camtool.inference.chunks import iterate_chunks
+from camtool.outputs import predictions
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import enable_gradients
+from camtool.targets import Target
+
+__all__ = [
+    "MakeVariants",
+    "run_forward",
+    "run_tail",
+    "score_activations",
+    "score_inputs",
+    "score_logits",
+    "score_with_graph",
+]
+
+MakeVariants = Callable[[slice], Tensor]
+"""Makes the variants of one chunk: ``make_variants(slice(32, 64))`` returns the variants 32 to 63."""
+
+
+def score_inputs(
+    evidence: Evidence,
+    rows: Sequence[int],
+    count: int,
+    make_variants: MakeVariants,
+    *,
+    chunk: int | None = None,
+    convert_target: Callable[[Target], Target] | None = None,
+) -> Tensor:
+    """Score many variants of one image.
+
+    They run through a copy of the model that is faster and equal up to rounding, see
+    :class:`camtool.inference.folded_model.FoldedModel`.
+
+    Args:
+        evidence: The evidence.
+        rows: Rows about the same image.
+        count: The number of variants.
+        make_variants: Makes those of a slice, ``(m, C, *size)``.
+        chunk: How many run at once; by default as many as fit into memory.
+        convert_target: Gives what to score instead of a row's target, e.g. its class' probability.
+
+    Returns:
+        The scores, ``(count, rows)``.
+    """
+    forward_pass, image = evidence.forward_pass, evidence.images[rows[0]]
+    wanted = [evidence.targets[row] for row in rows]
+    wanted = wanted if convert_target is None else [convert_target(target) for target in wanted]
+    with forward_pass.restore_autocast():
+        # Building it costs a few forward passes; later calls reuse it.
+        model = forward_pass.fold_model()
+        scores = []
+        for part in iterate_chunks(count, model.chunk_size if chunk is None else chunk):
+            variants = make_variants(part)
+            output = predictions.to_batch(model(forward_pass.select_inputs(image, variants)), len(variants))
+            scores.append(_score(output, wanted))
+    return torch.cat(scores)
+
+
+def score_activations(
+    evidence: Evidence, rows: Sequence[int], count: int, make_variants: MakeVariants, *, chunk: int | None = None
+) -> Tensor:
+    """Score many variants of one image's activations.
+
+    The trunk runs once per chunk on the image, and only the tail (what follows the layer) runs on all variants.
+
+    Args:
+        evidence: The evidence.
+        rows: Rows about the same image.
+        count: The number of variants.
+        make_variants: Makes those of a slice, ``(m, C, *grid)``.
+        chunk: How many run at once; by default as many as fit into memory.
+
+    Returns:
+        The scores, ``(count, rows)``.
+    """
+    image, wanted = evidence.images[rows[0]], [evidence.targets[row] for row in rows]
+    size = evidence.forward_pass.find_tail_chunk_size(evidence.get_layer()) if chunk is None else chunk
+    parts = iterate_chunks(count, size)
+    return torch.cat([_score(_run_tail(evidence, image, make_variants(part)), wanted) for part in parts])
+
+
+def score_logits(evidence: Evidence, rows: Sequence[int], logits: Tensor) -> Tensor:
+    """Score other logits ``(M, K)`` of the rows' image: ``(M, rows)``.
+
+    Only valid if :func:`camtool.evidence.linear_head.find_scoring_head` found a head.
+    """
+    return _score(logits, [evidence.targets[row] for row in rows])
+
+
+def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
+    """Run the model on inputs ``(R, C, *size)``, one per row, and return each row's score on the graph, ``(R,)``."""
+    forward_pass = evidence.forward_pass
+    replaced = forward_pass.replace_image_input(inputs, evidence.images)
+    with enable_gradients(), forward_pass.restore_autocast(), preserve_model(evidence.model):
+        return targets.score_targets(
+            evidence.targets, predictions.to_batch(run_model(evidence.model, replaced), len(inputs))
+        )
+
+
+def run_forward(evidence: Evidence, inputs: Tensor, row: int = 0) -> Tensor:
+    """Run the model on variants ``(M, C, *size)`` of a row's image, all at once, and return their scores ``(M,)``."""
+    forward_pass = evidence.forward_pass
+    with forward_pass.restore_autocast(), preserve_model(evidence.model), torch.no_grad():
+        output = run_model(evidence.model, forward_pass.select_inputs(evidence.images[row], inputs))
+        output = predictions.to_batch(output, len(inputs))
+    return evidence.targets[row](output)
+
+
+def run_tail(evidence: Evidence, activations: Tensor, row: int = 0) -> Tensor:
+    """Run the tail on variants ``(M, C, *grid)`` of a row's activations, all at once, and return their scores ``(M,)``.
+
+    The trunk runs once on the row's image.
+    """
+    return evidence.targets[row](_run_tail(evidence, evidence.images[row], activations))
+
+
+def _run_tail(evidence: Evidence, image: int, activations: Tensor) -> Any:
+    """Return the model's output for variants of one image's activations."""
+    forward_pass, layer = evidence.forward_pass, evidence.get_layer()
+    own = forward_pass.layer_outputs[layer.name][image : image + 1].detach()
+    variants = layer.layout.from_grid(activations.to(own.dtype), own)
+    with forward_pass.restore_autocast():
+        index = forward_pass.call_index % evidence.call_count  # resume counts from the first call
+        inputs = forward_pass.select_inputs(image)
+        output = resume(evidence.model, layer.name, variants, inputs, call_index=index)
+        return predictions.to_batch(output, len(variants))
+
+
+def _score(output: Any, wanted: Sequence[Target]) -> Tensor:
+    """Return the score of each target on each image of an output, ``(M, targets)``."""
+    return torch.stack([target(output) for target in wanted], 1)

@@ -1,0 +1,490 @@
+# Overloads overlap on purpose: to a type checker a path is a sequence of paths. The first overload that fits counts.
+# mypy: disable-error-code="overload-overlap"
+"""From images to explanations: :func:`explain` for one call, :class:`Explainer` for many with the same settings.
+
+Both return :class:`camtool.Explanation`, or lists of it. The path of a call is: prepare the input, run one forward pass
+with hooks on the layers, resolve the target on what the model returned, let the method compute maps, and check them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, cast, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import TypeVar
+
+from camtool import targets
+from camtool.arguments.explain_arguments import check_settings, match_targets
+from camtool.arguments.models import check_argument_order, get_module
+from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.explanation import Explanation
+from camtool.inputs.data_kinds import DataKind
+from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
+from camtool.inputs.model_inputs import Inputs, Key
+from camtool.layers.selection import find_layers
+from camtool.methods import Method, MethodFunction, check_model_support, check_options, find_method, merges
+from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
+from camtool.outputs.class_scores import describe_chosen_tensor
+from camtool.state.cleanup import Cleanup
+from camtool.state.model_state import hold_model
+from camtool.state.thread_state import preserve_thread_state
+from camtool.structures import model_cache
+from camtool.structures.module_names import find_detector_transform, find_module_name
+from camtool.trust.map_warnings import find_map_warnings
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+    from PIL import Image
+    from typing_extensions import Unpack
+
+__all__ = ["Explainer", "explain"]
+
+# ------------------------------------------------------------------------------------------------------------ types
+
+Model: TypeAlias = "nn.Module | Loaded"
+Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
+
+OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image"
+"""What is a single image by its type."""
+
+Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
+"""What may be a single image or a batch. Its number of axes decides, which a type checker does not see."""
+
+Images: TypeAlias = "OneImage | Arrays | Sequence[OneImage | Arrays]"
+
+OneTarget: TypeAlias = "int | str | targets.Target | Callable[[Any], Tensor] | None"
+Targets: TypeAlias = "Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]"
+"""One target for each image; for a single image, several targets."""
+
+AnyTargets: TypeAlias = (
+    "targets.TargetLike | Targets | Sequence[targets.TargetLike | Targets | Sequence[targets.TargetLike]]"
+)
+
+OneMethod: TypeAlias = "str | MethodFunction"
+
+if TYPE_CHECKING:
+
+    class ExplanationOrList(Explanation, list[Explanation]):  # type: ignore[misc]
+        """An :class:`Explanation`, or a list of them for a batch.
+
+        Only type checkers and editors see this class. A tensor's type does not show whether it is one image or a batch,
+        so they are offered the attributes of both; a union would make an error of each.
+        """
+
+
+Result = TypeVar("Result", default=Explanation)
+"""What an :class:`Explainer` returns for one image and one target: an explanation, or a list with one per method."""
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of :func:`explain` and :class:`Explainer`, which :func:`explain` documents."""
+
+    merge: str | Callable[[Tensor], Tensor]
+    transform: Transform | None
+    labels: Sequence[str] | None
+    device: torch.device | str | None
+    batch_size: int
+    image: Key | None
+    call_index: int | None
+    kind: DataKind | None
+
+
+class LayerSettings(Settings, total=False):
+    """Keyword arguments of :func:`explain`; for :class:`Explainer`, ``layer`` is positional as well."""
+
+    layer: Layers
+
+
+# ---------------------------------------------------------------------------------------------------------- explain
+
+# The overloads say what a call returns. Options of a method have no types, so a call with options must name its method
+# and matches one of the last overloads.
+
+
+@overload  # one image, one target
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> Explanation: ...
+@overload  # a tensor or an array: one image (3-D), or a batch (4-D, even of one image), which gives a list
+def explain(
+    model: Model,
+    img: Arrays,
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> ExplanationOrList: ...
+@overload  # several images, one target for all
+def explain(
+    model: Model,
+    img: Sequence[OneImage | Arrays],
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # one target for each image, or several targets for a single image
+def explain(
+    model: Model,
+    img: Images,
+    target_class: Targets,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # several targets for a single image: those that the model ranks highest
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: targets.Top,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # several targets for each image
+def explain(
+    model: Model,
+    img: Images,
+    target_class: targets.Top | Sequence[targets.Top | Targets],
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[list[Explanation]]: ...
+@overload  # one image and one target, with options of the method
+def explain(
+    model: Model, img: OneImage, target_class: OneTarget = None, *, method: OneMethod, **options: Any
+) -> Explanation: ...
+@overload  # several methods for one image and one target
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: OneTarget = None,
+    *,
+    method: Sequence[OneMethod],
+    **options: Any,
+) -> list[Explanation]: ...
+@overload  # any other call with options or with several methods
+def explain(
+    model: Model,
+    img: Images,
+    target_class: AnyTargets = None,
+    *,
+    method: OneMethod | Sequence[OneMethod],
+    **options: Any,
+) -> Any: ...
+@explain_foreign_arguments
+def explain(model: Model, img: Images, target_class: AnyTargets = None, **options: Any) -> Any:
+    """Explain a prediction: return an :class:`Explanation` for one image, a list for several images.
+
+        result = camtool.explain(model, "cat.jpg", "tabby")
+        result.save("where.png")
+
+    A 4-D tensor is a batch and gives a list, even if it holds one image. The model's state does not change.
+
+    Args:
+        model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` and the modules that
+            ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
+        img: A path, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of floats in [0, 1], or a
+            tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input already and is not
+            transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and clips are tensors
+            or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in a dictionary.
+        target_class: What to explain: ``None`` for the model's top class, an index, a label, a
+            :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
+            images a list gives one target per image; for one image it gives several targets; a list of lists does both.
+            For a segmenter a class is explained where the model predicts it, and ``None`` is the class with the largest
+            area. For a detector a class is its most confident detection, and ``None`` the most confident of all. A
+            single output is taken as the score of two classes; use :class:`camtool.targets.Value` for a regression.
+            Models such as CLIP take a text: ``"a photo of a dog"``.
+        method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several of these.
+        layer: The layer to explain at: a dotted name, a module, or several. By default the best layer is found.
+        merge: How the maps of several layers become one: a name in :data:`camtool.methods.merges.MERGES` or a function.
+        transform: From PIL image to the model's input, if ``model`` does not bring it.
+        labels: The names of the classes, if ``model`` does not bring them.
+        device: The device of the inputs; by default the model's.
+        batch_size: The largest number of images in a forward pass. Methods at the input run one for each target.
+        image: The image among several inputs, by position or by name; see :class:`camtool.Inputs`.
+        call_index: Which call of the layer to explain if it runs more than once in a forward pass: 0 is the first, -1
+            the last. By default the last; for several inputs the last that depends on the image.
+        kind: ``"image"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
+            ``(N, C, T, H, W)``, if neither the model's convolutions nor the shape decides. The channels must come
+            before the frames.
+        **options: Options of the method.
+
+    Returns:
+        An :class:`Explanation` for one image, one target and one method. Several images, targets or methods give
+        lists, nested in that order.
+
+    Raises:
+        CamtoolError: An argument does not fit; :mod:`camtool.errors` lists the classes.
+    """
+    # The settings are among the options here, as their names and defaults are written in Explainer.
+    explainer: Any = Explainer(model, **options)
+    return explainer(img, target_class)
+
+
+class Explainer(Generic[Result]):
+    """:func:`explain` with fixed settings, for many images or for the batches of a loader.
+
+        explainer = camtool.Explainer(model, method="layercam")
+        for batch, classes in loader:
+            results = explainer(batch, classes)
+
+    The arguments are those of :func:`explain`. No hooks stay on the model between calls.
+
+    Raises:
+        MethodError: A method, an option or a merge is unknown.
+        LayerError: A module given as ``layer`` is not part of the model.
+        CamtoolError: ``device`` is not the model's, or a list of methods or layers is empty.
+    """
+
+    @overload
+    def __init__(
+        self: Explainer[Explanation],
+        model: Model,
+        method: OneMethod = "gradcam",
+        layer: Layers = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Explainer[Explanation], model: Model, method: OneMethod, layer: Layers = None, **options: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Explainer[list[Explanation]],
+        model: Model,
+        method: Sequence[OneMethod],
+        layer: Layers = None,
+        **options: Any,
+    ) -> None: ...
+    def __init__(
+        self,
+        model: Model,
+        method: OneMethod | Sequence[OneMethod] = "gradcam",
+        layer: Layers = None,
+        *,
+        merge: str | Callable[[Tensor], Tensor] = "mean",
+        transform: Transform | None = None,
+        labels: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 32,
+        image: Key | None = None,
+        call_index: int | None = None,
+        kind: DataKind | None = None,
+        **options: Any,
+    ) -> None:
+        loaded, whole = to_loaded(model), get_module(model)
+        # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
+        self._model, self._text, self._whole = loaded.model, loaded.text, whole
+        check_settings(transform, labels, batch_size, image, call_index)
+        self._labels = labels if labels is not None else loaded.labels
+        if self._text is not None and self._labels is not None:
+            raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
+        self._methods = [find_method(each) for each in _to_list(method)]
+        self._has_many_methods = isinstance(method, (list, tuple))
+        self._needs_layers = not all(method.ignores_layer for method in self._methods)
+        modules = [] if layer is None else [unwrap_layer(whole, each) for each in _to_list(layer)]
+        self._layers = None if layer is None else [find_module_name(self._model, each) for each in modules]
+        self._merge = merges.get_merge(merge)
+        self._preparer = InputPreparer(self._model, transform or loaded.transform, device, kind=kind)
+        self._image, self._call_index, self._batch_size, self._options = image, call_index, batch_size, options
+        check_options(self._methods, options)
+        check_model_support(self._methods, self._model)
+        for name, given in (("method", self._methods), ("layer", self._layers)):
+            if given is not None and not given:
+                raise CamtoolError(f"{name} asks for nothing; give one or more.")
+
+    @overload
+    def __call__(self, img: OneImage, target_class: OneTarget = None) -> Result: ...
+    @overload
+    def __call__(self, img: Arrays, target_class: OneTarget = None) -> Any: ...
+    @overload
+    def __call__(self, img: Sequence[OneImage | Arrays], target_class: OneTarget = None) -> list[Result]: ...
+    @overload
+    def __call__(self, img: Images, target_class: Targets) -> list[Result]: ...
+    @overload
+    def __call__(self, img: OneImage, target_class: targets.Top) -> list[Result]: ...
+    @overload
+    def __call__(
+        self, img: Images, target_class: targets.Top | Sequence[targets.Top | Targets]
+    ) -> list[list[Result]]: ...
+    @explain_foreign_arguments
+    def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
+        """Explain images; the arguments and the results are those of :func:`explain`."""
+        check_argument_order(img, target_class)
+        # The first block takes over if an interrupt arrives just as one of the others ends.
+        with Cleanup(), preserve_thread_state(), hold_model(self._model):
+            count, batches = self._preparer.prepare_batches(
+                img,
+                self._batch_size,
+                image=self._image,
+                layers=self._layers,
+                call_index=self._call_index,
+                needs_layers=self._needs_layers,
+            )
+            requests = match_targets(target_class, count)
+            results: list[Any] = []
+            for batch in batches:
+                asked = requests[len(results) : len(results) + len(batch.items)]
+                results += self._explain_batch(batch, asked)
+            return results[0] if count is None else results
+
+    def _explain_batch(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
+        texts = requests if self._text is None else targets.encode_texts(requests, self._text)
+        forward_pass = self._run_forward_pass(batch)
+        labels = resolve_labels(self._model, self._labels, forward_pass.class_count)
+        resolve = partial(
+            targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
+        )
+        by_image = [
+            [target for each in _to_list(request) for target in resolve(each, output, labels, item.view.geometry)]
+            for request, output, item in zip(texts, forward_pass.predictions, batch.items, strict=True)
+        ]
+        # A row is one target on one image; all rows share the forward pass.
+        rows = [(image, target) for image, own in enumerate(by_image) for target in own]
+        by_method = [self._explain_rows(method, forward_pass, rows, batch.items, labels) for method in self._methods]
+        by_row: Iterator[Any] = iter(zip(*by_method, strict=True) if self._has_many_methods else by_method[0])
+        results: list[Any] = []
+        for request, own in zip(requests, by_image, strict=True):
+            found = [next(by_row) for _ in own]
+            found = [list(each) for each in found] if self._has_many_methods else found
+            results.append(found if targets.asks_for_several(request) else found[0])
+        return results
+
+    def _run_forward_pass(self, batch: InputBatch) -> ForwardPass:
+        """Run one forward pass with hooks on the layers."""
+        black, call_index = batch.items[0].black, batch.call_index
+        for is_last_try in (False, True):
+            layers = []
+            if self._needs_layers:
+                index = -1 if call_index is None else call_index
+                layers = find_layers(self._model, batch.inputs, self._layers, call_index=index)
+            forward_pass = ForwardPass(self._model, batch.inputs, layers, black=black, call_index=call_index)
+            if is_last_try or all(layer.layout.fits(forward_pass.layer_outputs[layer.name].shape) for layer in layers):
+                break
+            # The user changed the model since the layouts were cached, so they are read again.
+            model_cache.forget_model(self._model)
+        return forward_pass
+
+    def _explain_rows(
+        self,
+        method: Method,
+        forward_pass: ForwardPass,
+        rows: Sequence[tuple[int, targets.Target]],
+        items: Sequence[PreparedInput],
+        labels: Sequence[str] | None,
+    ) -> list[Explanation]:
+        """Return one explanation for each row, an image's index and a target, by one method."""
+        is_ignored = method.ignores_layer and self._layers is not None
+        notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if is_ignored else []
+        evidence = gather_evidence(
+            forward_pass,
+            [target for _, target in rows],
+            [image for image, _ in rows],
+            at_input=method.ignores_layer,
+        )
+        choice = describe_chosen_tensor(forward_pass.output)
+        # Single numbers are read from here on, which arrays give several times faster than tensors.
+        maps, scores = self._compute_maps(method, evidence).float().cpu().numpy(), evidence[0].scores.tolist()
+        by_class = forward_pass.compute_probabilities()
+        probabilities = [None] * len(items) if by_class is None else by_class.cpu().numpy()
+        detector = None if method.ignores_layer else find_detector_transform(self._model)
+        layer = " + ".join(each.layer for each in evidence)
+        explanations = []
+        for row, (image, target) in enumerate(rows):
+            item, probability = items[image], probabilities[image]
+            context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
+            choices = [choice] if choice is not None and target.reads_scores() else []
+            doubts = find_map_warnings(evidence, maps[row], row, target, context)
+            explanation = Explanation(
+                raw=maps[row],
+                view=item.view if detector is None else item.view.for_detector(detector),
+                label=target.describe(labels),
+                index=target.get_class_index(),
+                score=scores[row],
+                probability=target.get_probability(context),
+                method=method.name,
+                layer=layer,
+                warnings=(*item.notes, *notes, *choices, *doubts),
+                box=target.get_box(),
+            )
+            explanations.append(explanation)
+        return explanations
+
+    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
+        """Return the method's maps of all layers, merged: ``(R, *grid)``."""
+        options = {name: value for name, value in self._options.items() if name in method.options}
+        device = evidence[0].scores.device.type
+        # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
+        is_autocast = torch.is_autocast_enabled(device)
+        with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
+            maps = [method(each, **options) for each in evidence]
+            for each, raw in zip(evidence, maps, strict=True):
+                _check_maps(method, each, raw)
+            merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence))
+        if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
+            raise MethodError(
+                f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "
+                "maps and of their axes."
+            )
+        return merged
+
+
+def _build_signature() -> inspect.Signature:
+    """Return the signature of :func:`explain`: that of a call, with the settings of :class:`Explainer` as keywords."""
+    _, model, *settings = inspect.signature(Explainer.__init__).parameters.values()
+    _, *arguments = inspect.signature(Explainer.__call__).parameters.values()
+    keywords = [
+        each if each.kind is each.VAR_KEYWORD else each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in settings
+    ]
+    return inspect.Signature([model, *arguments, *keywords], return_annotation="Explanation | list[Any]")
+
+
+# help() and notebooks show this signature; the settings and their defaults are written once, in Explainer.
+cast("Any", explain).__signature__ = _build_signature()
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
+    """Check that a method returned one map for each row, on any grid with as many axes as the input's.
+
+    Raises:
+        MethodError: It returned something else.
+    """
+    like = evidence.inputs[:, 0] if method.ignores_layer else evidence.activations[:, 0]
+    is_maps = isinstance(raw, Tensor) and raw.ndim == like.ndim and len(raw) == len(evidence.images) and raw.numel() > 0
+    if not is_maps:
+        came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+        raise MethodError(
+            f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
+            "or maps on another grid with as many axes."
+        )
+
+
+def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
+    """Return the mean gradient of each layer for each row, ``(L, R)``, the mean of Grad-CAM's weights."""
+    return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
+
+
+def _to_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

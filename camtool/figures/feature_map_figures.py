@@ -1,0 +1,328 @@
+"""Figures of feature maps: the activations of a layer's channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camtool import targets
+from camtool.arguments.checks import check_choice, check_count
+from camtool.arguments.models import get_module
+from camtool.arguments.nested_lists import to_list
+from camtool.errors import CamtoolError, LayerError, TargetError
+from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.figures.number_format import describe_non_finite, format_shape
+from camtool.figures.panels import DIVERGING, Panel, center_on_zero, draw_panels, find_limits
+from camtool.figures.paper_sizes import SCALES, Scale, Width, to_inches
+from camtool.hooks.observation import observe
+from camtool.hooks.tracing import TracedCall, trace
+from camtool.inputs.input_preparer import InputBatch, InputPreparer, Source
+from camtool.inputs.model_inputs import Inputs
+from camtool.layers.layouts import Layout
+from camtool.layers.selection import Layer, find_layers
+from camtool.models import Loaded, Transform, resolve_labels
+from camtool.recorder import LayerSelection, select
+from camtool.structures import nested_tensors
+from camtool.structures.module_names import find_module
+
+if TYPE_CHECKING:
+    from camtool.figures.canvas import Figure
+
+__all__ = ["CONVOLUTIONS", "feature_maps", "feature_pages", "select_layers"]
+
+Order: TypeAlias = Literal["first", "strongest", "class"]
+
+ORDERS = ("first", "strongest", "class")
+"""Values of ``order=``: which channels are drawn."""
+
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+"""Modules that ``layers="conv"`` selects."""
+
+
+def feature_maps(
+    model: nn.Module | Loaded,
+    img: Source | Inputs | Mapping[str, Any],
+    layers: LayerSelection = "conv",
+    channels: int = 16,
+    order: Order = "first",
+    *,
+    target_class: Any = None,
+    scale: Scale = "shared",
+    columns: int | None = None,
+    width: Width = "double",
+    colormap: str | None = None,
+    transform: Transform | None = None,
+) -> Figure:
+    """Draw the activations of layers' channels for one image, all layers on one page.
+
+    Above the maps of a layer are its name and the shape of its output. Above each map is the number of the channel, and
+    beside the maps is the scale that they share. Signals are drawn as plots of lines. :func:`feature_pages` draws one
+    figure for each layer.
+
+    The maps of a layer are in one of the figure's ``axes``, followed by the axes of the scale: ``images`` are the maps,
+    and ``texts`` their titles. Each signal has its own axes.
+
+    Args:
+        model: Any module, or the result of :func:`camtool.load`. It is not changed.
+        img: One image, as for :func:`camtool.explain`.
+        layers: ``"conv"`` for all convolutions that run; or names, patterns such as ``"layer*.conv1"``, types and
+            functions, as for :func:`camtool.recorder.select`.
+        channels: Largest number of channels of each layer.
+        order: The ``"first"`` channels; the ``"strongest"`` first, by the mean absolute value; or by their effect on a
+            ``"class"``, the sum of gradient times activation.
+        target_class: One class for ``order="class"``, as for :func:`camtool.explain`.
+        scale: ``"shared"`` by the channels of a layer; or ``"each"`` from its lowest to its highest value. If values of
+            both signs are colored around zero, each goes to its largest magnitude on both sides.
+        columns: Number of maps in a row; the default is the number that is large enough to see.
+        width: ``"single"`` or ``"double"`` column, see :data:`camtool.figures.WIDTHS`, or inches.
+        colormap: Name known to matplotlib. The default is viridis, or RdBu_r for a layer with values of both signs: red
+            is positive, white is zero, blue is negative.
+        transform: Function from PIL image to the model's input, if ``model`` has none.
+
+    Raises:
+        LayerError: A name is unknown, no layer fits a pattern, or a layer's output has no grid.
+        CamtoolError: Another argument is invalid.
+    """
+    inches = to_inches(width)
+    check_count("columns", columns, optional=True)
+    panels = _build_panels(
+        model, img, layers, _ChannelChoice(channels, order, target_class, scale, colormap), transform
+    )
+    return draw_panels(list(panels), inches, columns)
+
+
+def feature_pages(
+    model: nn.Module | Loaded,
+    img: Source | Inputs | Mapping[str, Any],
+    layers: LayerSelection = "conv",
+    channels: int = 16,
+    order: Order = "first",
+    *,
+    target_class: Any = None,
+    scale: Scale = "shared",
+    columns: int | None = None,
+    width: Width = "double",
+    colormap: str | None = None,
+    transform: Transform | None = None,
+) -> Iterator[tuple[str, Figure]]:
+    """Draw :func:`feature_maps` with one figure for each layer, from one forward pass, one figure at a time.
+
+    Yields:
+        The name of the layer and its figure.
+    """
+    inches = to_inches(width)
+    check_count("columns", columns, optional=True)
+    panels = _build_panels(
+        model, img, layers, _ChannelChoice(channels, order, target_class, scale, colormap), transform
+    )
+    for panel in panels:
+        yield panel.name, draw_panels([panel], inches, columns)
+
+
+@dataclass(frozen=True)
+class _ChannelChoice:
+    """Choice of a layer's channels, and how they are drawn."""
+
+    channels: int
+    order: str
+    target_class: Any
+    scale: str
+    colormap: str | None
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, ORDERS)
+        check_choice("scale", self.scale, SCALES)
+        check_count("channels", self.channels, optional=True)
+        if self.target_class is not None and self.order != "class":
+            raise CamtoolError(f"target_class has no effect with order={self.order!r}; pass order='class'.")
+
+    def build_panel(self, name: str, maps: Tensor, gradient: Tensor | None, note: str) -> Panel:
+        """Return the panel of the chosen channels.
+
+        Args:
+            name: Name of the layer.
+            maps: Activations ``(C, *grid)``.
+            gradient: Gradient of the class score, of the same shape, for ``order="class"``.
+            note: Text at the end of the description.
+        """
+        numbers = self._choose_channels(maps, gradient)
+        values = maps[numbers].float().cpu().numpy()
+        shape = format_shape(maps.shape)
+        if values.ndim == 4:
+            middle = values.shape[1] // 2
+            shape, values = f"{shape}, slice {middle}", values[:, middle]
+        description = f"{shape}{note}{describe_non_finite(values)}"
+        if self.colormap is None and values.ndim > 2 and _has_both_signs(values):
+            values, reach, ends = center_on_zero(values, self.scale)
+            return Panel(name or "the model", description, values, numbers, DIVERGING, (-reach, reach), ends)
+        panel = Panel(
+            name or "the model", description, values, numbers, self.colormap or "viridis", find_limits(values)
+        )
+        if self.scale == "shared":
+            return panel
+        return replace(panel, values=_scale_each(values), limits=(0.0, 1.0), ends=("low", "high"))
+
+    def _choose_channels(self, maps: Tensor, gradient: Tensor | None) -> list[int]:
+        most = min(self.channels, len(maps))
+        if self.order == "first":
+            return list(range(most))
+        effects = maps.abs() if gradient is None else maps * gradient
+        # Channels with NaN values come last.
+        means = effects.flatten(1).float().mean(1).nan_to_num(nan=-torch.inf)
+        numbers: list[int] = means.argsort(descending=True, stable=True)[:most].tolist()
+        return numbers
+
+
+def _build_panels(
+    model: nn.Module | Loaded,
+    img: Source | Inputs | Mapping[str, Any],
+    layers: Any,
+    choice: _ChannelChoice,
+    transform: Transform | None,
+) -> Iterator[Panel]:
+    """Yield the panels of the layers, in the order in which they ran."""
+    loaded = model if isinstance(model, Loaded) else Loaded(get_module(model))
+    batch = _prepare(loaded, img, transform)
+    calls = trace(loaded.model, batch.inputs)
+    names = _choose_layers(loaded.model, layers, calls)
+    found = _find_layouts(loaded.model, batch.inputs, names, calls, to_list(layers))
+    if choice.order == "class":
+        evidence, label = _collect_evidence(loaded, batch, found, choice.target_class)
+        maps: list[tuple[Tensor, Tensor | None]] = [(each.activations[0], each.gradients[0]) for each in evidence]
+        note = f", most for {label} first"
+    else:
+        returned = observe(loaded.model, [layer.name for layer in found], batch.inputs, grad=False).calls
+        maps = [(layer.layout.to_grid(returned[layer.name][-1])[0], None) for layer in found]
+        note = ", the strongest first" if choice.order == "strongest" else ""
+    for layer, (activations, gradient) in zip(found, maps, strict=True):
+        yield choice.build_panel(layer.name, activations, gradient, note)
+
+
+def _prepare(loaded: Loaded, img: Source | Inputs | Mapping[str, Any], transform: Transform | None) -> InputBatch:
+    """Return the model's input for one image.
+
+    Raises:
+        CamtoolError: There are several images.
+    """
+    prepare = InputPreparer(loaded.model, transform or loaded.transform, None)
+    if isinstance(img, (Inputs, Mapping)):
+        inputs = Inputs.from_user(img)
+        batch, _ = prepare.prepare_inputs(inputs, inputs.find_image_candidates()[0])
+    else:
+        batch = InputBatch.from_prepared(list(prepare.iterate_inputs(img)))
+    if len(batch.items) != 1:
+        raise CamtoolError(f"img holds {len(batch.items)} images; pass one.")
+    return batch
+
+
+def _choose_layers(model: nn.Module, layers: Any, calls: Sequence[TracedCall]) -> list[str]:
+    """Return the names of the selected layers in the order in which they ran.
+
+    Of patterns, types and functions only layers that ran are selected. A layer given by name must have run.
+
+    Raises:
+        LayerError: A name is unknown, a named layer did not run, or no selected layer ran.
+    """
+    asked = to_list(layers)
+    names = select_layers(model, layers)
+    ran = {id(call.module): place for place, call in enumerate(calls)}
+    places = {name: ran.get(id(find_module(model, name))) for name in names}
+    for name in asked:
+        if isinstance(name, str) and name in places and places[name] is None:
+            raise LayerError(f"layer {name!r} did not run in this forward pass; choose a layer that runs.")
+    found = sorted((place, name) for name, place in places.items() if place is not None)
+    if not found:
+        raise LayerError(f"layers={layers!r}: none of these layers ran in this forward pass.")
+    return [name for _, name in found]
+
+
+def select_layers(model: nn.Module, layers: LayerSelection) -> list[str]:
+    """Return the names of the selected layers; ``"conv"`` selects all convolutions.
+
+    Raises:
+        LayerError: A name is unknown, or no layer is selected.
+    """
+    asked = to_list(layers)
+    if not asked:
+        raise LayerError("layers is empty; pass one or more.")
+    if "conv" in asked and not any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+        raise LayerError("layers='conv', but the model has no convolution; pass names, patterns or types of layers.")
+    return select(model, [_is_convolution if each == "conv" else each for each in asked])
+
+
+def _is_convolution(name: str, module: nn.Module) -> bool:
+    return isinstance(module, CONVOLUTIONS)
+
+
+def _find_layouts(
+    model: nn.Module, inputs: nested_tensors.ModelInputs, names: Sequence[str], calls: Sequence[TracedCall], exact: Any
+) -> list[Layer]:
+    """Return the layers with the layouts of their outputs.
+
+    The layout of a convolution is known, even if its output is 1 x 1. Layers whose output has no grid are left out,
+    unless they were given by name.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+        names: Names of the layers.
+        calls: Calls of modules in the forward pass.
+        exact: Names that the user gave.
+
+    Raises:
+        LayerError: The output of a layer given by name has no grid, or that of all layers.
+    """
+    shapes, layers = {id(call.module): call.shape for call in calls}, []
+    for name in names:
+        module = find_module(model, name)
+        shape = shapes[id(module)]
+        if shape is not None and isinstance(module, CONVOLUTIONS):
+            layers.append(Layer(name, Layout("channels first", shape[2:])))
+            continue
+        try:
+            layers += find_layers(model, inputs, [name])
+        except LayerError:
+            if name in exact or (name == names[-1] and not layers):
+                raise
+    return layers
+
+
+def _collect_evidence(
+    loaded: Loaded, batch: InputBatch, layers: Sequence[Layer], want: Any
+) -> tuple[list[Evidence], str]:
+    """Return the evidence of each layer for one class, and the name of the class.
+
+    Raises:
+        TargetError: There are several targets.
+    """
+    forward_pass = ForwardPass(loaded.model, batch.inputs, layers)
+    labels = resolve_labels(loaded.model, loaded.labels, forward_pass.class_count)
+    geometry = batch.items[0].view.geometry
+    chosen = targets.resolve_targets(
+        want, forward_pass.predictions[0], labels, geometry, find_class_vectors=forward_pass.find_class_vectors
+    )
+    if len(chosen) != 1:
+        raise TargetError(f"target_class gives {len(chosen)} targets; pass one to order the channels by.")
+    return gather_evidence(forward_pass, chosen), chosen[0].describe(labels)
+
+
+def _has_both_signs(values: Any) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and float(finite.min()) < 0 < float(finite.max())
+
+
+def _scale_each(values: Any) -> Any:
+    """Return channels scaled from their lowest finite value to their highest, 0 to 1; not finite values are NaN."""
+    finite, within = np.isfinite(values), tuple(range(1, values.ndim))
+    low = values.min(within, keepdims=True, where=finite, initial=np.inf)
+    high = values.max(within, keepdims=True, where=finite, initial=-np.inf)
+    return (np.where(finite, values, np.nan) - low) / np.where(high > low, high - low, 1)

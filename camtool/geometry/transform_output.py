@@ -1,0 +1,33 @@
+"""Transforms from a photo to the model's input: their type, their output, and their names in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["REMEDY", "Transform", "describe_transform", "unwrap_image"]
+
+Transform: TypeAlias = "Callable[[Image.Image], Any]"
+"""Function from a PIL image to the model's input, ``(C, H, W)``."""
+
+REMEDY = (
+    "Pass a deterministic transform that only crops, pads, scales or mirrors, "
+    "or pass a tensor that is already prepared."
+)
+"""Advice in errors about transforms whose geometry cannot be found."""
+
+
+def unwrap_image(output: object) -> object:
+    """Return the image in a dict, in a list of one, or in both; other outputs are returned unchanged."""
+    if isinstance(output, Mapping):
+        images = [output[key] for key in ("pixel_values", "image") if key in output] or list(output.values())
+        output = images[0] if len(images) == 1 else output
+    return output[0] if isinstance(output, (list, tuple)) and len(output) == 1 else output
+
+
+def describe_transform(transform: Transform) -> str:
+    """Return the quoted name of a function, or of an object's class."""
+    return repr(getattr(transform, "__name__", type(transform).__name__))

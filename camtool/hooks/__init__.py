@@ -1,0 +1,38 @@
+"""Register hooks and run models under them. No other package registers hooks.
+
+:func:`observe` runs a model once and returns the outputs of chosen layers, joined to the model's output by a graph of
+the tail alone. Every explanation uses it. :func:`resume` is its counterpart: it runs only the tail, with other
+activations. :func:`trace` lists the calls of all modules. :func:`capture_attention` returns the attention matrices.
+
+Three rules hold for all of them. A hook acts only in the thread that registered it. The tensor that :func:`observe`
+keeps is not the one that the model continues with, so an in-place operation after the layer cannot change it. Every
+hook is removed in the end, wherever an error or an interrupt arrives (:class:`camtool.state.cleanup.Cleanup`).
+"""
+
+from camtool.hooks.attention_capture import AttentionBlock, AttentionCall, CapturedAttention, capture_attention
+from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import Observation, get_call, observe, resume
+from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
+from camtool.hooks.tracing import TracedCall, add_module_hooks, trace
+from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
+
+__all__ = [
+    "AttentionBlock",
+    "AttentionCall",
+    "CapturedAttention",
+    "Observation",
+    "TracedCall",
+    "add_forward_hook",
+    "add_forward_pre_hook",
+    "add_gradient_hook",
+    "add_module_hooks",
+    "add_node_hook",
+    "capture_attention",
+    "describe_unhookable",
+    "get_call",
+    "is_quantized",
+    "observe",
+    "resume",
+    "run_model",
+    "trace",
+]

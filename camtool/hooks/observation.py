@@ -1,0 +1,197 @@
+"""Run a model once and keep the outputs of layers (:func:`observe`), or run its tail again (:func:`resume`).
+
+:func:`observe` starts the forward pass with grad mode off. When the first chosen layer returns, its hook turns the
+output into a leaf and switches grad mode on, so autograd records only the tail. The trunk takes the time and the memory
+of inference, and ``torch.autograd.grad`` with respect to the leaf does not change the ``.grad`` of any parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from camtool.arguments.messages import add_article, format_count
+from camtool.arguments.models import HasModel, get_module
+from camtool.errors import LayerError
+from camtool.hooks.model_call import run_model, run_user_inputs
+from camtool.hooks.registration import add_forward_hook
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import leave_inference_mode
+from camtool.structures.module_names import find_detector_transform, find_module
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
+
+__all__ = ["Observation", "get_call", "observe", "resume"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The result of :func:`observe`.
+
+    Attributes:
+        output: The output of the model, of any structure, with the graph of the tail.
+        calls: For each layer the tensors that it returned, one per call, in order. ``torch.autograd.grad(score,
+            observation.calls["layer4"][-1])`` returns the gradient at the layer.
+    """
+
+    output: Any
+    calls: dict[str, list[Tensor]]
+
+
+def observe(
+    model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+) -> Observation:
+    """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
+
+    Args:
+        model: Any module. Its state is preserved, see :func:`camtool.state.model_state.preserve_model`.
+        layers: Dotted module names, in any order.
+        inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
+        grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
+
+    Returns:
+        The output of the model and the tensors of the layers.
+
+    Raises:
+        LayerError: A name is unknown, a layer did not run, or a layer returned no floating tensor.
+        ForwardError: The model fails on these inputs.
+        CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
+    """
+    model = get_module(model)
+    observation, is_connected = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
+    if grad and not is_connected:
+        # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
+        # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
+        observation, _ = _observe(model, layers, inputs, grad=True, grad_in_trunk=True)
+    return observation
+
+
+def _observe(
+    model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool, grad_in_trunk: bool
+) -> tuple[Observation, bool]:
+    """Return the observation, and True if the graph is connected from the first layer that ran to the output."""
+    calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    is_cut = False
+
+    def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
+        nonlocal is_cut
+        kept = find_main_tensor(output)
+        if kept is None:
+            kind = add_article(type(output).__name__)
+            raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
+        if grad:
+            is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
+            torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
+            # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get
+            # no gradient from here.
+            kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
+        calls[layer].append(kept)
+        return replace_main_tensor(output, kept.clone())
+
+    with (
+        preserve_model(model) as cleanup,
+        leave_inference_mode(model, inputs, grad=grad) as inputs,
+        torch.set_grad_enabled(grad_in_trunk),
+    ):
+        for layer in calls:
+            add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+        output = run_user_inputs(model, inputs)
+    for layer, tensors in calls.items():
+        get_call(layer, tensors, -1)
+    tensor = find_main_tensor(output)
+    return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
+
+
+def resume(
+    model: nn.Module | HasModel,
+    layer: str,
+    activations: Tensor,
+    inputs: ModelInputs,
+    *,
+    call_index: int = 0,
+    grad: bool = False,
+) -> Any:
+    """Run the tail behind ``layer`` with other activations: the trunk once on one image, the tail on all variants.
+
+    Args:
+        model: Any module. It runs in evaluation mode, and its state is preserved.
+        layer: The dotted name of the layer whose output is replaced.
+        activations: ``(M, ...)``, M variants of the output of the layer for one image.
+        inputs: The inputs of that one image, with batch dimension.
+        call_index: Which call of the layer is replaced, if it runs more than once.
+        grad: Record the graph from the activations to the output.
+
+    Returns:
+        The output of the model for the M variants.
+
+    Raises:
+        LayerError: The name is unknown, or the layer has no call of this index.
+    """
+    model, variants = get_module(model), len(activations)
+    # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
+    stores_image_sizes = find_detector_transform(model) is not None
+    try:
+        output = None if stores_image_sizes else _resume(model, layer, activations, inputs, call_index, grad=grad)
+    except (RuntimeError, ValueError):
+        if variants == 1:
+            raise
+    else:
+        if _find_batch_size(output) == variants:
+            return output
+    # The model fixed the batch size before the layer, e.g. a transformer that expanded its class token. Then a tail of
+    # M variants does not fit to a trunk of one image. Run the trunk on M copies: slower, with the same result.
+    expanded = map_batch(inputs, lambda tensor: tensor.expand(variants, *tensor.shape[1:]))
+    return _resume(model, layer, activations, expanded, call_index, grad=grad)
+
+
+def _resume(
+    model: nn.Module, layer: str, activations: Tensor, inputs: ModelInputs, call_index: int, *, grad: bool
+) -> Any:
+    ran = 0
+
+    def replace_output(_: nn.Module, output: Any) -> Any:
+        nonlocal ran
+        ran += 1
+        if ran != call_index + 1:
+            return None
+        torch.set_grad_enabled(grad)  # until the forward pass' own grad mode ends, below
+        return replace_main_tensor(output, activations.clone())
+
+    with preserve_model(model) as cleanup, torch.no_grad():
+        add_forward_hook(cleanup, find_module(model, layer), replace_output, prepend=True)
+        output = run_model(model, inputs)
+    if ran <= call_index:
+        raise LayerError(
+            f"layer {layer!r} ran {format_count(ran, 'time')}, so there is no call {call_index} to replace."
+        )
+    return output
+
+
+def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:
+    """Return one call of a layer in a forward pass. 0 is the first, -1 the last.
+
+    Raises:
+        LayerError: The layer did not run, or has no call of this index.
+    """
+    if not calls:
+        raise LayerError(f"layer {layer!r} did not run in this forward pass; choose a layer that the model uses.")
+    if not -len(calls) <= call_index < len(calls):
+        raise LayerError(
+            f"layer {layer!r} ran {len(calls)} times in one forward pass, so there is no call_index={call_index}; "
+            f"choose {-len(calls)} to {len(calls) - 1}."
+        )
+    return calls[call_index]
+
+
+def _find_batch_size(output: Any) -> int | None:
+    """Return the number of images in an output. Detectors return a list of dictionaries, other models tensors."""
+    if isinstance(output, (tuple, list)) and output and all(isinstance(each, Mapping) for each in output):
+        return len(output)
+    tensor = find_main_tensor(output)
+    return len(tensor) if tensor is not None and tensor.ndim else None

@@ -1,0 +1,132 @@
+"""List the calls of all modules in one forward pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool.arguments.models import HasModel, get_module
+from camtool.hooks.model_call import run_user_inputs
+from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
+from camtool.private_torch import get_write_count
+from camtool.state.cleanup import Cleanup
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import leave_inference_mode
+from camtool.structures.module_names import iterate_hookable_modules
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
+
+__all__ = ["TracedCall", "add_module_hooks", "trace"]
+
+_LATEST = 8
+"""The number of latest outputs among which a trace looks for the source of an input. One is not enough: query, key and
+value are computed one after the other from the same tensor, and may pass through a norm each."""
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """One call of one module, see :func:`trace`.
+
+    Attributes:
+        name: The dotted name of the module. The model itself is ``""``.
+        module: The module.
+        shape: The shape of its output. ``None`` if that is no floating tensor.
+        passes_through: Its output is the unchanged output of the call before it in the list, or a view of all of it.
+        follows_previous: Its input is the unchanged output of the call before it in the list.
+        source: The index in the list of the call whose unchanged output is the input of this one. Only the latest few
+            calls are searched. ``None`` if the input is something else.
+        output: The output of the model itself. ``None`` for its submodules: only the shapes of their outputs are kept.
+        strides: The strides of its output, in elements. Empty if that is no floating tensor.
+        source_strides: The strides of its input, if it has a ``source``, else empty. They differ from the strides of
+            the source's output if the input is a view with permuted axes.
+    """
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...] | None
+    passes_through: bool
+    follows_previous: bool
+    source: int | None
+    output: Any = None
+    strides: tuple[int, ...] = ()
+    source_strides: tuple[int, ...] = ()
+
+
+def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
+    """Run ``model`` once, without a graph, and list the calls of its modules in the order in which they ended.
+
+    Only shapes are kept, so this takes the time and the memory of inference. The state of the model is preserved.
+
+    Raises:
+        ForwardError: The model fails on these inputs.
+    """
+    model = get_module(model)
+    calls: list[TracedCall] = []
+    # The latest outputs. The tensors are kept, so that their memory is not given to other tensors.
+    latest: deque[tuple[Tensor | None, object]] = deque(maxlen=_LATEST)
+    sources: dict[str, tuple[int, bool, tuple[int, ...]]] = {}
+
+    def find_source(name: str, _: nn.Module, *arguments: Any) -> None:
+        tensor = find_main_tensor(arguments)
+        content = None if tensor is None else _identify_content(tensor)
+        for back, (_kept, known) in enumerate(reversed(latest), start=1):
+            if tensor is not None and content == known:
+                sources[name] = len(calls) - back, back == 1, tensor.stride()
+                return
+
+    def add_call(name: str, module: nn.Module, output: Any) -> None:
+        tensor = find_main_tensor(output)
+        shape = None if tensor is None else tuple(tensor.shape)
+        content = None if tensor is None else _identify_content(tensor)
+        passes_through = content is not None and bool(latest) and content == latest[-1][1]
+        source, follows_previous, source_strides = sources.pop(name, (None, False, ()))
+        kept = None if name else output
+        strides = () if tensor is None else tensor.stride()
+        calls.append(
+            TracedCall(name, module, shape, passes_through, follows_previous, source, kept, strides, source_strides)
+        )
+        latest.append((tensor, content))
+
+    with (
+        preserve_model(model) as cleanup,
+        # Tensors made in inference mode do not count how often they are written to.
+        leave_inference_mode(model, inputs, grad=False) as inputs,
+        torch.no_grad(),
+    ):
+        for name, module in iterate_hookable_modules(model):
+            add_forward_pre_hook(cleanup, module, partial(find_source, name))
+            add_forward_hook(cleanup, module, partial(add_call, name))
+        output = run_user_inputs(model, inputs)
+    if not calls:
+        add_call("", model, output)
+    return calls
+
+
+def add_module_hooks(
+    cleanup: Cleanup, model: nn.Module, before: Callable[[str, Any], None], after: Callable[[str, Any], None]
+) -> None:
+    """Call ``before(name, given)`` and ``after(name, output)`` around each call of each module in this thread.
+
+    ``given`` is a tuple of the positional and the keyword arguments. The hooks are removed at the end of the cleanup's
+    block.
+    """
+
+    def run_before(name: str, _: nn.Module, *given: Any) -> None:
+        before(name, given)
+
+    def run_after(name: str, _: nn.Module, output: Any) -> None:
+        after(name, output)
+
+    for name, module in iterate_hookable_modules(model):
+        add_forward_pre_hook(cleanup, module, partial(run_before, name))
+        add_forward_hook(cleanup, module, partial(run_after, name))
+
+
+def _identify_content(tensor: Tensor) -> tuple[int, int, int]:
+    """Return what two tensors have in common if they hold the same numbers in the same memory, unwritten in between."""
+    return tensor.data_ptr(), tensor.numel(), get_write_count(tensor)

@@ -1,0 +1,354 @@
+"""Image files: read any supported image as an upright RGB image of eight bits, without running other programs.
+
+Color profiles are not applied, because the usual preprocessing of image models does not apply them either.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from camtool.arguments.checks import check_not_url
+from camtool.errors import ImageError
+from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
+
+__all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
+
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
+"""What :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
+
+An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
+bool (black and white), or floats in [0, 1].
+"""
+
+_NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp"
+IMAGE_SUFFIXES: frozenset[str] = frozenset(f".{name}" for name in _NAMES.split())
+"""The file suffixes, in lower case, that count as images when a folder is searched."""
+
+# The formats that PIL may decode here. It knows more, but some of them run other programs: EPS starts Ghostscript.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
+# An ISO media file lists the brands that it conforms to; these are HEIC's.
+_HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
+# Enough for the magic numbers of all formats and for the list of brands in an ISO media file.
+_HEADER_BYTES = 64
+# The second frame of other formats (MPO, HEIC) is a preview or a depth map.
+_FRAME_FORMATS = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")
+# Key of the notes in the info of an image that was read here.
+_NOTES = "camtool"
+
+_BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+# What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors.
+_DECODER_FAULTS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    Warning,
+    struct.error,
+    zlib.error,
+)
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def read_image(source: ImageSource) -> Image.Image:
+    """Read an image as a browser shows it.
+
+    The EXIF orientation is applied, transparent pixels are composited over white, and 16 bits are scaled to 8. The
+    content decides the format, not the file name. If there are several frames, the first is read (of a PIL image the
+    current one), and :func:`get_reading_notes` says so. PIL's modes "I" and "F" have no defined scale, so the values
+    decide: "I" is taken as 8 bits if they fit and else as 16, "F" as [0, 1] if they fit and else as [0, 255].
+
+    Args:
+        source: A path, the bytes of a file, a PIL image (which is loaded, not changed), or an array; see
+            :data:`ImageSource`.
+
+    Returns:
+        A new image of mode "RGB" without metadata. Reading it again changes nothing.
+
+    Raises:
+        ImageError: The file does not exist, is no image or is damaged; it has more pixels than
+            ``PIL.Image.MAX_IMAGE_PIXELS`` or more bands than an image; or the array's shape, dtype or range is not
+            allowed.
+    """
+    if isinstance(source, str) and not source.strip():
+        raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
+    if isinstance(source, (str, os.PathLike)):
+        check_not_url("image", source, ImageError)
+        path = Path(source)
+        with _open_file(path) as stream:
+            return _decode(stream, str(path))
+    if isinstance(source, bytes):
+        return _decode(BytesIO(source), "the bytes")
+    if isinstance(source, Image.Image):
+        name = str(getattr(source, "filename", "")) or "the PIL image"
+        with _name_in_errors(name):
+            source.load()
+        # A user who has chosen a frame has seen that the file has several.
+        if source.tell() == 0:
+            _check_bands(get_page_tags(source), name)
+        return _add_notes(_make_plain(source, name), source)
+    if isinstance(source, np.ndarray):
+        return _make_plain(_convert_array(source), "the array")
+    raise ImageError(
+        f"source: an image is a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came."
+    )
+
+
+def get_reading_notes(image: Image.Image) -> tuple[str, ...]:
+    """Return what the user should know about an image that :func:`read_image` returned, one sentence each."""
+    return tuple(image.info.get(_NOTES, ()))
+
+
+# ------------------------------------------------------------------------------------------------------ decoding
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file, or raise an error with the reason."""
+    try:
+        # Opening a pipe would wait forever.
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.open("rb")
+        reason = "it is a folder" if path.is_dir() else "it is not an ordinary file"
+    except FileNotFoundError:
+        reason = "there is no such file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:
+        # There is a NUL in the name.
+        reason = str(error)
+    raise ImageError(f"{path} cannot be read: {reason}.")
+
+
+def _decode(stream: BinaryIO, name: str) -> Image.Image:
+    """Identify the format of a stream and decode it to a plain image."""
+    with _name_in_errors(name):
+        header = stream.read(_HEADER_BYTES)
+    if not header:
+        raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
+    formats = _list_formats(header, name)
+    if is_tiff(header):
+        with _name_in_errors(name):
+            tags = read_first_tags(stream)
+        _check_bands(tags, name)
+    with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
+        image = Image.open(stream, formats=formats)
+        _check_size(image)
+        image.load()
+    return _add_notes(_make_plain(image, name), image)
+
+
+def _check_bands(tags: Mapping[int, Any], name: str) -> None:
+    """Check that a TIFF has no more bands than an image; Pillow would decode the first ones or fail.
+
+    Raises:
+        ImageError: It has more.
+    """
+    bands = count_surplus_bands(tags)
+    if bands is not None:
+        raise ImageError(
+            f"{name} has {bands} bands, and an image has 1 (gray) or 3 (red, green, blue). {_CHOOSE_BANDS} "
+            "tifffile.imread(path) returns all bands as an array."
+        )
+
+
+_UNREADABLE_TIFF = " It is a TIFF of numbers that Pillow does not read; give an array: tifffile.imread(path)."
+
+_CHOOSE_BANDS = (
+    "Choose the bands: an array (H, W, 3) of uint8 or of floats in [0, 1] for a model of photos, e.g. "
+    "bands[..., [3, 2, 1]] of an array (H, W, bands); or a floating tensor (bands, H, W), normalized as in training, "
+    "for a model that takes them all."
+)
+
+
+def _add_notes(plain: Image.Image, source: Image.Image) -> Image.Image:
+    """Add to a plain image what the user should know about its source."""
+    notes = get_reading_notes(source) or _describe_frames(source)
+    if notes:
+        plain.info[_NOTES] = notes
+    return plain
+
+
+def _describe_frames(image: Image.Image) -> tuple[str, ...]:
+    """Return a sentence on the frames behind the first one, unless the user has chosen another."""
+    if image.format not in _FRAME_FORMATS or image.tell() != 0:
+        return ()
+    try:
+        frames = getattr(image, "n_frames", 1)
+        if frames > 1 and image.format == "TIFF":
+            frames = _count_whole_pages(image, frames)
+    except _DECODER_FAULTS:
+        # A later frame is damaged, but the first can be read.
+        return ()
+    note = (
+        f"The file holds {frames} frames or pages and only the first was read; to choose another, pass a PIL image: "
+        "image = PIL.Image.open(path); image.seek(1)."
+    )
+    return (note,) if frames > 1 else ()
+
+
+def _count_whole_pages(image: Image.Image, frames: int) -> int:
+    """Count the pages of a TIFF that are no thumbnails or masks of others; the image stays at its first page."""
+    whole = 0
+    try:
+        for frame in range(frames):
+            image.seek(frame)
+            whole += not is_reduced_page(image)
+    finally:
+        image.seek(0)
+    return whole
+
+
+@contextmanager
+def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
+    """Turn what PIL raises while it opens and decodes into an :class:`ImageError` with the image's name.
+
+    Args:
+        name: The path, or what to call the image.
+        unknown: A sentence to add if PIL does not know the format; it starts with a space.
+    """
+    try:
+        yield
+    except _BOMBS as error:
+        advice = "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
+        raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
+    except UnidentifiedImageError as error:
+        known = ", ".join([*_FORMATS, "HEIC"])
+        raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
+    except _DECODER_FAULTS as error:
+        raise ImageError(f"{name} is damaged or cut short: {error}.") from error
+
+
+def _list_formats(header: bytes, name: str) -> list[str]:
+    """Return the formats, in PIL's names, that a file with this header may have."""
+    if not _is_heic(header):
+        Image.init()
+        # AVIF came with Pillow 11.3.
+        return [known for known in _FORMATS if known in Image.OPEN]
+    try:
+        import_module("pillow_heif").register_heif_opener()
+    except ImportError as error:
+        raise ImageError(f"{name} is a HEIC image, which needs: pip install 'camtool[heic]'") from error
+    return ["HEIF"]
+
+
+def _is_heic(header: bytes) -> bool:
+    """Check whether an ISO media file names one of the HEIC brands; AVIF differs in the brand alone."""
+    brands = {header[start : start + 4] for start in range(8, len(header), 4)}
+    return header[4:8] == b"ftyp" and not _HEIC_BRANDS.isdisjoint(brands)
+
+
+def _check_size(image: Image.Image) -> None:
+    """Raise an error for sizes that PIL only warns of; the header gives them, and no warning filter is changed."""
+    pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
+    if limit is not None and pixels > limit:
+        raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit of {limit} pixels.")
+
+
+def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
+    """Return an array ``(H, W)`` or ``(H, W, 1|3|4)`` as a PIL image of mode L, RGB or RGBA."""
+    is_gray = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
+    if array.dtype != np.uint8 and array.dtype.kind not in "bf":
+        hint = " Divide by the largest value that a pixel can have." if array.dtype.kind in "iu" else ""
+        raise ImageError(f"the array has dtype {array.dtype}; uint8, bool, or floats in [0, 1] are allowed.{hint}")
+    if not is_gray and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+        hint = " Channels come last: array.transpose(1, 2, 0)." if _has_channels_first(array) else ""
+        hint = f" {_CHOOSE_BANDS}" if array.ndim == 3 and not hint and min(array.shape) > 1 else hint
+        raise ImageError(f"the array has shape {array.shape}; (H, W) or (H, W, 1|3|4) is allowed.{hint}")
+    if array.size == 0:
+        raise ImageError(f"the array has shape {array.shape}: no pixels.")
+    if array.dtype != np.uint8:
+        array = _scale_to_levels(array, "the array", whites=(1,))
+    return Image.fromarray(array.reshape(array.shape[:2]) if is_gray else array)
+
+
+def _has_channels_first(array: npt.NDArray[Any]) -> bool:
+    """Check whether the shape is PyTorch's ``(C, H, W)``."""
+    return array.ndim == 3 and array.shape[0] in (1, 3, 4)
+
+
+# ------------------------------------------------------------------------------------------- from decoded to plain
+
+
+def _make_plain(image: Image.Image, name: str) -> Image.Image:
+    """Return a loaded image as a new RGB image of eight bits: upright, on white, without metadata."""
+    if 0 in image.size:
+        raise ImageError(f"{name} has {image.width} x {image.height} pixels: it is empty.")
+    transposition = _find_transposition(image)
+    image = _scale_to_eight_bits(image, name)
+    canvas = Image.new("RGB", image.size, "white")
+    if image.has_transparency_data:
+        # PIL converts La (premultiplied alpha) to LA only.
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        canvas.paste(image, mask=image)
+    else:
+        canvas.paste(image.convert("RGB"))
+    return canvas if transposition is None else canvas.transpose(transposition)
+
+
+def _find_transposition(image: Image.Image) -> Image.Transpose | None:
+    """Return the transposition that makes the image upright; None if the EXIF data has none or is damaged."""
+    try:
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except _DECODER_FAULTS:
+        # The pixels can be read, and image viewers show them.
+        return None
+
+
+def _scale_to_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Scale the gray modes of more than eight bits (I;16 and its variants, I, F) to mode L; return others unchanged."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    if image.mode == "F":
+        whites: tuple[int, ...] = (1, 255)
+    elif image.mode == "I" and image.format not in ("PNG", "PPM"):
+        whites = (255, 65535)
+    else:
+        # In PNG and PPM, mode I holds 16 bits.
+        whites = (65535,)
+    values = np.asarray(image)
+    levels = _scale_to_levels(values, name, whites)
+    # A gray PNG may declare one value transparent.
+    levels[values == image.info.get("transparency")] = 255
+    return Image.fromarray(levels)
+
+
+def _scale_to_levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Scale [0, white] to the nearest of the levels 0 to 255, by the first white that is at least the maximum."""
+    low, high = float(values.min()), float(values.max())
+    # A float is in range if its nearest level exists: denormalizing gives values such as 1.0000001.
+    slack = 0.49 if values.dtype.kind == "f" else 0
+    for white in whites:
+        if low * 255 / white >= -slack and high * 255 / white <= 255 + slack:
+            scaled = values.astype(np.float32) * np.float32(255 / white)
+            levels: npt.NDArray[np.uint8] = np.rint(scaled).astype(np.uint8)
+            return levels
+    found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
+    hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
+    raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")

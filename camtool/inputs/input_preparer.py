@@ -1,0 +1,457 @@
+"""Preparation: from the images that the user gave to the tensors that the model receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camtool.arguments.messages import add_article
+from camtool.cached_property import cached_property
+from camtool.errors import CamtoolError, ImageError
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.torchvision_transforms import read_geometry
+from camtool.geometry.transform_output import unwrap_image
+from camtool.inputs import image_files, input_warnings
+from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
+from camtool.inputs.devices import choose_device, get_dtype
+from camtool.inputs.display import build_view, find_black_and_white, to_image_array
+from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
+from camtool.inputs.tensor_checks import check_shape, check_tensor
+from camtool.models import Transform, build_default_transform, find_input_size, find_transform
+from camtool.rendering.views import Photo, View
+from camtool.structures import module_names, nested_tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "Source", "group_into_batches"]
+
+Source: TypeAlias = "image_files.ImageSource | Tensor"
+"""One image or a batch: a tensor, or any source of :func:`camtool.inputs.image_files.read_image`."""
+
+_ASSUMED_TRANSFORM = (
+    "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
+    "images prepared otherwise, pass transform=."
+)
+_MADE_GRAY = "The model takes one channel, so the image was converted to gray."
+
+_GEOMETRIES = 8
+"""Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
+folders of photos have few sizes; one of crops has too many to keep."""
+
+_DEFAULT_TRANSFORMS = 2
+"""Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedInput:
+    """One image, signal, volume or clip as the model receives it.
+
+    Attributes:
+        tensor: ``(C, *size)``, the model's input, on the model's device.
+        view: The input as pixels, and the placement of maps on it.
+        notes: What the user should know about the preparation, one sentence each.
+        black: ``(C,)``, the value of a black pixel in ``tensor``; ``None`` if the normalization is unknown.
+    """
+
+    tensor: Tensor
+    view: View
+    notes: tuple[str, ...] = ()
+    black: Tensor | None = None
+
+    @property
+    def photo(self) -> NDArray[np.uint8]:
+        """``(H, W, 3)`` uint8, the pixels of an image."""
+        return self.view.photo
+
+    @property
+    def geometry(self) -> Geometry:
+        """The crop and resize that made the tensor from the image.
+
+        Raises:
+            ImageError: The input is no image.
+        """
+        if self.view.geometry is None:
+            raise ImageError(f"img: this function takes images; a {self.view.kind} came.")
+        return self.view.geometry
+
+
+@dataclass(frozen=True, eq=False)
+class InputBatch:
+    """Inputs for one forward pass.
+
+    Attributes:
+        items: One or more, of one data kind and one shape.
+        inputs: What the model is called with: a tensor ``(N, C, *size)``, or a mapping whose first entry it is.
+        call_index: The call of the layers that is explained; ``None`` if the user left it open.
+    """
+
+    items: Sequence[PreparedInput]
+    inputs: nested_tensors.ModelInputs
+    call_index: int | None = None
+
+    @classmethod
+    def from_prepared(cls, items: Sequence[PreparedInput], call_index: int | None = None) -> InputBatch:
+        """Return a batch of inputs for a model that takes one tensor."""
+        # [None] is a view: a single input is not copied.
+        tensors = [item.tensor for item in items]
+        return cls(items, tensors[0][None] if len(tensors) == 1 else torch.stack(tensors), call_index)
+
+    def split(self, size: int) -> Iterator[InputBatch]:
+        """Yield batches of at most ``size`` items, in order."""
+        for start in range(0, len(self.items), size):
+            yield self._select(slice(start, start + size))
+
+    def _select(self, part: slice) -> InputBatch:
+        inputs = nested_tensors.map_batch(self.inputs, lambda tensor: tensor[part])
+        return InputBatch(self.items[part], inputs, self.call_index)
+
+
+class InputPreparer:
+    """Prepares what the user gave as :class:`PreparedInput` and :class:`InputBatch`.
+
+    Args:
+        model: Decides on which device tensors are and, for images, their floating type.
+        transform: From PIL image to tensor; ``None`` if the user gave none.
+        device: The device of the tensors; by default the model's.
+        kind: The data kind of the inputs; by default inferred from the model's convolutions and the inputs' shapes.
+
+    Raises:
+        CamtoolError: ``device`` is unknown, or is not the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        transform: Transform | None,
+        device: torch.device | str | None,
+        *,
+        kind: DataKind | None = None,
+    ) -> None:
+        self._model, self._transform, self._kind = model, transform, kind
+        self._device = choose_device(model, device)
+        self._build_default_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_default_transform)
+        self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
+
+    # ------------------------------------------------------------------------------------------------ single inputs
+
+    def prepare(self, source: Source, *, is_prepared: bool = False) -> PreparedInput:
+        """Prepare one input.
+
+        Args:
+            source: An image in any form, or a tensor. A signal, a volume or a clip may be an array too.
+            is_prepared: The tensor is the model's input already. Floating tensors ``(C, h, w)`` without a transform
+                are always taken so, and so are signals, volumes and clips.
+
+        Raises:
+            ImageError: The source cannot be read, or the transform made no input of it.
+            GeometryError: The transform is more than a crop and a resize.
+        """
+        return self._prepare_kind(source, self.infer_kind(source), is_prepared=is_prepared)
+
+    def iterate_inputs(self, img: Any) -> Iterator[PreparedInput]:
+        """Yield the inputs of a list or of a batch, each prepared when its turn comes; or the only one.
+
+        Raises:
+            ImageError: As :meth:`prepare`; or an entry of a list is a batch.
+        """
+        return map(self._prepare_entry, img) if isinstance(img, (list, tuple)) else self._iterate(img)[1]
+
+    def infer_kind(self, source: Any) -> DataKind:
+        """Return the data kind of one input or of a batch; only tensors and arrays may be no images.
+
+        Raises:
+            ImageError: The tensor or its shape is unusable.
+        """
+        if not isinstance(source, (Tensor, np.ndarray)):
+            return "image"
+        if isinstance(source, Tensor):
+            check_tensor(source)
+        kind = infer_kind(self._model, source.shape, self._kind)
+        check_shape(self._model, source, kind)
+        return kind
+
+    def is_batch(self, img: Any) -> bool:
+        """Check whether a list came, or a tensor or an array with an axis for several inputs."""
+        if isinstance(img, (list, tuple)):
+            return True
+        return isinstance(img, (Tensor, np.ndarray)) and img.ndim == SPATIAL_AXES[self.infer_kind(img)] + 2
+
+    def _iterate(self, img: Any) -> tuple[bool, Iterator[PreparedInput]]:
+        """Return whether a tensor or a file is a batch, and its inputs."""
+        # The kind is that of the whole batch: one of its inputs alone might be taken for another kind.
+        kind = self.infer_kind(img)
+        if not isinstance(img, (Tensor, np.ndarray)) or img.ndim != SPATIAL_AXES[kind] + 2:
+            return False, iter([self._prepare_kind(img, kind, is_prepared=False)])
+        is_prepared = isinstance(img, Tensor)
+        return True, (self._prepare_kind(source, kind, is_prepared=is_prepared) for source in img)
+
+    def _prepare_entry(self, source: Any) -> PreparedInput:
+        """Prepare an entry of a list, which is one input.
+
+        Raises:
+            ImageError: The entry is a list or a batch.
+        """
+        if isinstance(source, (list, tuple)) or self.is_batch(source):
+            came = f"a batch {tuple(source.shape)}" if hasattr(source, "shape") else "a list"
+            raise ImageError(
+                f"img: an entry of the list is {came}; each entry is one image. For a model with several inputs, give "
+                "camtool.Inputs(first, second)."
+            )
+        return self.prepare(source)
+
+    def _prepare_kind(self, source: Any, kind: DataKind, *, is_prepared: bool) -> PreparedInput:
+        if kind != "image":
+            return self._prepare_tensor(self._to_tensor(source), kind)
+        if isinstance(source, Tensor):
+            is_floating_3d = source.ndim == 3 and source.is_floating_point()
+            if is_prepared or (is_floating_3d and self._transform is None):
+                return self._prepare_tensor(source, kind)
+            source = to_image_array(source)
+        return self._prepare_image(source)
+
+    def _prepare_tensor(self, tensor: Tensor, kind: DataKind) -> PreparedInput:
+        """Prepare a tensor that is the model's input already."""
+        if tensor.ndim != SPATIAL_AXES[kind] + 1 or not tensor.is_floating_point():
+            shape = SHAPE_TEXTS[SPATIAL_AXES[kind]]
+            hint = "" if tensor.is_floating_point() else " Give images one by one, or tensor.float() as in training."
+            raise ImageError(
+                f"img: a prepared {kind} is a floating tensor {shape}; {tensor.dtype} {tuple(tensor.shape)} came.{hint}"
+            )
+        given, transform = self._to_model(tensor), self._transform
+        if transform is None and module_names.find_detector_transform(self._model) is not None:
+            # A detector normalizes by itself, so its input holds an image's own values.
+            transform = find_transform(self._model)
+        black, white = find_black_and_white(given, transform)
+        notes = input_warnings.find_tensor_warnings(tensor, black, white)
+        return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black)
+
+    def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
+        """Read and transform an image."""
+        image = image_files.read_image(source)
+        transform, notes = self._get_image_transform()
+        geometry = self._read_geometry((image.height, image.width))
+        tensor = _check_transformed(transform(image), transform).to(self._device, get_dtype(self._model))
+        notes = (
+            *image_files.get_reading_notes(image),
+            *input_warnings.find_image_warnings(image, geometry),
+            *notes,
+        )
+        black, _ = find_black_and_white(tensor, transform)
+        return PreparedInput(tensor, Photo(np.asarray(image), geometry), notes, black)
+
+    def _to_tensor(self, source: Tensor | NDArray[Any]) -> Tensor:
+        """Return an array of any numbers as a tensor of the model's floating type."""
+        if isinstance(source, Tensor):
+            return source
+        return torch.from_numpy(np.ascontiguousarray(source)).to(get_dtype(self._model))
+
+    def _to_model(self, tensor: Tensor) -> Tensor:
+        """Move a tensor to the model's device; a floating one also gets a floating type that the model has."""
+        given, own = tensor.to(self._device), get_dtype(self._model)
+        if not given.is_floating_point() or given.dtype == own:
+            return given
+        # Models of mixed precision have parameters of several types, and take inputs of any of them.
+        dtypes = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}
+        return given if not dtypes or given.dtype in dtypes else given.to(own)
+
+    # ----------------------------------------------------------------------------------------- the transform of images
+
+    def _get_image_transform(self) -> tuple[Transform, tuple[str, ...]]:
+        """Return the transform for images, the user's or the model's own, and notes on it for the user."""
+        known = self._transform or self._own_transform
+        return (known, ()) if known else self._assume_transform()
+
+    @cached_property
+    def _own_transform(self) -> Transform | None:
+        return find_transform(self._model)
+
+    def _assume_transform(self) -> tuple[Transform, tuple[str, ...]]:
+        """Return the default transform for the channels that the model takes now; its first layer may be a new one."""
+        channels, side = list_channels(self._model, 2), find_input_size(self._model)[0]
+        kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))
+        kind = None if channels else next(kinds, None)
+        if kind is not None:
+            raise ImageError(
+                f"img: an image came, but the model's convolutions take a {kind} {SHAPE_TEXTS[SPATIAL_AXES[kind]]}; "
+                "give a tensor, or pass transform=."
+            )
+        is_gray = channels[:1] == (1,)
+        notes = (_ASSUMED_TRANSFORM, _MADE_GRAY) if is_gray else (_ASSUMED_TRANSFORM,)
+        return self._build_default_transform(side, is_gray=is_gray), notes
+
+    # ------------------------------------------------------------------------------------------------------ batches
+
+    def prepare_batches(
+        self,
+        img: Any,
+        size: int,
+        *,
+        image: Key | None = None,
+        layers: Sequence[str] | None = None,
+        call_index: int | None = None,
+        needs_layers: bool = True,
+    ) -> tuple[int | None, Iterator[InputBatch]]:
+        """Prepare the ``img`` of :func:`camtool.explain` in batches.
+
+        Args:
+            img: One image, a list, a tensor, several inputs of a model, or a list of these.
+            size: The largest number of items in a batch.
+            image: The image among several inputs of a model, by position or name.
+            layers: Dotted names; ``None`` for the best layer.
+            call_index: The call of the layers that is explained; ``None`` if the user left it open.
+            needs_layers: Whether a method reads layers, so that they decide which of several inputs is explained.
+
+        Returns:
+            The number of images, ``None`` if a single one came without the axis of a batch; and the batches, each
+            prepared when its turn comes.
+        """
+
+        def prepare_several(inputs: Inputs | Mapping[str, Any]) -> tuple[InputBatch, bool]:
+            inputs = Inputs.from_user(inputs, image)
+            key, index = inputs.find_image_candidates()[0], call_index
+            if needs_layers:
+                key, index = self.select_image_input(inputs, layers, index)
+            return self.prepare_inputs(inputs, key, index)
+
+        def prepare_alone(entry: Any) -> InputBatch:
+            if not isinstance(entry, (Inputs, Mapping)):
+                return InputBatch.from_prepared([self._prepare_entry(entry)], call_index)
+            batch, _ = prepare_several(entry)
+            if len(batch.items) != 1:
+                raise ImageError(f"img: an entry of the list holds {len(batch.items)} images; each entry is one image.")
+            return batch
+
+        if isinstance(img, (Inputs, Mapping)):
+            batch, is_batch = prepare_several(img)
+            return len(batch.items) if is_batch else None, batch.split(size)
+        if isinstance(img, (list, tuple)) and any(isinstance(entry, (Inputs, Mapping)) for entry in img):
+            return len(img), map(prepare_alone, img)
+        if image is not None:
+            raise CamtoolError(f"image={image!r} chooses among several inputs of a model; img is a single input.")
+        is_batch, items = (
+            (True, map(self._prepare_entry, img)) if isinstance(img, (list, tuple)) else self._iterate(img)
+        )
+        batches = (InputBatch.from_prepared(each, call_index) for each in group_into_batches(items, size))
+        return len(img) if is_batch else None, batches
+
+    def prepare_inputs(self, inputs: Inputs, image: Key, call_index: int | None = None) -> tuple[InputBatch, bool]:
+        """Prepare several inputs of a model; return the batch, and whether the image had an axis for a batch.
+
+        Args:
+            inputs: The arguments of the model.
+            image: The key of the image.
+            call_index: The call of the layers that is explained.
+
+        Raises:
+            ImageError: There is no image at this key, or the other inputs have another batch size.
+        """
+        made = {key: self._prepare_argument(value, is_image=key == image) for key, value in inputs.entries.items()}
+        entries = {key: value.tensor if isinstance(value, PreparedInput) else value for key, value in made.items()}
+        main = nested_tensors.find_main_tensor(entries[image])
+        if main is None:
+            raise ImageError(f"img: {image!r} holds no floating tensor, so it is no image; name another with image=.")
+        kind = self.infer_kind(main)
+        axes = SPATIAL_AXES[kind]
+        if main.ndim < axes + 1:
+            raise ImageError(
+                f"img: {image!r} has shape {tuple(main.shape)}; {add_article(kind)} is {SHAPE_TEXTS[axes]}, with or "
+                "without a batch axis before it; name another input with image=."
+            )
+        is_batch = main.ndim == axes + 2
+        others = {key: value for key, value in entries.items() if key != image and key not in inputs.shared}
+        _check_batch_sizes(image, main, others, axes)
+        if not is_batch:
+            entries = nested_tensors.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
+        for key in inputs.shared:
+            value = made[key]
+            shared = value.tensor[None] if isinstance(value, PreparedInput) else value
+            entries[key] = nested_tensors.SharedInput(shared)
+        single, batch = made[image], main if is_batch else main[None]
+        items = [single] if isinstance(single, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
+        # The main tensor of a mapping is that of its first entry.
+        return InputBatch(items, {image: entries[image], **entries}, call_index), is_batch
+
+    def select_image_input(
+        self, inputs: Inputs, layers: Sequence[str] | None, call_index: int | None
+    ) -> tuple[Key, int | None]:
+        """Return the input that the layers depend on, and the index of the call that does.
+
+        Args:
+            inputs: The arguments of the model.
+            layers: Dotted names; ``None`` for the best layer.
+            call_index: The call that the user asked for. ``None`` stays ``None`` if the last call is the one.
+
+        Raises:
+            LayerError: The layers do not depend on the image that the user named, at that call.
+        """
+        candidates = inputs.find_image_candidates()
+        others = [value for key, value in inputs.entries.items() if key != candidates[0]]
+        is_only_tensor = not any(
+            is_unprepared_image(each) or nested_tensors.find_main_tensor(each) is not None for each in others
+        )
+        # A layer can depend on nothing else then, and no forward pass is needed to find out.
+        if len(candidates) == 1 and is_only_tensor:
+            return candidates[0], call_index
+        first = {key: next(self.prepare_inputs(inputs, key)[0].split(1)).inputs for key in candidates}
+        key, found = select_image_input(self._model, first, layers, call_index)
+        return key, None if call_index is None and found == -1 else found
+
+    def _prepare_argument(self, value: Any, *, is_image: bool) -> Any:
+        """Prepare one argument of the model: an image that is not a tensor yet, or tensors for the model's device."""
+        if is_unprepared_image(value) or (is_image and not isinstance(value, (Tensor, list, tuple, Mapping))):
+            return self.prepare(value)
+        is_array = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating)
+        return nested_tensors.map_tensors(self._to_tensor(value) if is_array else value, self._to_model)
+
+
+def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:
+    """Yield runs of at most ``size`` inputs that one tensor can hold, in order."""
+
+    def get_group(item: PreparedInput) -> tuple[object, ...]:
+        # All items of a batch share one value of black in a forward pass, so all have it or none.
+        return item.tensor.shape, item.tensor.dtype, item.black is None
+
+    for _, run in groupby(items, key=get_group):
+        while batch := list(islice(run, size)):
+            yield batch
+
+
+def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:
+    """Check that image-like inputs, with as many channels and axes, share the image's batch size.
+
+    Raises:
+        ImageError: One does not.
+    """
+    for name, other in others.items():
+        is_alike = isinstance(other, Tensor) and other.is_floating_point() and other.ndim in (axes + 1, axes + 2)
+        if not is_alike or other.shape[-axes - 1] != image.shape[-axes - 1]:
+            continue
+        if len(other) != len(image) if image.ndim == axes + 2 else other.ndim != image.ndim:
+            raise ImageError(
+                f"img: {name!r} {tuple(other.shape)} does not match the image {key!r} {tuple(image.shape)}; give one "
+                f"for each image, or mark it as the same for all images: camtool.Inputs(..., shared=[{name!r}])."
+            )
+
+
+def _check_transformed(output: Any, transform: Transform) -> Tensor:
+    """Return the tensor ``(C, h, w)`` in what a transform returned.
+
+    Raises:
+        ImageError: There is none.
+    """
+    tensor = unwrap_image(output)
+    tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+    if isinstance(tensor, Tensor) and tensor.ndim == 4 and len(tensor) == 1:
+        tensor = tensor[0]
+    if not isinstance(tensor, Tensor) or tensor.ndim != 3:
+        came = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
+        raise ImageError(f"transform {type(transform).__name__} returned {came}; it must return a tensor (C, h, w).")
+    return tensor

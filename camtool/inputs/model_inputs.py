@@ -1,0 +1,204 @@
+"""Arguments of the model: calls with several inputs, and which of the inputs is the image to explain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import PurePath
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import CamtoolError, ImageError, LayerError
+from camtool.hooks import tracing
+from camtool.inputs import image_files
+from camtool.layers.selection import depends_on_image, find_layers
+from camtool.structures import nested_tensors
+from camtool.structures.model_cache import remember_for_model
+
+__all__ = ["Inputs", "Key", "is_unprepared_image", "select_image_input"]
+
+Key: TypeAlias = int | str
+"""The position or the name of an argument."""
+
+
+class Inputs:
+    """Several arguments for a model, and which of them is the image to explain.
+
+        camtool.explain(model, camtool.Inputs(left, right, image=1))
+        camtool.explain(model, {"pixel_values": images, "mask": masks})
+
+    A dictionary stands for keyword arguments alone. If the image is a batch ``(N, C, H, W)``, every tensor whose first
+    axis has length N is split along with the images; anything else (a number, a text, a table of constants) is passed
+    unchanged. If the image is a single one ``(C, H, W)``, every tensor but a scalar gets a batch axis too. Name in
+    ``shared`` what would be mistaken for a batch, e.g. two texts beside two images. A PIL image, an array of uint8 and
+    the path of an image file are prepared like any image, and so is the argument that ``image`` names.
+
+    Attributes:
+        entries: The arguments by position and by name.
+        image: The position or the name of the image. ``None`` for the only one; if there are several, for the first
+            that the layer depends on at the explained call. If it is given and ``call_index`` is not, the explained
+            call of a layer that ran several times is the last that depends on this image.
+        shared: The positions and names of arguments that are the same for all images. They are passed unchanged.
+
+    Raises:
+        CamtoolError: There is no argument, or ``image`` or ``shared`` names one that does not exist.
+    """
+
+    def __init__(self, *args: Any, image: Key | None = None, shared: Sequence[Key] = (), **keywords: Any) -> None:
+        entries: dict[Key, Any] = dict(enumerate(args))
+        entries.update(keywords)
+        _check_keywords(entries, image)
+        self._set_entries(entries, image, shared)
+
+    @classmethod
+    def from_user(cls, img: Inputs | Mapping[str, Any], image: Key | None = None) -> Inputs:
+        """Return inputs or a dictionary as inputs; ``image`` overrides theirs.
+
+        Raises:
+            CamtoolError: A dictionary has a key that is no name, or ``image`` is none of the entries.
+        """
+        if isinstance(img, Inputs):
+            entries: dict[Any, Any] = img.entries
+            own_image, shared = img.image, img.shared
+        else:
+            entries, own_image, shared = dict(img), None, ()
+            unnamed = [key for key in img if not isinstance(key, str)]
+            if unnamed:
+                raise CamtoolError(f"img has the key {unnamed[0]!r}; give names of arguments, or camtool.Inputs(...).")
+        # The constructor would take an argument of the model that is called "image" for the key of the image.
+        inputs = cls.__new__(cls)
+        inputs._set_entries(dict(entries), own_image if image is None else image, shared)
+        return inputs
+
+    def _set_entries(self, entries: dict[Key, Any], image: Key | None, shared: Sequence[Key]) -> None:
+        self.entries, self.image = entries, image
+        self.shared: tuple[Key, ...] = (shared,) if isinstance(shared, str) else tuple(shared)
+        if not entries:
+            raise CamtoolError("img holds no arguments; give the model's inputs, by position or by name.")
+        named = [("image", key) for key in (image,) if key is not None] + [("shared", key) for key in self.shared]
+        for argument, key in named:
+            if key not in entries:
+                hint = suggest_names(str(key), map(str, entries))
+                raise CamtoolError(
+                    f"{argument}={key!r} is none of the inputs, which are {_format_keys(entries)}.{hint}"
+                )
+
+    def find_image_candidates(self) -> list[Key]:
+        """Return the keys of the entries that may be the image.
+
+        That is the entry that the user named; else image files, PIL images and arrays of uint8; else the floating
+        tensors with the most axes, of which only those with three channels count if there are any: a mask has one.
+
+        Raises:
+            ImageError: There is none.
+        """
+        if self.image is not None:
+            return [self.image]
+        own = {key: value for key, value in self.entries.items() if key not in self.shared}
+        unprepared = [key for key, value in own.items() if is_unprepared_image(value)]
+        tensors = {key: nested_tensors.find_main_tensor(value) for key, value in own.items()}
+        shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
+        most = max(map(len, shapes.values()), default=0)
+        if not unprepared and most < 2:
+            raise ImageError(
+                f"img: none of {_format_keys(self.entries)} is an image, which is a floating tensor (N, C, H, W), a "
+                "PIL image, a uint8 array or a path; name another with image=."
+            )
+        largest = [key for key, shape in shapes.items() if len(shape) == most]
+        colored = [key for key in largest if shapes[key][1 if most > 3 else 0] == 3]
+        return unprepared or colored or largest
+
+
+def is_unprepared_image(value: object) -> bool:
+    """Check whether an argument is an image that has to be read and transformed; a text is one if it ends as a file."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (2, 3)
+    is_file = isinstance(value, (str, PathLike)) and PurePath(value).suffix.lower() in image_files.IMAGE_SUFFIXES
+    return is_file or isinstance(value, Image.Image)
+
+
+def select_image_input(
+    model: nn.Module,
+    candidates: Mapping[Key, nested_tensors.ModelInputs],
+    layers: Sequence[str] | None,
+    call_index: int | None,
+) -> tuple[Key, int]:
+    """Return the first of several images that a layer depends on, and the index of the call that does.
+
+    The answer is cached for the model, as :mod:`camtool.structures.model_cache` describes.
+
+    Args:
+        model: Any module.
+        candidates: Key of an image → what the model is called with, that image first.
+        layers: Dotted names; ``None`` for the best layer for each image.
+        call_index: The call of the layers; ``None`` for the last that depends on an image.
+
+    Raises:
+        LayerError: The layers depend on none of the images at the call, or they do not fit.
+    """
+
+    def select() -> tuple[Key, int]:
+        return _try_candidates(model, candidates, layers, call_index)
+
+    shapes = tuple((key, _get_image_shape(inputs)) for key, inputs in candidates.items())
+    question = "image", shapes, None if layers is None else tuple(layers), call_index
+    return remember_for_model(model, question, select)
+
+
+def _try_candidates(
+    model: nn.Module,
+    candidates: Mapping[Key, nested_tensors.ModelInputs],
+    layers: Sequence[str] | None,
+    call_index: int | None,
+) -> tuple[Key, int]:
+    """Run a forward pass for each call and candidate until the layers depend on one."""
+    first, inputs = next(iter(candidates.items()))
+    calls = _iterate_calls(model, inputs, layers) if call_index is None else (call_index,)
+    for call in calls:
+        for key, each in candidates.items():
+            if depends_on_image(model, each, layers, call_index=call):
+                return key, call
+    # If the layers do not fit at all, this raises an error that says why.
+    last = -1 if call_index is None else call_index
+    names = [layer.name for layer in find_layers(model, inputs, layers, call_index=last)]
+    when = "" if call_index is None else f" at call_index={call_index}"
+    raise LayerError(
+        f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
+        "layer=, another of its calls with call_index=, or another input with image=."
+    )
+
+
+def _iterate_calls(model: nn.Module, inputs: nested_tensors.ModelInputs, layers: Sequence[str] | None) -> range:
+    """Return the call indices of some layers, or of any, from the last (-1) back to the first."""
+    names = Counter(call.name for call in tracing.trace(model, inputs) if layers is None or call.name in layers)
+    return range(-1, -max(names.values(), default=1) - 1, -1)
+
+
+def _get_image_shape(inputs: nested_tensors.ModelInputs) -> tuple[int, ...] | None:
+    tensor = nested_tensors.find_main_tensor(inputs)
+    return None if tensor is None else tuple(tensor.shape[1:])
+
+
+def _check_keywords(entries: Mapping[Key, Any], image: object) -> None:
+    """Check that ``image`` is the key of an input, and that ``picture``, its former name, is not such a key.
+
+    Raises:
+        CamtoolError: An image came as ``image``, or a key as ``picture``.
+    """
+    if image is not None and not isinstance(image, (int, str)):
+        raise CamtoolError(
+            f"image= names the input to explain by its position or name; {type(image).__name__} came. To pass an "
+            "argument that the model calls 'image', give a dictionary: {'image': ..., ...}."
+        )
+    former = entries.get("picture")
+    if isinstance(former, (int, str)) and former in entries:
+        raise CamtoolError(f"picture= is called image= here: camtool.Inputs(..., image={former!r}).")
+
+
+def _format_keys(keys: Iterable[object]) -> str:
+    return ", ".join(map(repr, keys))

@@ -1,0 +1,71 @@
+"""Checks of the tensors and arrays that the user gives as images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import ImageError
+from camtool.inputs.data_kinds import SPATIAL_AXES, DataKind, list_channels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["check_shape", "check_tensor"]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COLORS = 3
+
+
+def check_tensor(tensor: Tensor) -> None:
+    """Check that a tensor holds plain values.
+
+    Raises:
+        ImageError: It is nested, sparse, quantized, without data, or of a type that has no arithmetic.
+    """
+    if tensor.is_nested:
+        raise ImageError("img is a nested tensor; give a list of tensors (C, H, W).")
+    if tensor.layout != torch.strided:
+        raise ImageError(f"img is a sparse tensor {tuple(tensor.shape)}; give tensor.to_dense().")
+    if tensor.is_quantized:
+        raise ImageError(f"img is a quantized tensor {tuple(tensor.shape)}; give tensor.dequantize().")
+    if tensor.is_meta:
+        raise ImageError(
+            f"img is a tensor {tuple(tensor.shape)} on the meta device, without values; give one with data."
+        )
+    # The float8 types can be stored and converted, but not added or multiplied.
+    if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+        raise ImageError(f"img is a tensor of {tensor.dtype}, which has no arithmetic; give tensor.float().")
+
+
+def check_shape(model: nn.Module, source: Tensor | NDArray[Any], kind: DataKind) -> None:
+    """Check that each input of a tensor or an array holds values, and that a tensor of images has its channels first.
+
+    A batch may hold no inputs. Arrays of images have their channels last.
+
+    Args:
+        model: Its convolutions say how many channels it takes.
+        source: One input or a batch.
+        kind: The data kind of the inputs.
+
+    Raises:
+        ImageError: A size is 0, or the channels of a tensor come last.
+    """
+    shape = tuple(source.shape)
+    single = shape[1:] if len(shape) == SPATIAL_AXES[kind] + 2 else shape
+    if 0 in single:
+        raise ImageError(f"img has shape {shape}, which holds no values; every size of an image is at least 1.")
+    if not isinstance(source, Tensor) or kind != "image" or len(single) != SPATIAL_AXES[kind] + 1:
+        return
+    # Most shapes decide this alone, and the model's modules need not be read.
+    if single[-1] not in (1, _COLORS) or single[0] in (1, _COLORS):
+        return
+    channels = list_channels(model, 2)
+    if single[-1] == (channels[0] if channels else _COLORS) and single[0] not in channels:
+        order = "0, 3, 1, 2" if len(shape) > len(single) else "2, 0, 1"
+        raise ImageError(
+            f"img has shape {shape} with its channels last, and PyTorch's models take them first; give a tensor "
+            f"img.permute({order}), or an image as an array (H, W, 3)."
+        )

@@ -1,0 +1,1 @@
+"""Choose the layer to explain and find the layout of its output."""

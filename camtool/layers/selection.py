@@ -1,0 +1,150 @@
+"""Selection of the layers to explain: those that the user names, or else the deepest one that can carry a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from camtool.errors import LayerError
+from camtool.hooks.model_call import apply_detector_transform
+from camtool.hooks.observation import get_call, observe
+from camtool.hooks.tracing import trace
+from camtool.layers.image_variants import find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.layouts import Layout, choose_layout
+from camtool.layers.rules import NOT_REACHED
+from camtool.layers.survey import find_candidates, group_grid_outputs
+from camtool.outputs.detections import count_queries
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import find_detector_transform, find_module
+from camtool.structures.nested_tensors import ModelInputs, find_tensors
+
+__all__ = ["Layer", "depends_on_image", "find_layers"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that carries a map: its dotted name in the model, and how its output is read."""
+
+    name: str
+    layout: Layout
+
+
+def find_layers(
+    model: nn.Module,
+    inputs: ModelInputs,
+    names: Sequence[str] | None = None,
+    *,
+    like: Layout | None = None,
+    call_index: int = -1,
+) -> list[Layer]:
+    """Return the layers to explain: those that are named, or else the best one.
+
+    The answer is remembered for each model and input shape, see :mod:`camtool.structures.model_cache`.
+
+    Args:
+        model: Any module.
+        inputs: What the model will be called with.
+        names: Dotted names. ``None`` for the deepest layer with a grid that the score's gradient reaches.
+        like: Layout of the named layers if it is known from an image of another size.
+        call_index: Which call of a layer is read if it runs more than once: 0 is the first, -1 the last.
+
+    Raises:
+        LayerError: A name is unknown, its output is no grid, or it has no such call; or no layer of the model
+            qualifies. The message lists the layers that come near.
+    """
+    shape = None if names is None else tuple(names)
+    question = "layers", _describe_shapes(inputs), shape, like and replace(like, grid=()), call_index
+
+    def find() -> tuple[Layer, ...]:
+        if names is None:
+            return (_find_best(model, inputs, call_index),)
+        return tuple(_find_named(model, inputs, names, like, call_index))
+
+    return [*remember_for_model(model, question, find)]
+
+
+def depends_on_image(
+    model: nn.Module, inputs: ModelInputs, names: Sequence[str] | None = None, *, call_index: int = -1
+) -> bool:
+    """Check that the output of each layer changes with the image; the arguments are those of :func:`find_layers`."""
+    try:
+        layers = [layer.name for layer in find_layers(model, inputs, names, call_index=call_index)]
+    except LayerError:
+        return False
+    # The images of the batch differ, so a layer that depends on them returns different outputs.
+    calls = observe(model, layers, vary_corner(inputs), grad=False).calls
+    outputs = [calls[layer][call_index].detach() for layer in layers]
+    return not any(bool((output == output[:1]).all()) for output in outputs)
+
+
+def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> Layer:
+    """Return the chosen candidate, or raise an error that lists the last candidates."""
+    candidates = find_candidates(model, inputs, call_index=call_index)
+    for candidate in candidates:
+        if candidate.chosen:
+            return Layer(candidate.name, candidate.layout)
+    if not candidates:
+        when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
+        raise LayerError(
+            f"no layer of the model can carry a map: no output is a grid over the "
+            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(model, inputs)}. If a layer "
+            "has a layout of its own, add a module that returns it as (N, C, h, w) and name that module with layer=."
+        )
+    misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
+    is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
+    hint = " Is the model's head still all zeros, untrained?" if is_untrained else ""
+    raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
+
+
+def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
+    """Return, for a message, the last outputs with more axes than a batch of vectors."""
+    calls = trace(model, select_first_image(inputs))
+    outputs = [f"{call.name} {call.shape}" for call in calls if len(call.shape or ()) > 2]
+    return f" (last outputs: {', '.join(outputs[-3:])})" if outputs else ""
+
+
+def _find_named(
+    model: nn.Module, inputs: ModelInputs, names: Sequence[str], like: Layout | None, call_index: int
+) -> list[Layer]:
+    """Return the named layers, or raise an error if an output is no grid."""
+    size, calls = _find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
+    reader, layers = LayoutReader(calls, size, count_queries(calls[-1].output)), []
+    for name in names:
+        module = find_module(model, name)
+        call = get_call(name, [call for call in calls if call.module is module], call_index)
+        layouts = reader.find_layouts(call)
+        # The prefix of a ViT does not change with the image's size, its grid does.
+        if like is not None:
+            layouts = [each for each in layouts if (each.kind, each.prefix) == (like.kind, like.prefix)]
+        if not layouts:
+            near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:])
+            raise LayerError(
+                f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
+                f"input. Layers near the output that return one: {near or 'none'}."
+            )
+        if len(layouts) > 1:
+            output = observe(model, [name], vary_corner(inputs), grad=False).calls[name][call_index]
+            layouts = [choose_layout(output.detach(), layouts)]
+        layers.append(Layer(name, layouts[0]))
+    return layers
+
+
+def _find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:
+    """Return the size of the images behind the model's own preparation, which detectors have."""
+    if find_detector_transform(model) is None:
+        return find_image_size(inputs)
+    return tuple(apply_detector_transform(model, get_image_input(inputs)[:1]).shape[2:])
+
+
+def _describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
+    """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
+    names = inputs if isinstance(inputs, Mapping) else ()
+    return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))
+
+
+def _format_size(size: Iterable[int]) -> str:
+    """Return a size as text, e.g. ``224 x 224``."""
+    return " x ".join(map(str, size))

@@ -1,0 +1,278 @@
+"""Survey of a model's layers: all outputs that are grids over the image, and which of them can carry a map.
+
+A first forward pass, on the user's own input, lists the shapes of all outputs. A second one, with gradients and on
+variants of the image, answers what shapes leave open: does the gradient of the score reach the grid? If a shape has two
+layouts, which of them responds where the image was changed? The rules are in :mod:`camtool.layers.rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import LayerError
+from camtool.hooks.model_call import apply_detector_transform
+from camtool.hooks.observation import observe
+from camtool.hooks.tracing import TracedCall, trace
+from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
+from camtool.layers import rules
+from camtool.layers.candidates import NOT_DEEPEST, Candidate
+from camtool.layers.image_variants import VARIANTS, find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.layouts import Layout, choose_layout
+from camtool.layers.projections import find_projection_sources, has_matrix
+from camtool.outputs.class_scores import compute_top_score, find_logits
+from camtool.outputs.detections import count_queries, find_anchor_maps, find_detections
+from camtool.state.thread_state import enable_gradients
+from camtool.structures.module_names import find_detector_transform, find_module
+from camtool.structures.nested_tensors import ModelInputs, find_tensors
+
+__all__ = ["GridOutput", "find_candidates", "group_grid_outputs"]
+
+_MOST_ASKED = 32
+"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
+
+_ORIGINS = 4
+"""Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
+and the modules that add positions and a class token."""
+
+
+def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Candidate]:
+    """Return all modules whose output is a grid, from shallow to deep, each with a verdict, one of them chosen.
+
+    This takes two forward passes: one for the shapes, and one with gradients on the image and its variants. If none of
+    the deepest grids qualifies, each further block of grids takes another pass.
+
+    Args:
+        model: Any module.
+        inputs: What the model is called with.
+        call_index: Which call of a layer is read if it runs more than once: 0 is the first, -1 the last.
+
+    Raises:
+        LayerError: Hooks cannot be added to the model's layers.
+    """
+    kind = describe_unhookable(model)
+    if kind:
+        raise LayerError(f"the model is {kind} and exposes no submodules to hook; pass the original nn.Module.")
+    if find_detector_transform(model) is None:
+        return _find_candidates(model, inputs, call_index)
+    return _find_backbone_candidates(model, inputs, call_index)
+
+
+def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index: int) -> list[Candidate]:
+    """Return the candidates in the backbone of a detector of torchvision.
+
+    Each detection is read from one feature level, small objects from a fine one, and its score says nothing about the
+    other levels. So the deepest layer that all levels are computed from is chosen: it serves any detection.
+    """
+    backbone = find_module(model, "backbone")
+    found = _find_candidates(
+        backbone, apply_detector_transform(model, get_image_input(inputs)[:1]), call_index, is_backbone=True
+    )
+    return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in found]
+
+
+def _find_candidates(
+    model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False
+) -> list[Candidate]:
+    """Return the candidates of a model that gets its images as one batch."""
+    size, calls = find_image_size(inputs), trace(model, select_first_image(inputs))
+    # The last call is that of the model itself.
+    queries = count_queries(calls[-1].output)
+    calls = _stop_at_excluded_call(calls, queries)
+    outputs = group_grid_outputs(calls, LayoutReader(calls, size, queries), call_index)
+    # Some detectors leave the trunk early for small objects, so the right layer may be far from the last one.
+    block = len(outputs) if is_backbone else _MOST_ASKED
+    asked: list[Candidate] = []
+    # From the deepest block on, until one layer has no verdict.
+    while len(asked) < len(outputs) and all(candidate.verdict for candidate in asked):
+        remaining = outputs[: len(outputs) - len(asked)][-block:]
+        asked = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone) + asked
+    asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
+    shallow = [replace(each.to_candidate(size), verdict="shallow, not evaluated") for each in outputs[: -len(asked)]]
+    return shallow + _choose_deepest(asked)
+
+
+def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with the deepest one without a verdict marked as chosen."""
+    best = max((i for i, candidate in enumerate(candidates) if not candidate.verdict), default=None)
+    decided = [replace(each, verdict=each.verdict or NOT_DEEPEST) for each in candidates]
+    if best is not None:
+        merit = "depends on the image" if candidates[best].reached is None else "the score's gradient reaches"
+        decided[best] = replace(candidates[best], chosen=True, verdict=f"the deepest that {merit}")
+    return decided
+
+
+def _stop_at_excluded_call(calls: list[TracedCall], queries: int) -> list[TracedCall]:
+    """Return the calls before the first one that a rule excludes."""
+    is_excluded = (rules.is_excluded(rules.TRACE, rules.DetectorCall(call, queries)) for call in calls)
+    return calls[: next((i for i, is_last in enumerate(is_excluded) if is_last), len(calls))]
+
+
+# ---------------------------------------------------------------------------------------------------- grids in a trace
+
+
+@dataclass(frozen=True)
+class GridOutput:
+    """A tensor that is a grid, and the calls that returned it, one after the other, unchanged.
+
+    Attributes:
+        name: Name of the outermost module that returned it.
+        kind: Name of that module's class.
+        shape: Its shape for one image.
+        layouts: Ways to read it, the likely one first.
+        calls: Indices of the calls that returned it.
+        origins: Modules that may be the first with its tokens, if it is uncertain whether those come from the image.
+        is_projected: Whether a matrix, or an activation behind one, computed it. Only such outputs can be scores.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    layouts: list[Layout]
+    calls: list[int]
+    origins: list[str]
+    is_projected: bool
+
+    def to_candidate(self, size: tuple[int, ...], layout: Layout | None = None) -> Candidate:
+        """Return the candidate without a verdict, for an image of this size."""
+        layout = layout or self.layouts[0]
+        stride = tuple(pixels / cells for pixels, cells in zip(size, layout.grid, strict=True))
+        return Candidate(self.name, self.kind, self.shape, layout, stride)
+
+
+def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index: int) -> list[GridOutput]:
+    """Return the tensors in a forward pass that are grids, from shallow to deep."""
+    outputs = []
+    for group in _group_calls(calls, call_index):
+        layouts = {index: found for index in group if (found := reader.find_layouts(calls[index]))}
+        # The outermost module has the shortest name; of equals, the first.
+        outermost = min(layouts, key=lambda index: calls[index].name.count("."), default=None)
+        if outermost is None or rules.is_excluded(rules.MODULE, calls[outermost]):
+            continue
+        call, found = calls[outermost], layouts[outermost]
+        shape = call.shape or ()
+        origins = [] if all(map(reader.is_certain, found)) else _find_first_with_same_tokens(calls, shape)
+        is_projected = _is_projected(calls, calls[group[0]])
+        outputs.append(GridOutput(call.name, type(call.module).__name__, shape, found, group, origins, is_projected))
+    return outputs
+
+
+def _group_calls(calls: list[TracedCall], call_index: int) -> list[list[int]]:
+    """Return the indices of calls in groups that returned the same tensor, without the call of the model itself.
+
+    Of a module that runs several times, only the call at ``call_index`` is kept.
+    """
+    runs: dict[str, list[int]] = {}
+    for i, call in enumerate(calls):
+        runs.setdefault(call.name, []).append(i)
+    selected = {run[call_index] for run in runs.values() if -len(run) <= call_index < len(run)}
+    groups: list[list[int]] = []
+    for i, call in enumerate(calls):
+        # A container that returns the output of its last child continues the child's group.
+        if not call.passes_through:
+            groups.append([])
+        if groups and call.name and i in selected:
+            groups[-1].append(i)
+    return [group for group in groups if group]
+
+
+def _is_projected(calls: list[TracedCall], call: TracedCall) -> bool:
+    """Check that a matrix, or an activation behind one, computed the output of a call."""
+    return has_matrix(call.module) or (call.source is not None and has_matrix(calls[call.source].module))
+
+
+def _find_first_with_same_tokens(calls: list[TracedCall], shape: tuple[int, ...]) -> list[str]:
+    """Return the first modules whose outputs have the same batch size and number of tokens."""
+    similar = (call.name for call in calls if call.name and call.shape and call.shape[:-1] == shape[:-1])
+    return list(islice(similar, _ORIGINS))
+
+
+# ------------------------------------------------------------------------------------------------------------ verdicts
+
+
+def _judge(
+    model: nn.Module,
+    inputs: ModelInputs,
+    outputs: list[GridOutput],
+    size: tuple[int, ...],
+    call_index: int,
+    *,
+    is_backbone: bool,
+) -> list[Candidate]:
+    """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
+    if not outputs:
+        return []
+    names = [output.name for output in outputs]
+    origins = [name for output in outputs for name in output.origins]
+    observation = observe(model, list(dict.fromkeys(names + origins)), vary_corner(inputs))
+    tensors = [observation.calls[name][call_index] for name in names]
+    with enable_gradients():  # in any gradient mode of the caller
+        # Quantized operators have no backward pass.
+        scores = [None] if is_quantized(model) else _compute_scores(observation.output, is_backbone=is_backbone)
+    gradients = _combine_gradients([_compute_gradients(score, tensors) for score in scores])
+    classes = 0 if is_backbone else _count_score_maps(observation.output)
+    judged = []
+    for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
+        layout = choose_layout(tensor.detach(), output.layouts)
+        response = rules.Response(
+            layout.to_grid(tensor.detach()),
+            None if gradient is None else layout.to_grid(gradient[:1])[0],
+            VARIANTS,
+            # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
+            classes if output.is_projected else 0,
+            [observation.calls[name][0].detach() for name in output.origins],
+        )
+        reached = None if response.reached is None else bool(response.reached.any())
+        verdict = rules.find_verdict(rules.RESPONSE, response)
+        judged.append(replace(output.to_candidate(size, layout), reached=reached, verdict=verdict))
+    return judged
+
+
+def _exclude_projections(
+    calls: list[TracedCall], outputs: list[GridOutput], judged: list[Candidate]
+) -> list[Candidate]:
+    """Return the candidates, with a verdict on those that a rule on projections excludes."""
+    sources = find_projection_sources(calls, [output.calls for output in outputs], judged)
+    return [
+        replace(each, verdict=each.verdict or rules.find_verdict(rules.PROJECTION, rules.Projection(source)))
+        for each, source in zip(judged, sources, strict=True)
+    ]
+
+
+def _compute_scores(output: object, *, is_backbone: bool) -> list[Tensor | None]:
+    """Return the scores that a layer must influence: the top score, or one for each feature level of a detector."""
+    maps = find_tensors(output) if is_backbone else find_anchor_maps(output)
+    with enable_gradients():
+        # The maximum has no gradient if the map is clipped there (ReLU6), the sum has none if the map is normalized.
+        return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [compute_top_score(output)]
+
+
+def _count_score_maps(output: object) -> int:
+    """Return the number of channels of the classes' own score maps, 0 if the model returns no class scores."""
+    if compute_top_score(output) is None or find_detections(output) is not None:
+        return 0
+    scores = find_logits(output)
+    return scores.shape[1] if scores.ndim > 2 or scores.shape[1] > 1 else 0
+
+
+def _compute_gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of a score at each tensor; ``None`` for all if there is no graph."""
+    if score is None or not score.requires_grad:
+        return [None] * len(tensors)
+    with enable_gradients():
+        return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
+
+
+def _combine_gradients(gradients: Sequence[Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
+    """Return for each layer the smallest absolute gradient over all scores: zero where one score has none."""
+    if len(gradients) == 1:
+        return gradients[0]
+    return [
+        None if any(each is None for each in of_layer) else torch.stack([each.abs() for each in of_layer]).amin(0)
+        for of_layer in zip(*gradients, strict=True)
+    ]

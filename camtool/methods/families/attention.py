@@ -1,0 +1,261 @@
+"""Attention methods for transformers: maps from the attention matrices, and one that masks tokens.
+
+``A_l`` is the attention matrix of layer l, ``(R, H, T, S)``: how much each of T queries attends to each of S tokens, in
+each of H heads. ``⟨·⟩_h`` is the mean over the heads.
+
+The papers read the row of the class token. Here the rows are read that the model's head reads, see
+:meth:`camtool.evidence.attention.AttentionEvidence.compute_query_weights`: the row of the class token, two rows with a
+distillation token, or all patches if the head averages them; several rows count equally. A last layer that pools the
+tokens by its own query, as in SigLIP, is one more layer, past which no token is carried by a skip connection.
+
+Maps are on the grid of the tokens, without the class token and other prefix tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from camtool.evidence.attention import AttentionEvidence, capture_attention_evidence
+from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import score_activations
+from camtool.maps import scale_min_max
+from camtool.methods.families.ablation import compute_gaussian_kernel
+from camtool.methods.options import check_choice, check_count, check_number
+from camtool.methods.registry import method
+
+__all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
+
+
+# --------------------------------------------------------------------------------------------- product of all layers
+
+
+@method("rollout", paper="arXiv 2005.00928", needs="attention", ignores_layer=True)
+def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -> Tensor:
+    """Multiply the attention of all layers.
+
+    ``Â_L ⋯ Â_2 Â_1`` with ``Â = (⟨A⟩_h + I) / 2``, where ``I`` represents the skip connection past the attention (Abnar
+    and Zuidema 2020, section 3). The map is the same for all classes of an image. With options other than the paper's
+    the rows of ``Â`` are also scaled to a sum of 1.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+        fusion: How the heads are combined: ``"mean"``, as in the paper, ``"max"`` or ``"min"``.
+        discard: The fraction of each layer's matrix, its lowest values, that is set to zero; 0, as in the paper, keeps
+            all.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: An option is out of range, or the model has no attention over one set of tokens.
+    """
+    check_choice("fusion", fusion, _FUSIONS)
+    check_number("discard", discard, least=0, below=1)
+    attention = capture_attention_evidence(evidence)
+    fused = [_zero_lowest(_FUSIONS[fusion](matrix, 1), discard) for matrix in attention.matrices]
+    return attention.to_grid(_multiply_layers(attention, [_normalize_rows(_add_skip(matrix)) for matrix in fused]))
+
+
+@method("chefer", paper="arXiv 2103.15679", needs="attention, gradients", ignores_layer=True)
+def chefer(evidence: Evidence) -> Tensor:
+    """Follow the class's attention over all layers.
+
+    ``R ← R + Ā R`` layer by layer, from ``R = I``, with ``Ā = ⟨relu(∇A ⊙ A)⟩_h`` and ``∇A`` the gradient of the score
+    (Chefer et al. 2021, eq. 5 and 6). A pooling at the end has no skip connection: there the result is ``Ā R``.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, or no gradient reaches it.
+    """
+    attention = capture_attention_evidence(evidence)
+    pairs = zip(attention.matrices, attention.compute_gradients(), strict=True)
+    relevance = [(g * A).relu().mean(1) for A, g in pairs]
+    return attention.to_grid(_multiply_layers(attention, [_add_skip(matrix) for matrix in relevance]))
+
+
+# ------------------------------------------------------------------------------------------------- sum of all layers
+
+
+@method("agcam", paper="arXiv 2402.04563", needs="attention, gradients", ignores_layer=True)
+def agcam(evidence: Evidence) -> Tensor:
+    """Weigh query-key match by positive gradients.
+
+    ``Σ_l Σ_h sigmoid(Z) ⊙ relu(∇A)`` in the row that is read, where ``Z`` are the attention logits with
+    ``A = softmax(Z)`` (Leem and Seo 2024, eq. 2 and 7). The paper uses the sigmoid because the softmax is concentrated
+    at few tokens.
+
+    ``∇A`` is the gradient through skip connections and MLPs only: the queries, keys and values of every self-attention
+    are treated as constants. The authors' code detaches the input of every attention for this. An attention at the end
+    that pools the tokens has no skip connection and is not treated so; the authors' models have none.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, or no gradient reaches it.
+    """
+    attention = capture_attention_evidence(evidence, hold_inputs=True)
+    pairs = zip(attention.logits, attention.compute_gradients(), strict=True)
+    by_layer = [(Z.sigmoid() * g.relu()).sum(1) for Z, g in pairs]
+    weights = attention.compute_query_weights()
+    read = [(weight[..., None] * layer).sum(1) for weight, layer in zip(weights, by_layer, strict=True)]
+    return attention.to_grid(torch.stack(read).sum(0))
+
+
+@method("legrad", paper="arXiv 2404.03214", needs="attention, gradients", cost="some passes", ignores_layer=True)
+def legrad(evidence: Evidence) -> Tensor:
+    """Average attention gradients over all layers.
+
+    The mean over the layers, heads and queries of ``relu(∂s_l / ∂A_l)``, where ``s_l`` is the score if the model's last
+    norm, pooling and head read the tokens that block l returns (Bousselham et al. 2024, section 3). The attention
+    itself is not a factor.
+
+    The authors' code averages the tokens of CLIP for ``s_l``; here they are pooled as the model pools them. For a model
+    that pools by attention, the authors' code uses the gradient at the matrix of the pooling; here it is that of the
+    block, as for all models.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, its blocks do not return them, or no gradient
+            reaches it.
+    """
+    attention = capture_attention_evidence(evidence)
+    by_layer = torch.stack([g.relu().mean((1, 2)) for g in attention.compute_early_exit_gradients()])
+    return attention.to_grid(by_layer.mean(0))
+
+
+# ---------------------------------------------------------------------------------------------------- the last layer
+
+
+@method("gradeclip", paper="arXiv 2502.18816", needs="attention, gradients", ignores_layer=True)
+def gradeclip(evidence: Evidence) -> Tensor:
+    """Weigh values by gradient and query-key match.
+
+    ``relu(Σ_c w_c λ_j v_jc)`` at token j of the last layer, where ``w`` is the gradient of the score with respect to
+    the attention's output for the query that is read, and ``v_j`` are the values. ``λ_j`` is the cosine between that
+    query and the key, scaled over the patches to [0, 1]: a loosened attention, less sparse than the softmax (Zhao et
+    al. 2024 and 2025, section 3). Channels ``c`` and cosines are taken over all heads together.
+
+    The authors' code computes the last layer with a single head, which changes the model, and sends queries and keys
+    through the output projection before it compares them. Here the model keeps its heads, and queries and keys are
+    compared directly.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, or no gradient reaches it.
+    """
+    attention = capture_attention_evidence(evidence)
+    queries, keys, values = (_join_heads(each) for each in (attention.queries, attention.keys, attention.values))
+    prefix = attention.layout.prefix
+    keys, values = keys[:, prefix:], values[:, prefix:]
+    cosines = normalize(queries, dim=-1) @ normalize(keys, dim=-1).mT
+    loosened = scale_min_max(cosines.flatten(0, 1)).reshape(cosines.shape)
+    # The gradient of a query that is not read is 0, so the sum over all queries is correct.
+    by_query = loosened * (_join_heads(attention.compute_output_gradients()) @ values.mT)
+    return by_query.sum(1).relu().reshape(-1, *attention.layout.grid)
+
+
+@method("vitreciprocam", paper="arXiv 2310.02588", needs="attention, forwards", cost="many tails", ignores_layer=True)
+def vitreciprocam(evidence: Evidence, *, gaussian: bool = True, chunk: int | None = None) -> Tensor:
+    """Score each token with only neighbors shown.
+
+    ``M(p)`` is the score if the tokens that enter the attention of the last block are multiplied by a 3 x 3 Gaussian
+    around ``p`` and are zero elsewhere; the class token and other prefix tokens stay (Byun and Lee 2023). As in the
+    paper the tokens are masked after the first norm of the block. The skip connection past the attention is not masked;
+    this has no effect on a model with a class token.
+
+    Args:
+        evidence: The model and its inputs.
+        gaussian: Also show the adjacent tokens; otherwise only ``p`` itself.
+        chunk: The number of tokens in one pass; by default as many as fit into memory.
+
+    Returns:
+        Maps of scores ``(R, h, w)``.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, no layer returns exactly the input of the last
+            attention, or ``chunk`` is less than 1.
+    """
+    check_count("chunk", chunk, optional=True)
+    at_input = evidence.at_layer(capture_attention_evidence(evidence).find_input_layer())
+    tokens = at_input.activations
+    masks = _make_windows(tokens.shape[2:], gaussian=gaussian).to(tokens)
+    maps = tokens.new_empty(len(tokens), len(masks))
+    for rows in at_input.rows_by_image:
+        mask_tokens = partial(_mask_tokens, tokens[rows[0]], masks)
+        maps[rows] = score_activations(at_input, rows, len(masks), mask_tokens, chunk=chunk).T.to(tokens)
+    return maps.reshape(len(tokens), *tokens.shape[2:])
+
+
+def _make_windows(grid: Sequence[int], *, gaussian: bool) -> Tensor:
+    """Return for each position a mask ``(h, w)`` that shows it and, with less weight, its neighbors."""
+    rows, columns = ((compute_gaussian_kernel if gaussian else torch.eye)(size) for size in grid)
+    return torch.einsum("iy,jx->ijyx", rows, columns).flatten(0, 1)
+
+
+def _mask_tokens(tokens: Tensor, masks: Tensor, part: slice) -> Tensor:
+    """Return tokens ``(C, h, w)`` times some of the masks, ``(m, C, h, w)``."""
+    return tokens * masks[part, None]
+
+
+# ------------------------------------------------------------------------------------------------- shared functions
+
+_FUSIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
+
+
+def _multiply_layers(attention: AttentionEvidence, matrices: Sequence[Tensor]) -> Tensor:
+    """Return the mean of the rows that are read, in the product of the layers' matrices ``(R, T, S)``: ``(R, S)``."""
+    # From the last layer backwards, only one row has to be multiplied.
+    row = attention.compute_query_weights()[-1][:, None]
+    for matrix in reversed(matrices):
+        row = row @ matrix
+    return row[:, 0]
+
+
+def _add_skip(matrix: Tensor) -> Tensor:
+    """Return a layer's matrix ``(R, T, S)`` plus the identity for its skip connection, which a pooling has not."""
+    queries, keys = matrix.shape[1:]
+    return matrix + torch.eye(keys).to(matrix) if queries == keys else matrix
+
+
+def _normalize_rows(matrix: Tensor) -> Tensor:
+    """Return the matrix with rows that sum to 1, or to 0."""
+    return matrix / matrix.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+
+
+def _zero_lowest(matrix: Tensor, fraction: float) -> Tensor:
+    """Return a matrix ``(R, T, S)`` with the lowest fraction of its values set to zero."""
+    count = math.floor(fraction * matrix[0].numel())
+    if not count:
+        return matrix
+    lowest = matrix.flatten(1).kthvalue(count, dim=1).values
+    return torch.where(matrix > lowest[:, None, None], matrix, 0)
+
+
+def _join_heads(tensor: Tensor) -> Tensor:
+    """Return ``(R, H, T, D)`` as ``(R, T, H · D)``."""
+    return tensor.transpose(1, 2).flatten(2)

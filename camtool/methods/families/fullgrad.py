@@ -1,0 +1,202 @@
+"""FullGrad: the decomposition of the score into contributions of the pixels and of the biases.
+
+The score of a piecewise linear network, such as one of convolutions and ReLUs, is a sum of two kinds of terms: each
+input times its gradient, and each bias times the gradient of the tensor that it is added to. The first kind alone is
+``inputxgradient``, which ignores the biases of deep layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from camtool.evidence.evidence import Evidence
+from camtool.maps import resize, scale_min_max, upcast
+from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
+from camtool.methods.registry import method
+
+__all__ = ["compute_full_gradients", "fullgrad"]
+
+
+@method("fullgrad", paper="arXiv 1905.00780", needs="gradients, biases", ignores_layer=True)
+def fullgrad(evidence: Evidence) -> Tensor:
+    """Add up gradients of the pixels and the biases.
+
+    ``ψ(x ⊙ ∂f/∂x) + Σ_l Σ_c ψ(b_l ⊙ ∂f/∂z_l)_c`` over the layers ``l`` and their channels ``c``, with the terms of
+    :func:`compute_full_gradients`; the first is summed over the color channels (Srinivas and Fleuret 2019). ``ψ`` takes
+    absolute values, scales them to [0, 1] and resizes them to the image's size.
+
+    The values of a layer are scaled by the extremes of all its channels together, as in the authors' code: scaled one
+    by one, a channel with a negligible contribution would count as much as the strongest. They are resized linearly
+    between the centers of cells, like all maps of camtool; the authors' code aligns the corners. As in the paper,
+    layers without positions (the linear head) are not drawn, and neither are tokens: the method is for convolutional
+    networks.
+
+    Args:
+        evidence: The model and its inputs.
+
+    Returns:
+        Maps ``(R, *size)``.
+
+    Raises:
+        MethodError: No gradient reaches the input.
+    """
+    from_pixels, from_biases = compute_full_gradients(evidence)
+    size = from_pixels.shape[2:]
+    placed = [term for term in from_biases if _has_positions(term, from_pixels)]
+    total = torch.zeros_like(from_pixels[:, 0])
+    for term in (from_pixels, *placed):
+        total += resize(scale_min_max(term.abs()).sum(1), size)
+    return total
+
+
+def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
+    """Return the terms ``x ⊙ ∂f/∂x`` of the pixels, and ``b ⊙ ∂f/∂z`` of every layer that adds a bias.
+
+    For a piecewise linear network their sum is the score: the paper's completeness.
+
+    The paper also counts implicit biases: what the linear part of a function at its input leaves, ``h(z) - h'(z) z``.
+
+    * A batch norm in evaluation mode is affine, so its implicit bias is ``β - γ μ / sqrt(σ² + ε)``.
+    * A norm that uses the statistics of its own input (layer, group and instance norm) returns the same for a scaled
+      input. Hence ``h'(z) z`` is 0, and the bias is the whole output, up to ``ε``.
+    * Other functions (GELU, SiLU, attention) are not counted, as in the authors' code. Neither are other constants: for
+      example position embeddings, results of parameters alone, and norms that a model computes itself.
+
+    The calls of functions are counted (``conv``, ``linear``, norms), whether or not a module makes them. A module that
+    runs twice counts twice. Compiled and scripted code cannot be observed.
+
+    Args:
+        evidence: The model and its inputs.
+
+    Returns:
+        The term of the pixels, ``(R, C, *size)``, and the terms of the biases, ``(R, C, ...)`` each, in the order in
+        which the layers ran.
+
+    Raises:
+        MethodError: No gradient reaches the input.
+    """
+    inputs, calls = get_row_inputs(evidence), list[_BiasedCall]()
+
+    def find_outputs(leaf: Tensor) -> list[Tensor]:
+        calls.extend(_select_dependent(recorded.calls, leaf))
+        return [call.output for call in calls]
+
+    with _RecordBiases() as recorded:
+        input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
+    return inputs * input_gradient, [call.compute_term(g) for call, g in zip(calls, gradients, strict=True)]
+
+
+@dataclass(frozen=True)
+class _BiasedCall:
+    """One call of a function with a bias.
+
+    Attributes:
+        output: What it returned, on the graph.
+        bias: The bias in the output, of a shape that broadcasts with it.
+        channels_last: Whether the last axis of the output is that of the channels; else it is the second.
+    """
+
+    output: Tensor
+    bias: Tensor
+    channels_last: bool
+
+    def compute_term(self, gradient: Tensor) -> Tensor:
+        """Return the bias times the gradient, ``(R, C, ...)``."""
+        term = self.bias * gradient
+        return term.movedim(-1, 1) if self.channels_last else term
+
+
+def _select_dependent(calls: Sequence[_BiasedCall], inputs: Tensor) -> list[_BiasedCall]:
+    """Return the calls whose output has one entry per input and depends on the inputs.
+
+    Others compute with parameters alone, or with windows of several inputs in one axis.
+    """
+    batched = [call for call in calls if call.output.ndim > 1 and len(call.output) == len(inputs)]
+    dependent = _find_dependent_nodes(inputs, [call.output for call in batched])
+    return [call for call in batched if call.output.grad_fn in dependent]
+
+
+def _find_dependent_nodes(leaf: Tensor, tensors: Sequence[Tensor]) -> set[Node]:
+    """Return the nodes of the graph between a leaf and some tensors that depend on the leaf."""
+    # The graph leads from outputs to inputs. Reverse its edges, then walk from the leaf.
+    users: dict[Node, list[Node]] = defaultdict(list)
+    for node in _find_reachable([tensor.grad_fn for tensor in tensors if tensor.grad_fn], _get_inputs):
+        for source in _get_inputs(node):
+            users[source].append(node)
+    return _find_reachable([get_gradient_edge(leaf).node], users.__getitem__)
+
+
+def _get_inputs(node: Node) -> list[Node]:
+    return [source for source, _ in node.next_functions if source is not None]
+
+
+def _find_reachable(start: Sequence[Node], get_next: Callable[[Node], list[Node]]) -> set[Node]:
+    reached, new = set(start), list(start)
+    while new:
+        found = [node for node in get_next(new.pop()) if node not in reached]
+        reached.update(found)
+        new.extend(found)
+    return reached
+
+
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_INPUT_AXES = {function: 3 + rank for kind in (_CONVOLUTIONS, _TRANSPOSED) for rank, function in enumerate(kind)}
+"""The number of axes of a convolution's batched input."""
+
+_AFFINE = frozenset({*_CONVOLUTIONS, *_TRANSPOSED, functional.linear, functional.batch_norm, functional.instance_norm})
+"""Functions that add a bias to a linear function of their input; batch and instance norm do with fixed statistics."""
+
+_NORMS_OF_INPUT = frozenset({functional.layer_norm, functional.group_norm})
+"""Norms that always use the statistics of their own input."""
+
+
+class _RecordBiases(TorchFunctionMode):
+    """Record the outputs of layers and the biases in them, within the block and in this thread.
+
+    Attributes:
+        calls: One entry per call, in order. The model continues with a clone of the output, because it may write to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_BiasedCall] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func not in _AFFINE | _NORMS_OF_INPUT or not output.requires_grad:
+            return output
+        bias = _compute_bias(func, output, *args, **kwargs)
+        if not bias.any():
+            return output
+        channels_last = func is functional.linear or (func is functional.layer_norm and len(args[1]) == 1)
+        self.calls.append(_BiasedCall(output, upcast(bias), channels_last))
+        return output.clone()
+
+
+@torch.no_grad()
+def _compute_bias(func: Any, output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002, torch's name
+    """Return the bias in an output: the value at 0 for affine functions, the whole output for norms of their input."""
+    # Batch norm has the argument `training`, instance norm `use_input_stats`.
+    uses_own_statistics = kwargs.get("training") or kwargs.get("use_input_stats")
+    if func in _NORMS_OF_INPUT or uses_own_statistics:
+        return output.detach()
+    # Convolutions and linear layers also accept a single input without a batch axis.
+    is_batched = input.ndim >= _INPUT_AXES.get(func, 2)
+    bias: Tensor = func(torch.zeros_like(input[:1] if is_batched else input), *args, **kwargs)
+    return bias
+
+
+def _has_positions(term: Tensor, inputs: Tensor) -> bool:
+    """Return True for a term on a grid of the same rank as the input's and with more than one position."""
+    return term.ndim == inputs.ndim and term[0, 0].numel() > 1

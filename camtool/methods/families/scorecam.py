@@ -1,0 +1,464 @@
+"""Score-CAM and its relatives: the channels of a layer mask the image, and the masked images are scored.
+
+``x`` is the input and ``f`` the score. ``up`` resizes a map to the input's size, and ``s`` scales a map to [0, 1]; a
+constant map becomes zeros. The masks are computed in chunks from the small maps, so the memory does not grow with their
+number. The rows of one image share the forward passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from camtool.errors import MethodError
+from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import score_inputs
+from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
+from camtool.methods.families.gradient import average_over_positions
+from camtool.methods.options import check_choice, check_count, check_number
+from camtool.methods.registry import method, weighting
+from camtool.outputs.class_scores import find_logits
+from camtool.targets import Target
+
+__all__ = [
+    "MASKS_AT_ONCE",
+    "align_with_input",
+    "blur_input",
+    "compute_percentile",
+    "convert_to_probability",
+    "groupcam",
+    "iscam",
+    "polycam",
+    "prefer_probability",
+    "scorecam",
+    "sscam",
+]
+
+MaskInput: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``mask_input(x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
+
+``samples`` ``(M,)`` are the indices of the random samples or steps, for methods that score a mask several times.
+"""
+
+MASKS_AT_ONCE = 64
+"""The number of masks at the input's size that are summed at once, to bound the memory."""
+
+
+# --------------------------------------------------------------------------------------- Score-CAM, SS-CAM, IS-CAM
+
+
+@weighting("scorecam", paper="arXiv 1910.01279", needs="activations, forwards", cost="many passes")
+def scorecam(
+    evidence: Evidence,
+    *,
+    weighting: Literal["softmax", "probability"] = "softmax",
+    scale_first: bool = False,
+    max_channels: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Weigh channels by their score as masks.
+
+    ``w = softmax_k(f(x · s(up(A_k))) - f(x_b))`` (Wang et al. 2020, Algorithm 1). The baseline ``x_b`` is the same for
+    all channels and cancels in the softmax, so it is not run. All constant channels make the same empty mask, so one
+    pass serves them all.
+
+    Args:
+        evidence: The activations, and the model to run on masked inputs.
+        weighting: ``"softmax"`` as in the paper: a softmax of the target's scores over the channels. It works for any
+            score, and few channels get most of the weight. ``"probability"`` as in the authors' code: the weight is the
+            probability of the class, without a softmax over the channels, and constant channels are left out.
+        scale_first: Scale a channel to [0, 1] before it is resized; the paper scales it afterwards. Resizing lowers a
+            peak between two pixels, so the results differ slightly.
+        max_channels: Use only this number of channels, those with the largest standard deviation over the positions
+            (Faster-Score-CAM); the others get no weight.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: An option is out of range, or ``weighting="probability"`` and the target has no probability.
+    """
+    check_count("max_channels", max_channels, optional=True)
+    check_count("chunk", chunk, optional=True)
+    check_choice("weighting", weighting, ("softmax", "probability"))
+    A = evidence.activations
+    chosen = _select_varied_channels(A, max_channels)
+    mask_input: MaskInput = partial(_mask_input, scale_first=scale_first)
+    convert = _require_probability if weighting == "probability" else None
+    # Channels that are not chosen become zeros, so all of them share one pass.
+    maps = A.where(unsqueeze_like(chosen, A), 0)
+    scores = _score_masks(evidence, maps, mask_input, chunk=chunk, convert_target=convert)
+    if weighting == "probability":
+        varies = ~is_constant(A.flatten(0, 1)).reshape(chosen.shape)
+        return unsqueeze_like(scores.where(chosen & varies, 0), A)
+    return unsqueeze_like(scores.masked_fill(~chosen, -torch.inf).softmax(1), A)
+
+
+@weighting("sscam", paper="arXiv 2006.14255", needs="activations, forwards", cost="many passes")
+def sscam(
+    evidence: Evidence,
+    *,
+    samples: int = 10,
+    noise: float = 2.0,
+    on: Literal["activations", "input"] = "activations",
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Tensor:
+    """Average Score-CAM over noise.
+
+    ``w = softmax_k(mean_n f(x · s(up(A_k + ε_n))))`` with ``ε ~ N(0, noise²)`` on the activations, SS-CAM (1), or
+    ``mean_n f(x · s(up(A_k)) + ε_n)`` with noise on the masked input, SS-CAM (2) (Wang et al. 2020). As in the paper,
+    the noise has the units of the activations or of the input. torchcam adds noise of the same size to masks in [0, 1],
+    which hides them.
+
+    All channels share the noise, so their weights differ only by what the channels show.
+
+    Args:
+        evidence: The activations, and the model to run on masked inputs.
+        samples: The number of noise samples.
+        noise: The standard deviation. Choose a smaller one if the activations, or the inputs, are much smaller than 10.
+        on: Add the noise to the ``"activations"`` or to the masked ``"input"``.
+        seed: The seed of the noise, which is the same for every image.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+    check_count("samples", samples)
+    check_number("noise", noise, least=0)
+    check_choice("on", on, ("activations", "input"))
+    check_count("seed", seed, least=0)
+    check_count("chunk", chunk, optional=True)
+    A = evidence.activations
+    shape = A.shape[2:] if on == "activations" else evidence.inputs.shape[1:]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = noise * torch.randn(samples, *shape, generator=generator).to(A)
+
+    def mask_input(x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+        if on == "activations":
+            return _mask_input(x, maps + drawn[sample])
+        return _mask_input(x, maps) + drawn[sample]
+
+    scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
+    return unsqueeze_like(scores.softmax(1), A)
+
+
+@weighting("iscam", paper="arXiv 2010.03023", needs="activations, forwards", cost="many passes")
+def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) -> Tensor:
+    """Average Score-CAM while masks are turned up.
+
+    ``w = softmax_k(1/n Σ_i f(i/n · x · s(up(A_k))))`` for ``i = 1 ... n`` (Naidu et al. 2020). This approximates the
+    integral over masks from zero to the full mask. torchcam sums the masks of all previous steps instead: of 10 steps,
+    the last shows the image 5.5 times too bright.
+
+    Args:
+        evidence: The activations, and the model to run on masked inputs.
+        samples: The number of steps ``n``.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+    check_count("samples", samples)
+    check_count("chunk", chunk, optional=True)
+    A = evidence.activations
+
+    def mask_input(x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+        return _mask_input(align_with_input((sample + 1).to(maps) / samples, x) * x, maps)
+
+    scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
+    return unsqueeze_like(scores.softmax(1), A)
+
+
+# ------------------------------------------------------------------------------------------------------- Group-CAM
+
+
+@method("groupcam", paper="arXiv 2103.13859", needs="gradients, forwards", cost="some passes")
+def groupcam(
+    evidence: Evidence,
+    *,
+    groups: int = 32,
+    denoise: float = 0.7,
+    radius: int = 25,
+    sigma: float = 50.0,
+    score: Literal["probability", "target"] = "probability",
+    chunk: int | None = None,
+) -> Tensor:
+    """Score the image unblurred by channel groups.
+
+    The mask of a group is ``M_l = s(up(φ(relu(Σ_k w_k A_k))))`` over its adjacent channels, where ``w_k`` is the mean
+    gradient and ``φ`` removes the lower positions. The map is ``relu(Σ_l α_l M_l)`` with
+    ``α_l = f(x · M_l + b · (1 - M_l)) - f(b)``, where ``b`` is the blurred input (Zhang et al. 2021, section 3).
+
+    Args:
+        evidence: The activations and gradients, and the model to run on masked inputs.
+        groups: The number of groups; with fewer channels, each channel is a group.
+        denoise: The fraction of a group's positions, the lowest, that is removed as noise.
+        radius: The radius of the blur, in pixels.
+        sigma: The standard deviation of the blur, in pixels. With the default it is almost a box filter.
+        score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
+            else the target's own score. ``"target"``: always the target's own score.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The maps ``(R, *size)``, at the input's size.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+    check_count("groups", groups)
+    check_number("denoise", denoise, least=0, below=1)
+    check_count("radius", radius)
+    check_number("sigma", sigma, above=0)
+    check_choice("score", score, ("probability", "target"))
+    check_count("chunk", chunk, optional=True)
+    convert = prefer_probability if score == "probability" else None
+    results = []
+    for row, maps in enumerate(_compute_group_maps(evidence, groups, denoise)):
+        x = evidence.inputs[evidence.images[row]]
+        # An empty mask gives the blurred input, the baseline b.
+        with_empty = torch.cat([maps, torch.zeros_like(maps[:1])])
+        unblur: MaskInput = partial(_unblur_by_mask, blur_input(x, radius, sigma))
+        scores = _score_masks_of_image(evidence, [row], with_empty, unblur, chunk=chunk, convert_target=convert)[:, 0]
+        results.append(_sum_masks(scores[:-1] - scores[-1], maps, x.shape[1:]).relu())
+    return torch.stack(results)
+
+
+def _compute_group_maps(evidence: Evidence, groups: int, denoise: float) -> Tensor:
+    """Return each group's part of the Grad-CAM map without its lower positions, ``(R, groups, *grid)``."""
+    weighed = average_over_positions(evidence.gradients) * evidence.activations
+    parts = weighed.tensor_split(min(groups, weighed.shape[1]), 1)
+    maps = torch.stack([part.sum(1) for part in parts], 1).relu()
+    return maps.where(maps > unsqueeze_like(compute_percentile(maps.flatten(2), denoise), maps), 0)
+
+
+def compute_percentile(values: Tensor, fraction: float) -> Tensor:
+    """Return a percentile along the last axis, linear between the ranks.
+
+    ``Tensor.quantile`` computes the same but rejects tensors of more than 2²⁴ elements.
+    """
+    rank = fraction * (values.shape[-1] - 1)
+    lower, upper = (values.kthvalue(1 + whole, -1).values for whole in (math.floor(rank), math.ceil(rank)))
+    return lower + (rank - math.floor(rank)) * (upper - lower)
+
+
+def _unblur_by_mask(blurred: Tensor, x: Tensor, maps: Tensor, _: Tensor) -> Tensor:
+    mask = align_with_input(scale_min_max(resize(maps, x.shape[1:])), x)
+    return mask * x + (1 - mask) * blurred
+
+
+def _sum_masks(weights: Tensor, maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return the weighted sum ``(*size)`` of the masks of maps ``(M, *grid)``, with weights ``(M,)``."""
+    total = maps.new_zeros(size)
+    for part, part_weights in zip(maps.split(MASKS_AT_ONCE), weights.split(MASKS_AT_ONCE), strict=True):
+        total += torch.tensordot(part_weights, scale_min_max(resize(part, size)), 1)
+    return total
+
+
+def blur_input(x: Tensor, radius: int, sigma: float) -> Tensor:
+    """Return an input ``(C, *size)`` smoothed by a Gaussian of a limited radius, with reflection at the borders."""
+    blurred = upcast(x)
+    # The Gaussian is separable, so the axes are smoothed one after the other.
+    for axis in range(1, x.ndim):
+        lines = blurred.movedim(axis, -1)
+        # Reflection padding must be shorter than the line.
+        reach = min(radius, lines.shape[-1] - 1)
+        offsets = torch.arange(-reach, reach + 1).to(lines)
+        kernel = (-(offsets**2) / (2 * sigma**2)).exp()
+        padded = torch.nn.functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="reflect")
+        smooth = torch.nn.functional.conv1d(padded, (kernel / kernel.sum())[None, None])
+        blurred = smooth.reshape(lines.shape).movedim(-1, axis)
+    return blurred.to(x.dtype)
+
+
+# -------------------------------------------------------------------------------------------------------- Poly-CAM
+
+Variant: TypeAlias = Literal["+", "-", "+-"]
+"""The weights of Poly-CAM: the gain of the score if a channel is shown, the loss if it is hidden, or their sum."""
+
+
+@weighting("polycam", paper="arXiv 2204.13359", needs="forwards", cost="many passes")
+def polycam(
+    evidence: Evidence,
+    *,
+    variant: Variant = "+-",
+    score: Literal["probability", "target"] = "probability",
+    chunk: int | None = None,
+) -> Tensor:
+    """Weigh channels by score gained and lost.
+
+    With the channel as a mask ``M_k`` of the input ``x``, ``w+_k = f(x ⊙ M_k) - f(0)`` and
+    ``w-_k = f(x) - f(x ⊙ (1 - M_k))``; ``w±_k`` is their sum (Englebert et al. 2022). Negative weights become 0, as in
+    the authors' code, which leaves out ``f(0)``. A constant channel gets no weight.
+
+    This is the map of one layer. The fine maps of the paper combine several layers, the last before each change of the
+    grid, with the merge :class:`camtool.methods.merges.Cascade`:
+    ``explain(resnet, img, method="polycam", layer=["relu", "layer1", "layer2", "layer3", "layer4"], merge="polycam")``.
+
+    Args:
+        evidence: The activations, and the model to run on masked inputs.
+        variant: ``"+"``, ``"-"`` or ``"+-"``.
+        score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
+            else the target's own score. ``"target"``: always the target's own score.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The weights ``(R, C, 1, ...)``.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+    check_choice("variant", variant, ("+", "-", "+-"))
+    check_choice("score", score, ("probability", "target"))
+    check_count("chunk", chunk, optional=True)
+    A = evidence.activations
+    convert = prefer_probability if score == "probability" else None
+    score_variants = partial(score_inputs, evidence, chunk=chunk, convert_target=convert)
+    weights = A.new_zeros(A.shape[:2])
+    for rows in evidence.rows_by_image:
+        weights[rows] = _compute_gains(evidence, rows, variant, score_variants).relu().T.to(A)
+    return unsqueeze_like(weights, A)
+
+
+def _compute_gains(
+    evidence: Evidence, rows: Sequence[int], variant: Variant, score_variants: Callable[..., Tensor]
+) -> Tensor:
+    """Return the weight of each channel for the rows of one image, ``(C, rows)``.
+
+    ``score_variants`` is :func:`score_inputs` with the evidence and its options set.
+    """
+    A, x = evidence.activations[rows[0]], evidence.inputs[evidence.images[rows[0]]]
+    varied = is_constant(A).logical_not().nonzero()[:, 0]
+
+    def score_masks(count: int, make_masks: Callable[[slice], Tensor]) -> Tensor:
+        return score_variants(rows, count, lambda part: make_masks(part)[:, None].to(x) * x).to(A)
+
+    def make_masks(part: slice) -> Tensor:
+        return scale_min_max(resize(A[varied[part]], x.shape[1:]))
+
+    gains = A.new_zeros(len(A), len(rows))
+    if len(varied):
+        empty_and_full = A.new_tensor([0, 1]).reshape(2, *[1] * (A.ndim - 1))
+        empty, full = score_masks(2, lambda part: empty_and_full[part])
+        if "+" in variant:
+            gains[varied] += score_masks(len(varied), make_masks) - empty
+        if "-" in variant:
+            gains[varied] += full - score_masks(len(varied), lambda part: 1 - make_masks(part))
+    return gains
+
+
+# ------------------------------------------------------------------------------------------------- shared functions
+
+
+def _score_masks(
+    evidence: Evidence,
+    maps: Tensor,
+    mask_input: MaskInput,
+    *,
+    samples: int = 1,
+    chunk: int | None = None,
+    convert_target: Callable[[Target], Target] | None = None,
+) -> Tensor:
+    """Return each row's mean score of its input masked by each of the maps ``(R, C, *grid)``: ``(R, C)``."""
+    scores = maps.new_empty(maps.shape[:2])
+    for rows in evidence.rows_by_image:
+        scores[rows] = _score_masks_of_image(
+            evidence, rows, maps[rows[0]], mask_input, samples=samples, chunk=chunk, convert_target=convert_target
+        ).T
+    return scores
+
+
+def _score_masks_of_image(
+    evidence: Evidence,
+    rows: Sequence[int],
+    maps: Tensor,
+    mask_input: MaskInput,
+    *,
+    samples: int = 1,
+    chunk: int | None = None,
+    convert_target: Callable[[Target], Target] | None = None,
+) -> Tensor:
+    """Return the mean scores of one image's rows, which share the maps ``(C, *grid)`` and the passes: ``(C, rows)``."""
+    constant = is_constant(maps)
+    # All constant maps make the same empty mask, so one empty map, the last one, represents all of them.
+    distinct = torch.cat([maps[~constant], torch.zeros_like(maps[:1])]) if constant.any() else maps
+    count = len(distinct)
+    index = torch.where(constant, count - 1, (~constant).cumsum(0) - 1)
+    x = evidence.inputs[evidence.images[rows[0]]]
+
+    def make_variants(part: slice) -> Tensor:
+        numbers = torch.arange(part.start, part.stop, device=maps.device)
+        return mask_input(x, distinct[numbers % count], numbers // count).to(x.dtype)
+
+    scores = score_inputs(
+        evidence, rows, samples * count, make_variants, chunk=chunk, convert_target=convert_target
+    ).to(maps)
+    mean: Tensor = scores.unflatten(0, (samples, count)).mean(0)
+    return mean[index]
+
+
+def _mask_input(x: Tensor, maps: Tensor, _: Tensor | None = None, *, scale_first: bool = False) -> Tensor:
+    """Return an input ``(C, *size)``, or one per map, times the maps as masks: ``(M, C, *size)``."""
+    size = x.shape[-(maps.ndim - 1) :]
+    mask = resize(scale_min_max(maps), size) if scale_first else scale_min_max(resize(maps, size))
+    return mask[:, None] * x
+
+
+def _select_varied_channels(maps: Tensor, count: int | None) -> Tensor:
+    """Return True for the channels with the largest standard deviation over the positions, ``(R, C)``."""
+    if count is None or count >= maps.shape[1]:
+        return maps.new_ones(maps.shape[:2], dtype=torch.bool)
+    spread = scale_by_peak(maps).flatten(2).std(2, correction=0)
+    chosen = torch.zeros_like(spread, dtype=torch.bool)
+    return chosen.scatter(1, spread.topk(count, 1).indices, True)
+
+
+def align_with_input(values: Tensor, x: Tensor) -> Tensor:
+    """Return numbers ``(M,)`` or masks ``(M, *size)`` with axes that broadcast with an input ``(C, *size)``."""
+    if values.ndim == 1:
+        return values.reshape(-1, *[1] * x.ndim)
+    return values[:, None]
+
+
+def convert_to_probability(target: Target) -> Target | None:
+    """Return a target that scores the probability of a target's class, or ``None`` if the target has none."""
+    probability = target.to_probability()
+    return None if probability is None else _UpcastTarget(probability)
+
+
+def prefer_probability(target: Target) -> Target:
+    """Return a target that scores the probability of a target's class, or the target itself if it has none."""
+    return convert_to_probability(target) or target
+
+
+def _require_probability(target: Target) -> Target:
+    probability = convert_to_probability(target)
+    if probability is None:
+        raise MethodError(
+            f"weighting='probability' needs the score or the probability of a class as the target, got {target}; "
+            "use weighting='softmax', which works with any target."
+        )
+    return probability
+
+
+@dataclass(frozen=True)
+class _UpcastTarget(Target):
+    """A target on the logits in float32 or wider: in half precision, probabilities that differ slightly are equal."""
+
+    target: Target
+
+    def __call__(self, output: Any) -> Tensor:
+        return self.target(upcast(find_logits(output)))

@@ -1,0 +1,66 @@
+"""Checks before anything runs: do the methods have these options, and does the model fit the methods?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from camtool.arguments.messages import suggest_names
+from camtool.arguments.other_libraries import describe_foreign_argument
+from camtool.errors import MethodError
+from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
+from camtool.methods.registry import METHODS, Method
+
+__all__ = ["check_model_support", "check_options"]
+
+
+def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
+    """Check that each option belongs to at least one of the methods.
+
+    Raises:
+        MethodError: No method has the option; the message lists those that exist.
+    """
+    known = {option for method in methods for option in method.options}
+    for option in options:
+        if option in known:
+            continue
+        if foreign := describe_foreign_argument(option):
+            raise MethodError(foreign)
+        names = ", ".join(repr(method.name) for method in methods)
+        listed = ", ".join(sorted(known)) or "none"
+        raise MethodError(
+            f"method {names} has no option {option!r}; known options: {listed}.{suggest_names(option, known)}"
+        )
+
+
+def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
+    """Check that the methods need no submodules of an unhookable model and no gradients of a quantized model.
+
+    Raises:
+        MethodError: A method needs more than the model offers; the message lists the methods that work.
+    """
+    unhookable = describe_unhookable(model)
+    for method in methods:
+        if unhookable and not _needs_only_model_calls(method):
+            working = ", ".join(name for name, each in METHODS.items() if _needs_only_model_calls(each))
+            raise MethodError(
+                f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
+                f"read a layer; use one of {working}, or pass the original nn.Module."
+            )
+        if _needs_gradients(method) and is_quantized(model):
+            working = ", ".join(name for name, each in METHODS.items() if not _needs_gradients(each))
+            raise MethodError(
+                f"the model is quantized and has no gradients, which method {method.name!r} needs; "
+                f"use one of {working}, or pass the model from before quantization."
+            )
+
+
+def _needs_only_model_calls(method: Method) -> bool:
+    """Return True if the method reads only the model's inputs and outputs, and no layer."""
+    return method.ignores_layer and method.needs in ("forwards", "gradients at the input")
+
+
+def _needs_gradients(method: Method) -> bool:
+    # Guided backprop ("ReLUs") changes gradients, so it needs them as well.
+    return "gradients" in method.needs or "ReLUs" in method.needs

@@ -1,0 +1,164 @@
+"""Loading a model by name, and turning what the user passed into a model that can be explained."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from camtool.arguments.checks import check_not_url
+from camtool.arguments.messages import suggest_names
+from camtool.arguments.models import get_module
+from camtool.errors import ModelError
+from camtool.hooks.unhookable_models import describe_unhookable
+from camtool.models.loaded import Loaded, TextEncoder
+from camtool.models.sources import FACTORY, SOURCES, Source
+from camtool.models.two_towers import ImageTower, TextTower, get_image_tower, has_two_towers
+from camtool.models.unwrapping import unwrap_model
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["build_untrained", "is_model_name", "load", "to_loaded"]
+
+
+def load(
+    name: str,
+    weights: str | PathLike[str] | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+) -> Loaded:
+    """Load a model by name, with its preprocessing and its class names.
+
+    Args:
+        name: One of
+
+            * a torchvision model: ``"resnet50"``;
+            * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
+            * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
+            * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
+            * a bundled model: ``"demo"``, ``"demo-cheat"``;
+            * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
+              transform, or a :class:`Loaded`.
+        weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
+            weights are downloaded; a factory brings its own.
+        labels: The class names, if they are not those of the weights.
+        device: The device that the model is moved to.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        ModelError: The name is unknown, the weights cannot be downloaded or read, they do not fit the model, or a
+            library is missing.
+    """
+    source, rest = _find_source(name)
+    loaded = source.load(rest, weights)
+    if labels is not None:
+        loaded = replace(loaded, labels=list(labels))
+    loaded = replace(loaded, model=_set_evaluation_mode(loaded.model).to(device), name=name)
+    if not has_two_towers(loaded.model):
+        return loaded
+    return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or _build_text_encoder(loaded.model))
+
+
+def build_untrained(name: str) -> nn.Module:
+    """Build a model with random weights, to inspect its structure.
+
+    A bundled model, and a factory's, has its own weights. Nothing is downloaded, except for the configuration of a
+    model on the hub of Hugging Face.
+
+    Raises:
+        ModelError: The name is unknown, or a library is missing.
+    """
+    source, rest = _find_source(name)
+    model = _set_evaluation_mode(source.build_untrained(rest))
+    for module in () if source.has_own_weights else model.modules():
+        # Vision transformers start with a head of zeros, which no gradient passes. Any other numbers will do.
+        if isinstance(module, nn.Linear) and not module.weight.any():
+            nn.init.normal_(module.weight)
+    return ImageTower(model) if has_two_towers(model) else model
+
+
+def to_loaded(model: nn.Module | Loaded) -> Loaded:
+    """Return the part of a model that can be explained: without wrappers, and of two towers the one for images.
+
+    Args:
+        model: A model, or a :class:`Loaded`. It is not changed, and the caller must keep it alive.
+
+    Raises:
+        ModelError: It is not a model.
+    """
+    module = get_module(model)
+    loaded = model if isinstance(model, Loaded) else Loaded(module)
+    inner = unwrap_model(module)
+    if has_two_towers(inner):
+        return replace(loaded, model=get_image_tower(inner), text=loaded.text or _build_text_encoder(inner))
+    return loaded if inner is loaded.model else replace(loaded, model=inner)
+
+
+def is_model_name(name: str) -> bool:
+    """Return True if a name has the prefix of a source, or is the name of a torchvision or bundled model."""
+    return _has_known_prefix(name) or name in _list_plain_names()
+
+
+def _set_evaluation_mode(model: nn.Module) -> nn.Module:
+    # TorchScript models and exported programs may have no such mode; graphs of torch.export raise an error.
+    return model if describe_unhookable(model) else model.eval()
+
+
+def _build_text_encoder(whole: nn.Module) -> TextEncoder:
+    tokenizers = (source.find_tokenizer(whole) for source in SOURCES)
+    tokenizer = next((each for each in tokenizers if each is not None), None)
+    if tokenizer is None:
+        raise ModelError(f"no tokenizer is known for {type(whole).__name__}; pass camtool.Loaded(model, text=...).")
+    return TextTower(whole, tokenizer)
+
+
+# ------------------------------------------------------------------------------------------------------- by name
+
+
+def _find_source(name: str) -> tuple[Source, str]:
+    """Return the source of a name, and the name without the prefix.
+
+    Raises:
+        ModelError: No source knows the name.
+    """
+    first, colon, rest = name.partition(":")
+    check_not_url("model", rest if _has_known_prefix(name) else name, ModelError)
+    for source in SOURCES:
+        if colon and source.prefix == first:
+            return source, rest
+        if source.prefix is None and name in source.list_names():
+            return source, name
+    if colon:
+        return FACTORY, name
+    hint = _describe_file_hint(name) or suggest_names(name, _list_plain_names())
+    *usages, last = (source.usage for source in SOURCES)
+    raise ModelError(f"model {name!r} is unknown.{hint} Give {', '.join(usages)}, or {last}.")
+
+
+def _has_known_prefix(name: str) -> bool:
+    return name.partition(":")[0] in {source.prefix for source in SOURCES}
+
+
+def _list_plain_names() -> list[str]:
+    """List the names that need no prefix."""
+    return [name for source in SOURCES for name in source.list_names()]
+
+
+def _describe_file_hint(name: str) -> str:
+    """Return a hint for a file that was given as the name of a model; nothing if it does not look like a file."""
+    suffix = PurePath(name).suffix.lower()
+    if suffix in (".safetensors", ".pt", ".pth"):
+        return " It is a file of weights: give it as weights= (--weights), together with the name of its model."
+    is_image = str(mimetypes.guess_type(name)[0]).startswith("image/")
+    if is_image or PurePath(name).name != name:
+        return " It looks like a photo or a path: give the name of a model here, and photos as the image to explain."
+    return ""

@@ -1,0 +1,39 @@
+"""Sources of models, one file per family."""
+
+from __future__ import annotations
+
+from camtool.errors import ModelError
+from camtool.models.sources.hugging_face import HuggingFaceSource
+from camtool.models.sources.open_clip import OpenClipSource
+from camtool.models.sources.python_factory import BundledSource, FactorySource
+from camtool.models.sources.source import Source
+from camtool.models.sources.timm import TimmSource
+from camtool.models.sources.torchvision import TorchvisionSource
+
+__all__ = ["FACTORY", "SOURCES", "Source", "register_source"]
+
+FACTORY = FactorySource()
+"""The source of names with a colon behind anything but a prefix: ``"package.module:factory"``."""
+
+SOURCES: list[Source] = [
+    TorchvisionSource(),
+    TimmSource(),
+    HuggingFaceSource(),
+    OpenClipSource(),
+    BundledSource(),
+    FACTORY,
+]
+"""The known sources, in the order in which they are asked about a model, and in which help and errors list them."""
+
+
+def register_source(source: Source) -> None:
+    """Add a source of models, so that :func:`camtool.load` and the command line know its names.
+
+    It is asked about a model before the sources that are known already.
+
+    Raises:
+        ModelError: Another source has its prefix.
+    """
+    if source.prefix is not None and any(known.prefix == source.prefix for known in SOURCES):
+        raise ModelError(f"prefix {source.prefix!r} is already that of another source of models; choose another.")
+    SOURCES.insert(0, source)

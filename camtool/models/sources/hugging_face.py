@@ -1,0 +1,304 @@
+"""Models of Hugging Face transformers, with their image processor, class names and tokenizer.
+
+No code from a folder or from the hub is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from torch import Tensor, nn
+
+from camtool.arguments.messages import add_article
+from camtool.cached_property import cached_property
+from camtool.errors import ModelError
+from camtool.models.loaded import Loaded, Transform
+from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
+from camtool.models.weights import load_state, read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from os import PathLike
+
+__all__ = ["HuggingFaceSource", "ProcessorTransform"]
+
+
+class HuggingFaceSource(Source):
+    """Models of transformers: a name on the hub, ``"hf:org/name"``, or a folder written by ``save_pretrained``.
+
+    The configuration names the class of the model. It may classify, segment, detect, return embeddings, or compare
+    images with texts.
+    """
+
+    prefix = "hf"
+    usage = "'hf:NAME' or 'hf:FOLDER'"
+
+    def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
+        """Load a model with its own weights, or with those of a file.
+
+        Raises:
+            ModelError: transformers is not installed, there is no such model, it does not take images, its weights
+                cannot be read or do not fit, or it needs Python code of its own.
+        """
+        path = _check_path(name)
+        model_class, config = _read_config(path)
+        if weights is None:
+            model = _load_pretrained(model_class, path)
+        else:
+            model = model_class(config)
+            load_state(model, read_state(weights), weights)
+        text = TextTower(model, _build_tokenizer(model, path)) if has_two_towers(model) else None
+        return Loaded(model, _read_transform(path), self.find_labels(model), text=text)
+
+    def build_untrained(self, name: str) -> nn.Module:
+        """Build a model with random weights; only its configuration is downloaded."""
+        model_class, config = _read_config(_check_path(name))
+        model: nn.Module = model_class(config)
+        return model
+
+    def find_transform(self, model: Any) -> Transform | None:
+        """Return the image processor of a model that was loaded from a folder, or from the hub and is cached."""
+        if not _is_of_transformers(model) or not model.name_or_path:
+            return None
+        return _read_transform(model.name_or_path, local_files_only=True)
+
+    def find_labels(self, model: nn.Module) -> Sequence[str] | None:
+        """Return the class names in a model's configuration; None if nobody has given any."""
+        names = getattr(getattr(model, "config", None), "id2label", None)
+        if not isinstance(names, Mapping) or not names:
+            return None
+        labels = [str(names.get(index, "")) for index in range(len(names))]
+        return None if not all(labels) or all(map(_PLACEHOLDER_LABEL.fullmatch, labels)) else labels
+
+    def find_input_size(self, model: nn.Module) -> tuple[int, int] | None:
+        """Return the image size in a model's configuration, or in that of its image tower."""
+        config = getattr(model, "config", None)
+        size = getattr(getattr(config, "vision_config", config), "image_size", None)
+        return to_height_and_width(size) if size else None
+
+    def find_tokenizer(self, model: nn.Module) -> Tokenizer | None:
+        """Return the tokenizer of a model that compares images with texts; it is read when the first text comes."""
+        if not hasattr(model, "get_text_features"):
+            return None
+        return _build_tokenizer(model, getattr(model, "name_or_path", ""))
+
+
+_PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
+"""Name that transformers gives to a class without a name."""
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    """Return True if the model's class, or one of its base classes, is one of transformers."""
+    # Not type(model): for a weak proxy of a model that is the class of the proxy.
+    return any(base.__module__.startswith("transformers.") for base in model.__class__.__mro__)
+
+
+# -------------------------------------------------------------------------------------------------- preprocessing
+
+
+@dataclass(frozen=True)
+class ProcessorTransform:
+    """An image processor as a transform, from a PIL image to a tensor ``(C, H, W)``.
+
+    Attributes:
+        processor: The image processor.
+    """
+
+    processor: Any
+
+    def __call__(self, photo: Image.Image) -> Tensor:
+        """Return the processed image."""
+        pixel_values: Tensor = self.processor(images=photo, return_tensors="pt")["pixel_values"][0]
+        return pixel_values
+
+    @property
+    def mean(self) -> list[float]:
+        """Mean that is subtracted from values in [0, 1], for each channel."""
+        black, white = self._black_and_white
+        return (-black / (white - black)).tolist()
+
+    @property
+    def std(self) -> list[float]:
+        """Standard deviation that values in [0, 1] are then divided by, for each channel."""
+        black, white = self._black_and_white
+        return (1 / (white - black)).tolist()
+
+    @cached_property
+    def _black_and_white(self) -> tuple[Tensor, Tensor]:
+        """Process black and white, and return the values of each, ``(C,)``.
+
+        Processors have many options that scale values. Probing works for all of them.
+        """
+        black, white = (self(Image.new("RGB", (64, 64), color)).double() for color in ("black", "white"))
+        # The border may be padding.
+        center = (slice(None), black.shape[1] // 2, black.shape[2] // 2)
+        return black[center], white[center]
+
+
+def _read_transform(path: str, **options: Any) -> Transform | None:
+    """Return the transform in a folder or on the hub; None if the model was saved without one."""
+    from transformers import AutoImageProcessor
+
+    read: Callable[..., Any] = AutoImageProcessor.from_pretrained
+    try:
+        processor = read(path, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if _needs_own_code(error):
+            raise ModelError(
+                f"model 'hf:{path}' preprocesses images with Python code of its own, which camtool does not run. If "
+                "you trust it, load it yourself with transformers, and pass camtool.Loaded(model, transform, labels)."
+            ) from error
+        return None
+    # The processor of a timm model contains timm's transform, whose geometry can be read exactly.
+    timm_transform: Transform | None = getattr(processor, "val_transforms", None)
+    return timm_transform or ProcessorTransform(processor)
+
+
+# -------------------------------------------------------------------------------------------------------- texts
+
+
+def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
+    """Return the tokenizer of a model; it is read when the first text comes.
+
+    Args:
+        model: A model that compares images with texts.
+        path: The folder or the name on the hub that it was loaded from.
+    """
+
+    @cache
+    def read() -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except (OSError, ValueError, TypeError, ImportError) as error:
+            reason = f"from {path!r} ({get_first_line(error)})" if path else "because the model was not loaded"
+            raise ModelError(
+                f"the tokenizer of {type(model).__name__} could not be read {reason}. Pass "
+                "camtool.Loaded(model, transform, text=...) with a function from texts to embeddings (T, D), or "
+                "camtool.targets.Similarity(embedding) instead of the text."
+            ) from error
+
+    config = getattr(model, "config", None)
+    longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    needs_full_length = getattr(config, "model_type", None) in _TRAINED_AT_FULL_LENGTH
+
+    def tokenize(texts: list[str]) -> dict[str, Tensor]:
+        tokenizer = read()
+        length = min(tokenizer.model_max_length, longest or tokenizer.model_max_length)
+        padding = "max_length" if needs_full_length else True
+        tokens = tokenizer(texts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
+        return {name: tokens[name] for name in tokens if name == "input_ids" or not needs_full_length}
+
+    return tokenize
+
+
+_TRAINED_AT_FULL_LENGTH = ("siglip", "siglip2")
+"""Model types trained on texts padded to full length, without an attention mask. They pool at the last position, so a
+shorter padding would change the embedding."""
+
+
+# ------------------------------------------------------------------------------------------------------ loading
+
+
+def _import_transformers() -> ModuleType:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ModelError(
+            "transformers is not installed, which 'hf:' models need: pip install 'camtool[hf]'."
+        ) from error
+    return transformers
+
+
+def _check_path(name: str) -> str:
+    """Return the folder or the name on the hub, as transformers takes it."""
+    _import_transformers()
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        return str(folder)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise ModelError(f"model 'hf:{name}': there is no such folder, and a name on the hub is 'org/name'.")
+    return name
+
+
+def _read_config(path: str) -> tuple[Any, Any]:
+    """Return the class that a model was saved from, and its configuration."""
+    from transformers import AutoConfig
+
+    with _translate_errors(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    transformers = _import_transformers()
+    names = config.architectures or []
+    model_class = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if model_class is None:
+        found = f"it is {add_article(' or '.join(names))}" if names else "its configuration names none"
+        raise ModelError(
+            f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({found}); load it yourself, "
+            "and pass the model."
+        )
+    if getattr(model_class, "main_input_name", None) != "pixel_values" and not has_two_towers(model_class):
+        raise ModelError(
+            f"model 'hf:{path}' is {add_article(model_class.__name__)}, which takes {model_class.main_input_name!r}, "
+            "not images."
+        )
+    return model_class, config
+
+
+def _load_pretrained(model_class: Any, path: str) -> nn.Module:
+    """Load a model with its weights, and check that none of them is missing."""
+    with _translate_errors(path):
+        model, info = model_class.from_pretrained(path, output_loading_info=True, trust_remote_code=False)
+        missing = sorted({*info["missing_keys"], *(entry[0] for entry in info.get("mismatched_keys", ()))})
+        # Self-supervised models such as DINO are published without the weights of the pooler.
+        is_pooler = bool(missing) and all(name.startswith("pooler.") for name in missing)
+        if is_pooler and "add_pooling_layer" in signature(model_class).parameters:
+            model = model_class.from_pretrained(path, add_pooling_layer=False, trust_remote_code=False)
+            missing = []
+    if missing:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ModelError(
+            f"model 'hf:{path}' has no weights for {names} of its {model_class.__name__}; they would be random, and "
+            "maps would be meaningless."
+        )
+    # Published weights may be in half precision.
+    whole: nn.Module = model.float()
+    return whole
+
+
+@contextmanager
+def _translate_errors(path: str) -> Iterator[None]:
+    """Raise errors of transformers as a ModelError that says what to do."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if _needs_own_code(error):
+            raise ModelError(
+                f"model 'hf:{path}' needs Python code of its own, which camtool does not run. If you trust it, load "
+                "it yourself with transformers, and pass the model."
+            ) from error
+        raise ModelError(
+            f"model 'hf:{path}' could not be loaded: {get_first_line(error)}. Without internet, give a folder that "
+            "save_pretrained wrote: 'hf:FOLDER'."
+        ) from error
+    except ImportError as error:
+        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from error
+
+
+def _needs_own_code(error: Exception) -> bool:
+    """Return True if transformers wants to run code from a folder or from the hub."""
+    return "trust_remote_code" in str(error)

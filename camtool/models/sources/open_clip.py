@@ -1,0 +1,134 @@
+"""Models of open_clip, which compare images with texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+
+from torch import Tensor, nn
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import ModelError
+from camtool.models.loaded import Loaded, Transform
+from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.two_towers import TextTower, Tokenizer
+from camtool.models.weights import load_state, read_state
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["OpenClipSource"]
+
+_CLIP_VOCABULARY = 49408
+"""Number of tokens of CLIP's own tokenizer, which open_clip contains."""
+
+
+class OpenClipSource(Source):
+    """Models of open_clip: an architecture and a tag of weights, ``"open_clip:ViT-B-32/openai"``."""
+
+    prefix = "open_clip"
+    usage = "'open_clip:NAME/TAG'"
+
+    def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
+        """Load a model with published weights, or with those of a file; the tag is optional then.
+
+        Raises:
+            ModelError: open_clip is not installed, a name is unknown, or the weights cannot be read or do not fit.
+        """
+        base, tag = _split_name(name, needs_tag=weights is None)
+        if weights is None:
+            model = _download(base, tag)
+        else:
+            model = self.build_untrained(base)
+            load_state(model, read_state(weights), weights)
+        return Loaded(model, self.find_transform(model), text=TextTower(model, _find_named_tokenizer(base)))
+
+    def build_untrained(self, name: str) -> nn.Module:
+        """Build a model with random weights."""
+        base, _ = _split_name(name, needs_tag=False)
+        model: nn.Module = _import_open_clip().create_model(base, pretrained=None, pretrained_text=False)
+        return model
+
+    def find_transform(self, model: Any) -> Transform | None:
+        """Return the preprocessing that the image tower was configured with."""
+        config = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
+        if not config:
+            return None
+        from open_clip.transform import PreprocessCfg, image_transform_v2
+
+        transform: Transform = image_transform_v2(PreprocessCfg(**config), is_train=False)
+        return transform
+
+    def find_input_size(self, model: Any) -> tuple[int, int] | None:
+        """Return the image size of the image tower."""
+        size = getattr(getattr(model, "visual", None), "image_size", None)
+        return to_height_and_width(size) if size else None
+
+    def find_tokenizer(self, model: Any) -> Tokenizer | None:
+        """Return CLIP's own tokenizer for a model with a vocabulary of the same size.
+
+        The tokenizer raises a ModelError for other models, as they do not say which tokenizer they have.
+        """
+        if not callable(getattr(model, "encode_text", None)):
+            return None
+
+        def tokenize(texts: list[str]) -> Tensor:
+            if getattr(model, "vocab_size", None) != _CLIP_VOCABULARY:
+                raise ModelError(
+                    f"{type(model).__name__} does not say which tokenizer it has. Pass camtool.Loaded(model, "
+                    "transform, text=...) with a function from texts to embeddings (T, D), or "
+                    "camtool.targets.Similarity(embedding) instead of the text."
+                )
+            tokens: Tensor = _import_open_clip().SimpleTokenizer(context_length=model.context_length)(texts)
+            return tokens
+
+        return tokenize
+
+
+def _find_named_tokenizer(base: str) -> Tokenizer:
+    """Return the tokenizer of an architecture; it is loaded when the first text comes."""
+
+    def tokenize(texts: list[str]) -> Tensor:
+        try:
+            tokens: Tensor = _import_open_clip().get_tokenizer(base)(texts)
+        except (OSError, ValueError, ImportError) as error:
+            raise ModelError(f"the tokenizer of 'open_clip:{base}' could not be downloaded ({error}).") from error
+        return tokens
+
+    return tokenize
+
+
+def _import_open_clip() -> Any:
+    try:
+        import open_clip
+    except ModuleNotFoundError as error:
+        if error.name != "open_clip":
+            raise
+        raise ModelError(
+            "open_clip is not installed, which 'open_clip:' models need: pip install open_clip_torch."
+        ) from error
+    return open_clip
+
+
+def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
+    """Return the architecture and the tag in a name, both checked."""
+    open_clip = _import_open_clip()
+    base, _, tag = name.partition("/")
+    if base not in open_clip.list_models():
+        raise ModelError(f"model 'open_clip:{name}' is unknown.{suggest_names(base, open_clip.list_models())}")
+    tags = open_clip.list_pretrained_tags_by_model(base)
+    if (needs_tag or tag) and tag not in tags:
+        known = f"add a tag of weights: {', '.join(f'{base}/{each}' for each in tags)}" if tags else "it has no weights"
+        raise ModelError(f"model 'open_clip:{name}': {known}.{suggest_names(tag, tags)}")
+    return base, tag
+
+
+def _download(base: str, tag: str) -> nn.Module:
+    try:
+        model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
+    except (URLError, OSError, RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"the weights of 'open_clip:{base}/{tag}' could not be downloaded ({get_first_line(error)}). Without "
+            f"internet, give a file with --weights FILE (in Python: load('open_clip:{base}', 'FILE'))."
+        ) from error
+    return model

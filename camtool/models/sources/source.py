@@ -1,0 +1,95 @@
+"""The protocol of a source of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from camtool.models.loaded import Loaded, Transform
+from camtool.models.two_towers import Tokenizer
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["Source", "get_first_line", "to_height_and_width"]
+
+
+class Source(ABC):
+    """One family of models, such as timm's. It loads models by name, and answers questions about bare models.
+
+    To add a family, subclass this in a file of its own, and list an instance in :data:`camtool.models.sources.SOURCES`,
+    or pass it to :func:`camtool.models.register_source`. Nothing else needs to know the family.
+
+    The ``find_...`` methods are asked about any model that a user passes. They return None for a model of another
+    family, and if they do not know. They download nothing.
+
+    Attributes:
+        prefix: What stands before the colon in the names of the family: ``"timm"`` in ``"timm:resnet50"``. None if the
+            names have no prefix; :meth:`list_names` lists them then.
+        usage: How a user writes a name of the family, for help and errors.
+        has_own_weights: True if :meth:`build_untrained` returns a model with the weights it was made with.
+    """
+
+    prefix: str | None = None
+    usage: str
+    has_own_weights: bool = False
+
+    @abstractmethod
+    def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
+        """Load a model by name, with its transform and its labels.
+
+        Args:
+            name: The name, without the prefix.
+            weights: A file with the model's weights; None for the usual pretrained ones, which are downloaded.
+
+        Raises:
+            ModelError: The name is unknown, the weights cannot be read or do not fit, or a library is missing.
+        """
+
+    @abstractmethod
+    def build_untrained(self, name: str) -> nn.Module:
+        """Build a model with random weights.
+
+        Args:
+            name: The name, without the prefix.
+
+        Raises:
+            ModelError: The name is unknown, or a library is missing.
+        """
+
+    def list_names(self) -> Sequence[str]:
+        """List the names of a family without a prefix."""
+        return ()
+
+    def find_transform(self, model: nn.Module) -> Transform | None:
+        """Return the preprocessing of a model of this family."""
+        return None
+
+    def find_labels(self, model: nn.Module) -> Sequence[str] | None:
+        """Return the class names of a model of this family."""
+        return None
+
+    def find_input_size(self, model: nn.Module) -> tuple[int, int] | None:
+        """Return the image size (H, W) that a model of this family is made for."""
+        return None
+
+    def find_tokenizer(self, model: nn.Module) -> Tokenizer | None:
+        """Return the tokenizer of a model of this family that compares images with texts."""
+        return None
+
+
+def to_height_and_width(size: int | Sequence[int] | Mapping[str, int]) -> tuple[int, int]:
+    """Return the height and the width in an image size as libraries write it in configurations."""
+    if isinstance(size, Mapping):
+        size = (size["height"], size["width"])
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def get_first_line(error: Exception) -> str:
+    """Return the first line of an error's message, without a full stop; the name of its class if it has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0].rstrip(".")

@@ -1,0 +1,161 @@
+"""Models of torchvision, with the weights, the transform and the class names that it publishes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+
+from torch import Tensor, nn
+
+from camtool.errors import ModelError
+from camtool.models.loaded import Loaded, Transform
+from camtool.models.sources.source import Source
+from camtool.models.weights import count_classes, load_state, read_state
+from camtool.structures.module_names import find_detector_transform
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["TorchvisionSource", "build_default_transform", "read_imagenet_labels"]
+
+
+class TorchvisionSource(Source):
+    """Models of torchvision, whose names have no prefix: ``"resnet50"``."""
+
+    usage = "a torchvision name such as 'resnet50'"
+
+    def list_names(self) -> Sequence[str]:
+        """List the names of all models."""
+        import torchvision.models as zoo
+
+        return list(zoo.list_models())
+
+    def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
+        """Load a model with its best published weights, or with those of a file.
+
+        Raises:
+            ModelError: The weights cannot be downloaded or read, or do not fit.
+        """
+        import torchvision.models as zoo
+
+        if weights is None:
+            best = zoo.get_model_weights(name)["DEFAULT"]
+            return Loaded(_download(name, best), best.transforms(), best.meta.get("categories"))
+        state = {_OLD_DENSENET_NAME.sub(r"\1\2", key): value for key, value in read_state(weights).items()}
+        options = _choose_heads(name, state)
+        model = _build(name, **options)
+        # A file does not say how its weights were trained. The first recipe is the architecture's usual one; later ones
+        # differ from it in the size of the crop by a few pixels.
+        usual = next(iter(zoo.get_model_weights(name)))
+        labels = usual.meta.get("categories")
+        classes = count_classes(state, model)
+        if labels is not None and classes not in (None, len(labels)):
+            # The weights were fine-tuned on other classes.
+            model, labels = _build(name, num_classes=classes, **options), None
+        load_state(model, state, weights)
+        return Loaded(model, usual.transforms(), labels)
+
+    def build_untrained(self, name: str) -> nn.Module:
+        """Build a model with random weights."""
+        return _build(name)
+
+    def find_transform(self, model: nn.Module) -> Transform | None:
+        """Return the transform of a detector or a segmenter. Classifiers do not say how they were trained."""
+        if find_detector_transform(model) is not None:
+            return _build_detection_transform()
+        if type(model).__module__.startswith("torchvision.models.segmentation"):
+            return _build_segmentation_transform()
+        return None
+
+    def find_labels(self, model: nn.Module) -> Sequence[str] | None:
+        """Return ImageNet's class names, which nearly all classifiers of torchvision are trained on."""
+        return read_imagenet_labels() if type(model).__module__.startswith("torchvision.") else None
+
+
+def build_default_transform(side: int = 224, *, is_gray: bool = False) -> Transform:
+    """Build torchvision's standard transform for classifiers: center crop and ImageNet normalization.
+
+    Args:
+        side: The side of the crop in pixels. The shorter side of the image is resized to 256 / 224 of it.
+        is_gray: Make one channel, normalized by the mean of the three channels' statistics.
+    """
+    from torchvision.transforms import Compose, Grayscale
+    from torchvision.transforms._presets import ImageClassification
+
+    preset = partial(ImageClassification, crop_size=side, resize_size=round(side * 256 / 224))
+    transform: Transform = preset()
+    if not is_gray:
+        return transform
+    # 0.449 and 0.226 are the means of ImageNet's (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225).
+    gray: Transform = Compose([Grayscale(), preset(mean=(0.449,), std=(0.226,))])
+    return gray
+
+
+def read_imagenet_labels() -> list[str]:
+    """Return the names of ImageNet's thousand classes, in their usual order."""
+    from torchvision.models import ResNet18_Weights
+
+    return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
+
+
+def _build_detection_transform() -> Transform:
+    """Build the transform of detectors: the whole image, in [0, 1]. Detectors resize and normalize by themselves."""
+    from torchvision.transforms._presets import ObjectDetection
+
+    preset: Transform = ObjectDetection()
+    return preset
+
+
+def _build_segmentation_transform() -> Transform:
+    """Build the transform of segmenters: the whole image with a shorter side of 520, and ImageNet normalization."""
+    from torchvision.transforms._presets import SemanticSegmentation
+
+    preset: Transform = SemanticSegmentation(resize_size=520)
+    return preset
+
+
+# -------------------------------------------------------------------------------------------------------- loading
+
+
+def _build(name: str, **options: Any) -> nn.Module:
+    import torchvision.models as zoo
+
+    if name in ("googlenet", "inception_v3"):
+        # Without these options they warn, and initialize slowly. Their weights were converted from TensorFlow, so the
+        # model must rescale its input.
+        options |= {"init_weights": False, "transform_input": True}
+    if "weights_backbone" in signature(zoo.get_model_builder(name)).parameters:
+        # By default the backbone's weights would be downloaded.
+        options["weights_backbone"] = None
+    model: nn.Module = zoo.get_model(name, weights=None, **options)
+    return model
+
+
+_OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(\d)")
+"""Name of a parameter in torchvision's published DenseNet files: ``norm.1`` is called ``norm1`` in the code today."""
+
+
+def _choose_heads(name: str, state: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Return the options that give a model the auxiliary heads that the weights have, and no others."""
+    if name in ("googlenet", "inception_v3"):
+        return {"aux_logits": any(key.startswith(("aux1.", "AuxLogits.")) for key in state)}
+    return {"aux_loss": True} if any(key.startswith("aux_classifier.") for key in state) else {}
+
+
+def _download(name: str, weights: Any) -> nn.Module:
+    import torchvision.models as zoo
+
+    try:
+        # torchvision must build the model: for some it renames weights or adds heads, as their files need it.
+        model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
+    except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the downloaded file has another hash
+        reason = getattr(error, "reason", error)
+        raise ModelError(
+            f"the weights of {name!r} could not be downloaded ({reason}). Without internet, give a file with "
+            f"--weights FILE (in Python: load({name!r}, 'FILE')), or use --model demo, which is bundled."
+        ) from error
+    return model

@@ -1,0 +1,132 @@
+"""Models with two towers, one for images and one for texts, such as CLIP and SigLIP.
+
+Such a model is explained by its image tower, which returns embeddings of images. The text tower returns embeddings of
+texts. The score of a text is its similarity to the image.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import ModelError
+from camtool.private_torch import convert_tensors_of_module, share_children
+from camtool.state.model_state import preserve_model
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.nested_tensors import map_tensors
+
+__all__ = ["ImageTower", "TextTower", "Tokenizer", "get_image_tower", "has_two_towers"]
+
+Tokenizer: TypeAlias = Callable[[list[str]], Any]
+"""From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""
+
+_ENCODERS = {
+    # transformers
+    "get_image_features": "get_text_features",
+    # open_clip, and OpenAI's CLIP
+    "encode_image": "encode_text",
+}
+"""Name of the method that encodes images → name of the method that encodes texts."""
+
+
+def has_two_towers(model: nn.Module) -> bool:
+    """Return True if a model encodes images as well as texts."""
+    return _find_encoders(model) is not None
+
+
+class ImageTower(nn.Module):
+    """The image tower of a model: from images ``(N, C, H, W)`` to their embeddings ``(N, D)``.
+
+    It has the modules of the whole model, under the same names. Called with more arguments than images, it runs the
+    whole model.
+
+    Args:
+        whole: A model with two towers.
+
+    Attributes:
+        whole: That model.
+    """
+
+    whole: nn.Module
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        # The same dictionary, so that a module that is replaced in the model is replaced here too.
+        share_children(self, whole)
+        # Past nn.Module.__setattr__, which would register the model as one more submodule.
+        self.__dict__["whole"] = whole
+        self.training = whole.training
+
+    def forward(self, pixel_values: Tensor, **others: Any) -> Any:
+        """Return the embeddings ``(N, D)``; with other arguments, the output of the whole model."""
+        if others:
+            return self.whole(pixel_values=pixel_values, **others)
+        encode, _ = _find_encoders(self.whole) or ("", "")
+        return _get_embeddings(getattr(self.whole, encode)(pixel_values))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> ImageTower:
+        # So that .to(device) moves both towers.
+        convert_tensors_of_module(self.whole, *args, **kwargs)
+        return self
+
+
+def get_image_tower(whole: nn.Module) -> ImageTower:
+    """Return the image tower of a model that the caller keeps alive.
+
+    It is the same tower each time, so that what is cached for it is found again. It does not keep the model alive.
+    """
+    tower = remember_for_model(whole, "image tower", lambda: ImageTower(cast(nn.Module, weakref.proxy(whole))))
+    tower.training = whole.training
+    return tower
+
+
+@dataclass(frozen=True, eq=False)
+class TextTower:
+    """The text tower of a model: from T texts to their embeddings ``(T, D)``.
+
+    Attributes:
+        whole: The model. Its state is preserved.
+        tokenize: Its tokenizer.
+    """
+
+    whole: nn.Module = field(repr=False)
+    tokenize: Tokenizer = field(repr=False)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Return the embeddings ``(T, D)``, without a graph.
+
+        Raises:
+            ModelError: The tokenizer cannot be read.
+        """
+        device = next(self.whole.parameters()).device
+        tokens = map_tensors(self.tokenize(list(texts)), lambda tensor: tensor.to(device))
+        _, name = _find_encoders(self.whole) or ("", "")
+        encode = getattr(self.whole, name)
+        # Tensors made in inference mode could not take part in a backward pass.
+        with torch.inference_mode(False), torch.no_grad(), preserve_model(self.whole):
+            return _get_embeddings(encode(**tokens) if isinstance(tokens, Mapping) else encode(tokens))
+
+
+def _find_encoders(model: nn.Module) -> tuple[str, str] | None:
+    """Return the names of the two methods that encode images and texts; None if there are none."""
+    pairs = _ENCODERS.items()
+    return next((pair for pair in pairs if all(callable(getattr(model, name, None)) for name in pair)), None)
+
+
+def _get_embeddings(output: Any) -> Tensor:
+    """Return the embeddings ``(N, D)`` in the output of a tower.
+
+    Depending on the version and the model, transformers returns them as a tensor, or as the pooled output.
+    """
+    found = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        came = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+        raise ModelError(
+            f"the model's embeddings came as {came}, not as a tensor (N, D); wrap the model so that it returns those."
+        )
+    return found

@@ -1,0 +1,236 @@
+"""Class scores and score planes in a model's output, and how they become probabilities."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from camtool.errors import TargetError
+from camtool.outputs.detections import find_detections
+from camtool.outputs.score_field_names import EMBEDDING_FIELDS, UNAMBIGUOUS_FIELDS, find_score_field
+from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
+
+__all__ = [
+    "LINKS",
+    "Link",
+    "compute_class_scores",
+    "compute_probabilities",
+    "compute_top_score",
+    "describe_chosen_tensor",
+    "find_embedding",
+    "find_link",
+    "find_logits",
+    "is_between_zero_and_one",
+]
+
+Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+"""How scores become probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of independent
+labels, or ``"identity"`` if the scores are probabilities. The term is that of generalized linear models."""
+
+LINKS: tuple[Link, ...] = get_args(Link)
+"""All links."""
+
+_MAX_NAMED = 4
+"""The number of tensors of an output that a warning names. It keeps the warning to two lines, and the user needs only
+one name to see how to choose."""
+
+_ROUNDING = 1e-5
+"""How far from 1 the sum of probabilities may be. The rounding errors of a thousand classes in single precision (steps
+of 6e-8) stay well below; logits miss 1 by far more."""
+
+_SIGMOID_NODE = "SigmoidBackward0"
+"""The name of a sigmoid on the autograd graph."""
+
+_VIEW_NODES = frozenset(
+    ["Squeeze", "Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Select", "Slice", "T", "Clone", "ToCopy"]
+)
+"""Names on the autograd graph, before "Backward", of operations that do not change a tensor's values. The number after
+"Backward" tells overloads of one operation apart, so it does not count."""
+
+
+# -------------------------------------------------------------------------------------------------------- scores
+
+
+def find_logits(output: Any) -> Tensor:
+    """Return the tensor of scores in a model's output: the output, a field named ``logits`` or ``out``, or the first.
+
+    Fields are those of mappings, data classes and named tuples. A single number is a loss, not a score. Planes of one
+    position are class scores, as returned by fully convolutional classifiers.
+
+    Returns:
+        ``(N, K)`` or ``(N, K, *size)``.
+
+    Raises:
+        TargetError: There is no such tensor, or the model is a detector.
+    """
+    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
+        return output  # the usual case
+    if find_detections(output) is not None:
+        raise TargetError(
+            "the model returned detections, which have no single score per class; explain one of them: by None, a "
+            "class, Detection(n) or Box(xyxy)."
+        )
+    named = get_named_items(output)
+    # MaskFormer and Mask2Former return no planes; they follow from a class and a mask per query.
+    if {"class_queries_logits", "masks_queries_logits"} <= named.keys():
+        return _compute_planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
+    field = find_score_field(named)
+    tensors = find_tensors(output if field is None else named[field])
+    tensor = next((each for each in tensors if each.is_floating_point() and each.ndim), None)
+    if tensor is None:
+        raise TargetError(
+            f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
+            "returns one."
+        )
+    if tensor.ndim == 1:  # one score per image, as regressions and binary classifiers often return
+        return tensor[:, None]
+    is_one_position = tensor.ndim > 2 and tensor.shape[2:].numel() == 1
+    return tensor.flatten(1) if is_one_position else tensor
+
+
+def find_embedding(output: Any) -> Tensor:
+    """Return the embeddings ``(N, D)`` of the images, also if the output holds their similarities to texts as well.
+
+    Raises:
+        TargetError: There is no tensor that could be an embedding.
+    """
+    found = get_named_items(output).get("image_embeds")
+    return found if isinstance(found, Tensor) else find_logits(output)
+
+
+def describe_chosen_tensor(output: Any) -> str | None:
+    """Return a sentence that says which of several tensors :func:`find_logits` returns.
+
+    Return ``None`` if the choice is certain: there is one tensor, a name says that it holds the scores, or the model is
+    a detector.
+    """
+    if isinstance(output, Tensor) or find_detections(output) is not None:
+        return None
+    named = get_named_items(output)
+    if find_score_field(named) is not None or not UNAMBIGUOUS_FIELDS.isdisjoint(named):
+        return None
+    places = [place for place, each in locate_tensors(output) if each.is_floating_point() and each.ndim]
+    if len(places) < 2:
+        return None
+    first, *others = places
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    return (
+        f"The model returned several tensors, and {first} was used as scores instead of "
+        f"{', '.join(others[:_MAX_NAMED])}{more}; to choose, pass a function to a number, e.g. "
+        f"target_class=lambda output: {others[0]}.max()."
+    )
+
+
+def compute_class_scores(output: Any, of: Link = "softmax") -> Tensor:
+    """Return the score of each class, ``(N, K, *size)``.
+
+    A single logit ``z`` becomes two classes, ``-z`` for 0 and ``z`` for 1; a single probability ``p`` becomes ``1 - p``
+    and ``p``.
+    """
+    values = find_logits(output)
+    if values.shape[1] > 1:
+        return values
+    # Binary classifiers define the probability of class 1 as sigmoid(z), so z itself is the logit of class 1.
+    return torch.cat([1 - values if of == "identity" else -values, values], 1)
+
+
+def compute_top_score(output: Any) -> Tensor | None:
+    """Return the highest score in the first image, ``()`` on the graph, or ``None`` if the model returned no scores.
+
+    It is the score of the highest class; of score planes that of the class with the highest mean over all positions; of
+    detections that of the most confident one.
+    """
+    found = find_detections(output)
+    if found is not None:
+        each = found[0].pick_best_classes()
+        return each.scores[each.confidences.argmax()] if len(each) else None
+    try:
+        values = compute_class_scores(output)[0]
+    except TargetError:  # an output without scores, e.g. a dictionary of strings
+        return None
+    return values.reshape(len(values), -1).mean(1).amax() if values.numel() else None
+
+
+def _compute_planes_of_queries(classes: Tensor, masks: Tensor) -> Tensor:
+    """Return score planes ``(N, K, h, w)`` of a model with a class and a mask per query: MaskFormer, arXiv 2107.06278.
+
+    The share of a class at a position is the sum over queries of class probability times mask. Its logarithm is a
+    logit, as softmax turns logarithms back into shares.
+    """
+    shares = torch.einsum("nqk,nqhw->nkhw", classes.softmax(2)[..., :-1], masks.sigmoid())
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()  # the logarithm of 0 would be infinite
+
+
+# ------------------------------------------------------------------------------------------------- probabilities
+
+
+def compute_probabilities(output: Any, of: Link = "softmax") -> Tensor:
+    """Return the probability of each class, ``(N, K, *size)``. A single logit gives those of two classes."""
+    if of == "identity":
+        return compute_class_scores(output, of)
+    values = find_logits(output)
+    if values.shape[1] == 1:
+        return compute_class_scores(output).sigmoid()
+    return values.softmax(1) if of == "softmax" else values.sigmoid()
+
+
+def find_link(model: nn.Module, output: Any = None) -> Link | None:
+    """Return how a model's scores become probabilities, or ``None`` if the output is an embedding.
+
+    Labels are independent (``"sigmoid"``) if the model's ``config`` says that it is multi-label. Scores are
+    probabilities (``"identity"``) if they sum to 1 in each image and position, or if the autograd graph shows that they
+    come out of a sigmoid. (A single value between 0 and 1 may be a logit as well.) The output is an embedding by its
+    field's name, or if the model declares 0 classes and returns as many numbers as it has features.
+
+    Args:
+        model: The model.
+        output: Its whole output, preferably on the graph; without it only the model is examined.
+    """
+    if output is not None and _is_embedding(model, output):
+        return None
+    if output is not None and _are_probabilities(find_logits(output)):
+        return "identity"
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    return "sigmoid" if problem == "multi_label_classification" else "softmax"
+
+
+def is_between_zero_and_one(values: Tensor) -> bool:
+    """Return True if all values are between 0 and 1, up to rounding."""
+    if not values.numel():
+        return False
+    lowest, highest = values.detach().aminmax()  # one pass over the values, and two numbers to transfer
+    return bool(lowest >= 0) and bool(highest <= 1 + _ROUNDING)
+
+
+def _is_embedding(model: nn.Module, output: Any) -> bool:
+    """Return True if an output is an embedding by its field's name, or by what the model (e.g. of timm) declares."""
+    named = {} if isinstance(output, Tensor) else get_named_items(output)
+    if named:
+        field = find_score_field(named)
+        return field in EMBEDDING_FIELDS or (field is None and "last_hidden_state" in named)
+    if getattr(model, "num_classes", None) != 0:
+        return False
+    # The user may have added a head to a model that was built without one. Then the width of the output is another one.
+    width = find_logits(output).shape[1]
+    widths = [getattr(model, name, None) for name in ("num_features", "head_hidden_size")]
+    return not any(widths) or width in widths
+
+
+def _are_probabilities(scores: Tensor) -> bool:
+    """Return True if scores ``(N, K, *size)`` sum to 1, or come out of a sigmoid."""
+    if not is_between_zero_and_one(scores):
+        return False
+    sums = scores.detach().float().sum(1)
+    rounding = max(_ROUNDING, 2 * torch.finfo(scores.dtype).eps)  # half precision has steps of 1e-3
+    sums_to_one = scores.shape[1] > 1 and bool((sums - 1).abs().amax() <= rounding)
+    return sums_to_one or _is_sigmoid(scores)
+
+
+def _is_sigmoid(values: Tensor) -> bool:
+    """Return True if the last operation on the autograd graph that changes values is a sigmoid."""
+    node = values.grad_fn
+    while node is not None and node.name().partition("Backward")[0] in _VIEW_NODES:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == _SIGMOID_NODE

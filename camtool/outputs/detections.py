@@ -1,0 +1,218 @@
+"""Detections in a model's output: boxes, each with a class and a confidence.
+
+These outputs are supported: torchvision's lists of dictionaries; the queries of DETR and its relatives (``logits`` and
+``pred_boxes``); the anchors of Ultralytics' models ``(N, 4 + K, anchors)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camtool.outputs.class_count import check_class_index
+from camtool.structures.nested_tensors import find_tensors, get_named_items
+
+__all__ = ["Detections", "count_queries", "find_anchor_maps", "find_detection_dicts", "find_detections"]
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The detections in one image.
+
+    Attributes:
+        boxes: ``(D, 4)``, each ``(x0, y0, x1, y1)``.
+        scores: ``(D,)``, one per box; or ``(D, K)``, one per box and class. They are confidences if the model returns
+            confidences, else logits.
+        confidences: The same as probabilities.
+        classes: ``(D,)``, the class of each box; ``None`` if there is a score per box and class.
+        is_relative: True if boxes are fractions of the input's width and height, False if they are in pixels.
+        class_count: The number of classes, if there is a score per box and class.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    confidences: Tensor
+    classes: Tensor | None
+    is_relative: bool = False
+    class_count: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors."""
+        return self.boxes.device
+
+    def select_class(self, index: int) -> Detections:
+        """Return the detections of one class, with ``scores`` of shape ``(D,)``.
+
+        Raises:
+            TargetError: The model does not have the class.
+        """
+        if self.classes is None:
+            check_class_index(index, self.scores.shape[1])
+            classes = torch.full_like(self.boxes[:, 0], index, dtype=torch.long)
+            return self._select_scores(lambda values: values[:, index], classes=classes)
+        return self._select_boxes(self.classes == index, self.classes)
+
+    def pick_best_classes(self) -> Detections:
+        """Return every box with its most confident class, with ``scores`` of shape ``(D,)``."""
+        if self.classes is not None:
+            return self
+        classes = self.confidences.argmax(1)
+        rows = torch.arange(len(self), device=classes.device)
+        return self._select_scores(lambda values: values[rows, classes], classes=classes)
+
+    def sort_by_confidence(self) -> Detections:
+        """Return every box with its most confident class, the most confident box first."""
+        each = self.pick_best_classes()
+        assert each.classes is not None
+        return each._select_boxes(each.confidences.argsort(descending=True, stable=True), each.classes)
+
+    def compute_iou(self, box: Sequence[float]) -> Tensor:
+        """Return the intersection over union ``(D,)`` of each box with a given one.
+
+        Equal boxes have an IoU of 1, also if they are empty.
+        """
+        boxes, other = self.boxes.detach(), self.boxes.new_tensor(box)
+        # Boxes that do not touch have a negative width or height, which must not become a positive area.
+        shared = (torch.minimum(boxes[:, 2:], other[2:]) - torch.maximum(boxes[:, :2], other[:2])).clamp_min(0).prod(1)
+        total = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (other[2:] - other[:2]).prod() - shared
+        return torch.where((boxes == other).all(1), 1, shared / total.where(total > 0, 1))
+
+    def compute_lowest_score(self) -> Tensor:
+        """Return the score ``()`` of a missing box, on the graph: a confidence of 0, or the lowest of the logits."""
+        if self.scores is self.confidences or not self.scores.numel():
+            return self.scores.sum() * 0  # the sum keeps the graph, so that a gradient exists
+        return self.scores.min()
+
+    def _select_boxes(self, which: Tensor, classes: Tensor) -> Detections:
+        """Return some of the boxes, given by booleans or indices."""
+        return self._select_scores(lambda values: values[which], boxes=self.boxes[which], classes=classes[which])
+
+    def _select_scores(self, select: Callable[[Tensor], Tensor], **others: Tensor) -> Detections:
+        """Select from the scores and the confidences, and replace other attributes."""
+        confidences = select(self.confidences)
+        # compute_lowest_score compares the two by identity, so one tensor must stay one tensor.
+        scores = confidences if self.scores is self.confidences else select(self.scores)
+        return replace(self, scores=scores, confidences=confidences, **others)  # type: ignore[arg-type]
+
+
+def find_detections(output: Any, class_count: int | None = None) -> list[Detections] | None:
+    """Return the detections of each image, or ``None`` if the output is not that of a detector.
+
+    Args:
+        output: The model's whole output.
+        class_count: The number of classes, if known. With queries it shows whether the last logit is "no object", so
+            that a softmax gives the confidences. If it is not known, the last logit counts as "no object".
+    """
+    if isinstance(output, Tensor):
+        return None
+    dicts = find_detection_dicts(output)
+    if dicts is not None:
+        return [_read_dict(each) for each in dicts]
+    named = get_named_items(output)
+    boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
+    if isinstance(boxes, Tensor) and isinstance(scores, Tensor) and _are_queries(scores, boxes):
+        if "text_embeds" in named:  # OWL-ViT compares each query with each text and has no "no object"
+            class_count = scores.shape[2]
+        return list(map(_read_queries, boxes, *_drop_no_object(scores, class_count)))
+    anchors = _find_anchors(output)
+    return None if anchors is None else [_read_anchors(each, class_count) for each in anchors]
+
+
+def count_queries(output: Any) -> int:
+    """Return the number of queries of a detector or segmenter like DETR, each for one object; 0 for other models."""
+    named = get_named_items(output)
+    scores = named.get("class_queries_logits", named.get("logits", named.get("pred_logits")))
+    shapes = named.get("masks_queries_logits", named.get("pred_boxes"))
+    is_queried = isinstance(scores, Tensor) and isinstance(shapes, Tensor) and scores.ndim == 3
+    return scores.shape[1] if is_queried and scores.shape[:2] == shapes.shape[:2] else 0
+
+
+# ------------------------------------------------------------------------------- dictionaries, as in torchvision
+
+
+def find_detection_dicts(output: Any) -> Sequence[Mapping[str, Tensor]] | None:
+    """Return the dictionaries of boxes, labels and scores, one per image, or ``None`` if there are none.
+
+    TorchScript models of torchvision return them in a tuple, after the losses.
+    """
+    # The tuple may itself be the list of dictionaries, so it is a candidate as well as its items.
+    candidates = [output, *output] if isinstance(output, tuple) else [output]
+    for candidate in candidates:
+        if isinstance(candidate, (list, tuple)) and candidate and all(map(_is_detection_dict, candidate)):
+            return candidate
+    return None
+
+
+def _is_detection_dict(item: Any) -> bool:
+    """Return True for a dictionary of boxes, labels and scores."""
+    return isinstance(item, Mapping) and {"boxes", "labels", "scores"} <= set(item)
+
+
+def _read_dict(found: Mapping[str, Tensor]) -> Detections:
+    """Return the detections in one image's dictionary."""
+    return Detections(found["boxes"], found["scores"], found["scores"], found["labels"])
+
+
+# ------------------------------------------------------------------------------------------- queries, as in DETR
+
+
+def _are_queries(scores: Tensor, boxes: Tensor) -> bool:
+    """Return True for scores ``(N, Q, K)`` and boxes ``(N, Q, 4)``."""
+    return scores.ndim == boxes.ndim == 3 and scores.shape[:2] == boxes.shape[:2] and boxes.shape[2] == 4
+
+
+def _drop_no_object(scores: Tensor, class_count: int | None) -> tuple[Tensor, Tensor]:
+    """Return the logits and the probabilities of the classes, ``(N, Q, K)`` both, without those of "no object"."""
+    if scores.shape[2] in (1, class_count):  # a single logit leaves no class next to "no object"
+        return scores, scores.sigmoid()
+    return scores[..., :-1], scores.softmax(2)[..., :-1]
+
+
+def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
+    """Return the detections in one image's queries."""
+    return Detections(_to_corners(boxes), scores, confidences, None, is_relative=True, class_count=scores.shape[1])
+
+
+# ------------------------------------------------------------------------------------- anchors, as in Ultralytics
+
+
+def find_anchor_maps(output: Any) -> list[Tensor]:
+    """Return the feature maps, fine to coarse, that a tensor of anchors was computed from; [] for other outputs.
+
+    Ultralytics' models return the anchors ``(N, 4 + K, anchors)`` followed by these maps. The shape alone could mean
+    anything, but only anchors are as many as the positions of all maps together.
+    """
+    if not isinstance(output, (tuple, list)) or len(output) < 2 or not isinstance(output[0], Tensor):
+        return []
+    anchors = output[0]
+    maps = [each for each in find_tensors(output[1:]) if each.ndim == 4 and len(each) == len(anchors)]
+    # A set, as several maps may have one size, e.g. those of boxes and of classes: their positions count once.
+    positions = sum(height * width for height, width in {tuple(each.shape[2:]) for each in maps})
+    is_match = anchors.ndim == 3 and anchors.shape[1] > 4 and anchors.shape[2] == positions > 0
+    return maps if is_match else []
+
+
+def _find_anchors(output: Any) -> Tensor | None:
+    """Return the anchors ``(N, 4 + K, anchors)`` in an output, or ``None`` if there are none."""
+    maps = find_anchor_maps(output)
+    return output[0] if maps else None
+
+
+def _read_anchors(found: Tensor, class_count: int | None) -> Detections:
+    """Return the detections in one image's anchors ``(4 + K, anchors)``; mask coefficients may follow the classes."""
+    confidences = found[4 : None if class_count is None else 4 + class_count].T
+    return Detections(_to_corners(found[:4].T), confidences, confidences, None, class_count=confidences.shape[1])
+
+
+def _to_corners(boxes: Tensor) -> Tensor:
+    """Convert boxes ``(D, 4)`` from center, width and height to corners."""
+    center, half = boxes[:, :2], boxes[:, 2:] / 2
+    return torch.cat([center - half, center + half], 1)

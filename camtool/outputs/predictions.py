@@ -1,0 +1,129 @@
+"""Predictions image by image: split a batch's output, and bring an output to one row per image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from camtool.arguments.messages import format_count
+from camtool.errors import TargetError
+from camtool.outputs.class_count import get_class_count
+from camtool.outputs.class_scores import find_logits
+from camtool.outputs.detections import Detections, find_detection_dicts, find_detections
+from camtool.structures.nested_tensors import map_tensors
+
+__all__ = ["Prediction", "count_images", "get_image_output", "get_predictions", "to_batch"]
+
+Prediction: TypeAlias = Tensor | Detections
+"""The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""
+
+
+def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Prediction]:
+    """Return the prediction for each image, without a graph.
+
+    Args:
+        output: The model's whole output.
+        model: The model. The number of classes that it declares helps to read detections.
+
+    Raises:
+        TargetError: The output holds nothing that could be explained.
+    """
+    if isinstance(output, Tensor):
+        return find_logits(output.detach())  # type: ignore[return-value]  # a tensor is a sequence of its rows
+    detached = map_tensors(output, Tensor.detach)
+    found = find_detections(detached, None if model is None else get_class_count(model))
+    return find_logits(detached) if found is None else found  # type: ignore[return-value]
+
+
+def to_batch(output: Any, image_count: int) -> Any:
+    """Bring an output to one entry per image.
+
+    A model that squeezes its output drops the axis of a single image. Some models return a list with one mapping per
+    image; these become one mapping of stacked tensors.
+
+    Raises:
+        TargetError: The output is about another number of images, or holds no scores.
+    """
+    if (  # the usual case, scores (N, K)
+        isinstance(output, Tensor)
+        and output.ndim == 2
+        and len(output) == image_count
+        and output.is_floating_point()
+        and output.numel()
+    ):
+        return output
+    # Only a tensor can be repaired: in other structures it is not clear which tensors have lost their axis.
+    if image_count == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
+        output = output[None]
+    if _is_mapping_for_each(output, image_count):
+        with torch.enable_grad():  # the tensors may be on a graph while gradients are switched off
+            output = _stack_mappings(output)
+    scores = find_logits(output) if find_detections(output) is None else None
+    is_complete = count_images(output) == image_count and (scores is None or scores.numel() > 0)
+    if not is_complete:
+        came = f"detections in {count_images(output)}" if scores is None else f"scores {tuple(scores.shape)}"
+        raise TargetError(
+            f"the model returned {came} for {format_count(image_count, 'image')}; wrap it so that it returns scores "
+            "(N, K), one row per image."
+        )
+    return output
+
+
+def count_images(output: Any) -> int:
+    """Return the number of images that an output is about."""
+    found = None if isinstance(output, Tensor) else find_detections(output)
+    return len(find_logits(output)) if found is None else len(found)
+
+
+def get_image_output(output: Any, index: int, *, keep_batch: bool = False) -> Any:
+    """Return one image's part of a batch's output, in the same structure.
+
+    A tensor that does not have one entry per image, e.g. a temperature or the embeddings of texts, is returned whole.
+
+    Args:
+        output: The model's whole output.
+        index: The image.
+        keep_batch: Keep the batch axis, with a length of 1.
+    """
+    dicts = find_detection_dicts(output)
+    if dicts is not None:
+        return [dicts[index]] if keep_batch else dicts[index]
+    image_count = count_images(output)
+
+    def select(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0 or len(tensor) != image_count:
+            return tensor
+        return tensor[index : index + 1] if keep_batch else tensor[index]
+
+    return map_tensors(output, select)
+
+
+def _is_mapping_for_each(output: Any, image_count: int) -> bool:
+    """Return True if an output is a list of mappings with equal keys, one per image, and not from a detector."""
+    if not isinstance(output, list) or len(output) != image_count or find_detections(output) is not None:
+        return False
+    return all(isinstance(each, Mapping) and each.keys() == output[0].keys() for each in output)
+
+
+def _stack_mappings(output: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
+    """Return one mapping whose tensors have an axis for the images.
+
+    Raises:
+        TargetError: The tensors of one key differ in shape.
+    """
+    stacked: dict[Any, Any] = {}
+    # Values that are not tensors, e.g. names, stay lists with one entry per image.
+    for key, first in output[0].items():
+        values = [each[key] for each in output]
+        if not isinstance(first, Tensor):
+            stacked[key] = values
+        elif len({value.shape for value in values}) == 1:
+            stacked[key] = torch.stack(values)
+        else:
+            raise TargetError(
+                f"the model returned a mapping for each image, with {key!r} in several shapes; pass batch_size=1."
+            )
+    return stacked

@@ -1,0 +1,232 @@
+"""The recording hooks of layers, and what has to be remembered while a forward pass runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from camtool.errors import CamtoolError, LayerError
+from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
+from camtool.recorder.backward_tracking import SentBack
+from camtool.recorder.gradient_recorder import GradientRecorder
+from camtool.recorder.records import Record, RecordedCall
+from camtool.recorder.storage import RecordedTensors, Storage, TensorCopier
+from camtool.state.cleanup import Cleanup
+from camtool.structures.module_names import find_module
+from camtool.structures.nested_tensors import find_tensors, map_tensors
+
+__all__ = ["EndForward", "ForwardRecorder"]
+
+
+class ForwardRecorder:
+    """Hooks that record what layers receive and return.
+
+    Args:
+        model: The model.
+        records: The records by the names of layers.
+        storage: How tensors are stored.
+        gradients: Records the gradients.
+        kinds: The kinds to record: ``"inputs"``, ``"outputs"``, ``"grad_inputs"``, ``"grad_outputs"``.
+
+    Attributes:
+        awaited: The names of the layers that have not run yet, if the forward pass ends after the last, else None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        records: Mapping[str, Record],
+        storage: Storage,
+        gradients: GradientRecorder,
+        kinds: list[str],
+    ) -> None:
+        self._model, self._storage, self._gradients = model, storage, gradients
+        self._has_inputs, self._has_outputs = "inputs" in kinds, "outputs" in kinds
+        self._has_gradients = "grad_inputs" in kinds
+        self.awaited: set[str] | None = None
+        self._layers = [_RecordedLayer(record) for record in records.values()]
+        self._copier = TensorCopier(graph=storage.graph)
+        self._forward, self._is_running = 0, False
+        self._deferred: list[tuple[Record, Any]] = []
+        self._owner = 0
+
+    def start(self, cleanup: Cleanup) -> None:
+        """Register the hooks. The cleanup removes them."""
+        self._owner = threading.get_ident()
+        cleanup.push(self._forget_running_calls)
+        can_be_deferred = (
+            self._has_outputs and not self._has_inputs and not self._has_gradients and self._storage.can_be_deferred
+        )
+        after = self._defer_output if can_be_deferred else self._record_output
+        for layer in self._layers:
+            module = find_module(self._model, layer.record.name)
+            if self._has_inputs or self._has_gradients:
+                add_forward_pre_hook(cleanup, module, partial(self._record_inputs, layer))
+            add_forward_hook(cleanup, module, partial(after, layer))
+        add_forward_hook(cleanup, self._model, self._end_forward, always_call=True)
+        self._copier.exclude_model([*self._model.parameters(), *self._model.buffers()])
+
+    def add_begin_hook(self, cleanup: Cleanup) -> None:
+        """Register the hook for the beginning of a forward pass. It must run before all others."""
+        add_forward_pre_hook(cleanup, self._model, self._begin_forward)
+
+    def drop_running_forward(self) -> None:
+        """Forget the running forward pass: its block has ended."""
+        self.awaited, self._is_running = None, False
+
+    def settle(self) -> None:
+        """Complete the records with what was deferred.
+
+        Only the thread of the block does this. Another thread may read the recorder in the middle of a forward pass.
+        """
+        if threading.get_ident() != self._owner:
+            return
+        deferred, self._deferred = self._deferred, []
+        for record, output in deferred:
+            call, tensors = record.begin_call(self._forward), find_tensors(output)
+            record.update_shape(tensors)
+            record.get_slots(call, "outputs", output, len(tensors)).values[:] = tensors
+
+    def _forget_running_calls(self) -> None:
+        self._is_running = False
+        for layer in self._layers:
+            layer.running.clear()
+
+    # ---------------------------------------------------------------------------------------- the forward pass
+
+    def _begin_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.settle()
+        self._forward += 1
+        self._is_running = True
+        for layer in self._layers:
+            layer.running.clear()  # calls of a forward pass that failed have not ended
+            layer.record.drop_previous_forward()
+        self._copier.exclude_inputs(find_tensors((args, kwargs)))
+
+    def _end_forward(self, *_: object) -> None:
+        self._is_running = False
+        self.settle()
+
+    def _end_early(self, awaited: set[str], name: str, module: nn.Module) -> None:
+        awaited.discard(name)
+        if not awaited and module is not self._model:
+            raise EndForward(self)
+
+    # ------------------------------------------------------------------------------------------ calls of layers
+
+    def _begin_call(self, layer: _RecordedLayer) -> RecordedCall:
+        if not self._is_running:  # a part of the model is called by itself
+            self._forward += 1
+        return layer.record.begin_call(self._forward)
+
+    def _record_inputs(
+        self, layer: _RecordedLayer, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        call = self._begin_call(layer)
+        given = _join_arguments(args, kwargs)
+        tensors = find_tensors(given)
+        if self._has_inputs:
+            self._store(layer.record, call, "inputs", given, tensors)
+        sent_back = None
+        if self._has_gradients:
+            slots = layer.record.get_slots(call, "grad_inputs", given, len(tensors))
+            sent_back = SentBack(tensors, self._gradients.build_writer(slots), self._gradients.add_hook)
+        layer.running.append((call, sent_back))
+        return map_tensors((args, kwargs), Tensor.clone) if self._storage.graph and self._has_inputs else None
+
+    def _record_output(self, layer: _RecordedLayer, module: nn.Module, output: Any) -> Any:
+        call, sent_back = layer.running.pop() if layer.running else (self._begin_call(layer), None)
+        tensors = find_tensors(output)
+        layer.record.update_shape(tensors)
+        if self._has_outputs:
+            self._store(layer.record, call, "outputs", output, tensors)
+        if self._has_gradients:
+            self._await_gradients(layer.record.get_slots(call, "grad_outputs", output, len(tensors)), tensors)
+        if sent_back is not None:
+            sent_back.find_nodes(tensors, self._add_output_hook)
+        if self.awaited is not None:
+            self._end_early(self.awaited, layer.record.name, module)
+        return map_tensors(output, Tensor.clone) if self._storage.graph and self._has_outputs else None
+
+    def _defer_output(self, layer: _RecordedLayer, module: nn.Module, output: Any) -> Any:
+        """Copy an output now and store it later, if nothing but outputs is recorded.
+
+        Between the layers of a model the caches of the processor are full of numbers, so Python code takes several
+        times as long as at the end of the forward pass.
+        """
+        if not self._is_running:
+            return self._record_output(layer, module, output)
+        self._deferred.append((layer.record, map_tensors(output, self._take)))
+        if self.awaited is not None:
+            self._end_early(self.awaited, layer.record.name, module)
+        return None
+
+    def _store(self, record: Record, call: RecordedCall, kind: str, structure: Any, tensors: list[Tensor]) -> None:
+        slots = record.get_slots(call, kind, structure, len(tensors))
+        try:
+            for index, tensor in enumerate(tensors):
+                self._storage.store(slots, index, self._take(tensor))
+        except CamtoolError as error:  # from a reducer, which does not know the layer
+            raise LayerError(f"layer {record.name!r}, {kind}: {error}") from error
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        return self._storage.take(tensor, self._copy)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return self._copier.copy(tensor, is_running=self._is_running)
+
+    # ------------------------------------------------------------------------------------- gradients at outputs
+
+    def _await_gradients(self, slots: RecordedTensors, tensors: list[Tensor]) -> None:
+        store_gradient = self._gradients.build_writer(slots)
+        for index, tensor in enumerate(tensors):
+            if tensor.requires_grad:
+                self._add_output_hook(tensor, partial(store_gradient, index))
+
+    def _add_output_hook(self, tensor: Tensor, function: Callable[[Tensor], None]) -> None:
+        # A layer may return a leaf, e.g. a parameter, which gets gradients from later forward passes, too.
+        self._gradients.add_hook(tensor, self._limit_to_one_forward(function) if tensor.is_leaf else function)
+
+    def _limit_to_one_forward(self, function: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Return a function that ignores the gradients of all forward passes but the first that it gets one from."""
+        first: int | None = None
+
+        def call_in_first_forward(gradient: Tensor) -> None:
+            nonlocal first
+            first = self._forward if first is None else first
+            if first == self._forward:
+                function(gradient)
+
+        return call_in_first_forward
+
+
+@dataclass(eq=False)
+class _RecordedLayer:
+    """The record of a layer, and those of its calls that have not ended yet."""
+
+    record: Record
+    running: list[tuple[RecordedCall, SentBack | None]] = field(default_factory=list)
+
+
+class EndForward(BaseException):
+    """The end of a forward pass after the last recorded layer. No ``except Exception`` of a model catches it.
+
+    Attributes:
+        source: The object that raised it.
+    """
+
+    def __init__(self, source: ForwardRecorder) -> None:
+        super().__init__()
+        self.source = source
+
+
+def _join_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a layer: a single one, a tuple of several, or a mapping by position and name."""
+    if kwargs:
+        return {**dict(enumerate(args)), **kwargs}
+    return args[0] if len(args) == 1 else args

@@ -1,0 +1,133 @@
+"""Color maps: the color and the opacity of each heat in [0, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import ColormapError
+from camtool.rendering.pixel_checks import Floats, Pixels
+
+__all__ = ["COLORMAPS", "DEFAULT_COLORMAP", "Colormap", "compute_opacity", "get_default_alpha", "get_palette"]
+
+Colormap: TypeAlias = str | Callable[[Any], Any]
+"""Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1]."""
+
+# OpenCV's cyclic (hsv, twilight) and reversed (rainbow) color maps are left out: they do not order heat.
+_OPENCV = (
+    *("turbo", "viridis", "inferno", "magma", "plasma", "cividis", "jet", "hot", "bone", "parula", "deepgreen"),
+    *("ocean", "pink", "cool"),
+)
+
+# Heat → color. The order of hues is that of turbo and jet, so readers know it. Unlike these, the lightness is about
+# the same from green to red, and the last color is the most vivid: turbo ends in a dark red, which looks cooler than
+# the yellow around it on dark and blue photos.
+_HEAT = (
+    (0.00, (48, 58, 180)),
+    (0.14, (40, 105, 235)),
+    (0.27, (0, 155, 215)),
+    (0.39, (20, 175, 115)),
+    (0.51, (130, 180, 30)),
+    (0.64, (225, 165, 0)),
+    (0.79, (250, 100, 0)),
+    (1.00, (255, 16, 16)),
+)
+
+# Opacity at full heat. "heat" can be stronger than the other color maps, as it covers only the hottest places fully.
+_HEAT_ALPHA, _ALPHA = 0.7, 0.5
+
+# From this heat on, color maps other than "heat" have full opacity, so that their colors can be compared.
+_FULL_OPACITY_HEAT = 0.5
+
+COLORMAPS: tuple[str, ...] = ("heat", *_OPENCV, "gray")
+"""Names that are always known. If matplotlib is installed, its names are known too."""
+
+
+DEFAULT_COLORMAP = "heat"
+"""Color map of overlays and heatmaps, unless the user chooses another."""
+
+
+def get_palette(colormap: Colormap) -> Pixels:
+    """Return the 256 colors of a color map, (256, 3) uint8 RGB.
+
+    Args:
+        colormap: Name in ``COLORMAPS``; name known to matplotlib, if that is installed; or matplotlib color map.
+
+    Raises:
+        ColormapError: ``colormap`` is none of these.
+    """
+    if isinstance(colormap, str):
+        return _find_palette(colormap)
+    if not callable(colormap) or isinstance(colormap, type):
+        raise _build_type_error(colormap)
+    return _sample_colormap(colormap)
+
+
+def get_default_alpha(colormap: Colormap) -> float:
+    """Return the default opacity of a color map at full heat."""
+    return _HEAT_ALPHA if colormap == "heat" else _ALPHA
+
+
+def compute_opacity(heat: Floats, colormap: Colormap) -> Floats:
+    """Return the opacity of each heat as a part of alpha, from 0 at heat 0 to 1 at heat 1.
+
+    With "heat" it rises up to the peak: more heat always covers more of the photo. With other color maps it is a smooth
+    step up to a heat of one half, and from there only the color changes.
+    """
+    if colormap == "heat":
+        # Power 1.5: with the colors above, the hottest place was the most visible one on nearly all photos tried.
+        return heat * np.sqrt(heat)
+    t: Floats = np.minimum(1, heat / _FULL_OPACITY_HEAT)
+    return t * t * (3 - 2 * t)
+
+
+def _find_palette(name: str) -> Pixels:
+    if name == "heat":
+        places, colors = zip(*_HEAT, strict=True)
+        heats = np.linspace(0, 1, 256)
+        channels = [np.interp(heats, places, channel) for channel in np.transpose(colors)]
+        return np.asarray(np.rint(np.stack(channels, axis=1)), np.uint8)
+    if name == "gray":
+        return np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
+    if name in _OPENCV:
+        return _read_opencv_palette(name)
+    registry = _get_matplotlib_colormaps()
+    if name in registry:
+        return _sample_colormap(registry[name])
+    hint = suggest_names(name, [*COLORMAPS, *(known for known in registry if known not in COLORMAPS)])
+    more = "a matplotlib color map or its name"
+    raise ColormapError(f"colormap {name!r} is unknown.{hint} Choose one of: {', '.join(COLORMAPS)}; or {more}.")
+
+
+def _read_opencv_palette(name: str) -> Pixels:
+    import cv2
+
+    steps = np.arange(256, dtype=np.uint8)[:, None]
+    bgr = cv2.applyColorMap(steps, getattr(cv2, f"COLORMAP_{name.upper()}"))
+    return np.asarray(bgr[:, 0, ::-1], dtype=np.uint8)
+
+
+def _get_matplotlib_colormaps() -> Any:
+    """Return matplotlib's color maps by name; an empty dictionary if it is not installed."""
+    try:
+        from matplotlib import colormaps
+    except ImportError:
+        return {}
+    return colormaps
+
+
+def _sample_colormap(colormap: Callable[[Any], Any]) -> Pixels:
+    try:
+        colors = np.asarray(colormap(np.linspace(0, 1, 256)), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise _build_type_error(colormap) from error
+    if colors.shape not in ((256, 3), (256, 4)) or not (colors.min() >= 0 and colors.max() <= 1):
+        raise _build_type_error(colormap)
+    return np.rint(255 * colors[:, :3]).astype(np.uint8)
+
+
+def _build_type_error(came: object) -> ColormapError:
+    return ColormapError(f"colormap must be one of {', '.join(COLORMAPS)}, or a matplotlib color map; got {came!r}.")

@@ -1,0 +1,164 @@
+"""Images as files and in notebooks. A file is written completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from camtool.errors import ImageError
+
+__all__ = ["Displayable", "encode_image", "name_path_in_errors", "open_atomically", "show_image", "write_image"]
+
+_FORMATS: dict[str, dict[str, Any]] = {
+    ".png": {"format": "PNG"},
+    # 4:4:4: with the default subsampling, colors of an overlay would spread over blocks of 2 x 2 pixels.
+    ".jpg": {"format": "JPEG", "subsampling": 0},
+    ".jpeg": {"format": "JPEG", "subsampling": 0},
+    ".webp": {"format": "WEBP"},
+}
+
+
+def write_image(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, quality: int = 92) -> Path:
+    """Write pixels to an image file, completely or not at all.
+
+    Args:
+        path: File to write. The suffix (.png, .jpg, .jpeg, .webp) chooses the format. Missing folders are created.
+        pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG does not have.
+        quality: 1 to 100, for JPEG and WebP; PNG is lossless.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImageError: The suffix, the pixels or the quality is invalid.
+        OSError: The file cannot be written. An existing file at `path` is unchanged.
+    """
+    path = Path(path)
+    data = encode_image(pixels, path.suffix, quality=quality)
+    with open_atomically(path) as stream:
+        stream.write(data)
+    return path
+
+
+def encode_image(pixels: npt.NDArray[np.uint8], suffix: str = ".png", *, quality: int = 92) -> bytes:
+    """Encode pixels as the bytes of an image file.
+
+    Args:
+        pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG does not have.
+        suffix: .png, .jpg, .jpeg or .webp.
+        quality: 1 to 100, for JPEG and WebP; PNG is lossless.
+
+    Returns:
+        Content of a file with this suffix.
+
+    Raises:
+        ImageError: The suffix, the pixels or the quality is invalid.
+    """
+    options = _FORMATS.get(suffix.lower())
+    if options is None:
+        raise ImageError(f"suffix must be one of {', '.join(_FORMATS)}, got {suffix!r}.")
+    if not 1 <= quality <= 100:
+        raise ImageError(f"quality must be from 1 to 100, got {quality}.")
+    _check_pixels(pixels)
+    buffer = BytesIO()
+    try:
+        Image.fromarray(pixels).save(buffer, quality=quality, **options)
+    except (OSError, ValueError) as error:
+        size = " x ".join(map(str, pixels.shape[:2]))
+        raise ImageError(f"pixels of size {size} cannot be written as {options['format']}: {error}.") from error
+    return buffer.getvalue()
+
+
+def show_image(pixels: npt.NDArray[np.uint8]) -> None:
+    """Show pixels below the cell of a notebook, or elsewhere in the system's image viewer.
+
+    Args:
+        pixels: (H, W, 3) or (H, W), uint8.
+    """
+    image = Image.fromarray(pixels)
+    notebook = sys.modules.get("IPython")
+    if notebook is not None and notebook.get_ipython() is not None:
+        notebook.display.display(image)
+    else:
+        image.show()
+
+
+class Displayable(ABC):
+    """Object that is displayed as one image: in a notebook, in the image viewer, or in a file."""
+
+    @abstractmethod
+    def to_pixels(self) -> npt.NDArray[np.uint8]:
+        """Draw the object, ``(H, W, 3)`` uint8."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write :meth:`to_pixels` to a file; the suffix chooses the format (png, jpg, webp).
+
+        Raises:
+            ImageError: The suffix is unknown.
+        """
+        return write_image(path, self.to_pixels())
+
+    def show(self) -> None:
+        """Show :meth:`to_pixels` below the cell of a notebook, or elsewhere in the system's image viewer."""
+        show_image(self.to_pixels())
+
+    def _repr_png_(self) -> bytes:
+        return encode_image(self.to_pixels())
+
+
+@contextmanager
+def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a binary file that replaces `path` when the block ends, and is deleted if the block raises.
+
+    Until the end of the block, `path` is unchanged, also after Ctrl-C. The file gets the default permissions. A
+    symbolic link at `path` stays a link. Missing folders are created and stay. The disk is not flushed, so a power
+    failure may lose the newest files.
+
+    Args:
+        path: Path of the finished file.
+
+    Yields:
+        The file to write to, in the folder of `path` under a hidden, temporary name.
+
+    Raises:
+        OSError: The file cannot be written; ``filename`` is `path`.
+    """
+    target = Path(path).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with name_path_in_errors(path):
+            with temporary.open("xb") as stream:
+                yield stream
+            temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def name_path_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the user's path into each OSError of the block. The error of a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _check_pixels(pixels: npt.NDArray[np.uint8]) -> None:
+    """Check that pixels are (H, W), (H, W, 3) or (H, W, 4), uint8, and not empty."""
+    shape, dtype = np.shape(pixels), getattr(pixels, "dtype", type(pixels).__qualname__)
+    if dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))) or 0 in shape:
+        raise ImageError(f"pixels must be (H, W), (H, W, 3) or (H, W, 4) uint8, got {dtype} of shape {shape}.")

@@ -1,0 +1,220 @@
+"""Overlays: a heatmap in color over a photo, or multiplied with it.
+
+Every photo is ``(H, W, 3)`` uint8 RGB, every heatmap ``(H, W)`` float in [0, 1]. ``seen`` is ``(H, W)`` bool: the part
+of the photo that reached the model. Functions return new ``(H, W, 3)`` uint8 RGB arrays. They calculate in floats and
+round once, so no value wraps around. Nothing is stretched to its own maximum, so two overlays can be compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.arguments.checks import check_number
+from camtool.errors import OverlayError
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap, compute_opacity, get_default_alpha, get_palette
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+from camtool.rendering.pixel_checks import (
+    Bools,
+    Floats,
+    Pixels,
+    check_heatmap,
+    check_layers,
+    clip_heatmap,
+    is_constant_heat,
+)
+from camtool.rendering.regions import choose_line_width
+
+__all__ = ["blend", "colorize", "multiply", "to_pixels"]
+
+# Unseen pixels are mixed with a middle gray: at 0.55 the photo behind it is just recognizable.
+_UNSEEN_OPACITY, _UNSEEN_GRAY = 0.55, 112.0
+
+# Pixels computed at a time. Their floats fit into the processor's cache, and large photos need little memory.
+_PIXELS_AT_A_TIME = 2**14
+
+_BORDER_GRAY = 230
+"""Gray of the line around the seen part."""
+
+_BORDERS_PER_SIDE = 180
+"""How many times the width of this line fits into the shorter side of a photo."""
+
+
+def colorize(heatmap: NDArray[Any], colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
+    """Return the colors of a heatmap.
+
+    Args:
+        heatmap: (H, W) float in [0, 1].
+        colormap: Name in :data:`COLORMAPS`, name known to matplotlib, or matplotlib color map.
+
+    Returns:
+        (H, W, 3) uint8 RGB: entry ``round(255 * heat)`` of the colormap, at every pixel.
+
+    Raises:
+        ColormapError: ``colormap`` is unknown.
+        OverlayError: ``heatmap`` is not (H, W) float in [0, 1].
+    """
+    heat, colors = check_heatmap(heatmap), get_palette(colormap)
+    return _draw_in_bands(heat.shape, lambda rows: colors[_to_levels(heat[rows])])
+
+
+def to_pixels(values: NDArray[Any], *, scale: Sequence[float], shift: Sequence[float]) -> Pixels:
+    """Return normalized channels as pixels: ``round(255 * (scale * values + shift))``, clipped to 0 to 255.
+
+    Args:
+        values: (3, H, W) or, for gray, (1, H, W) float32.
+        scale: Factor of each channel.
+        shift: Summand of each channel.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    import cv2
+
+    planes = [
+        cv2.addWeighted(plane, 255 * factor, plane, 0, 255 * summand, dtype=cv2.CV_8U)
+        for plane, factor, summand in zip(values, scale, shift, strict=True)
+    ]
+    pixels: Pixels = cv2.merge(planes if len(planes) == 3 else planes * 3)
+    return pixels
+
+
+def blend(
+    photo: NDArray[Any],
+    heatmap: NDArray[Any],
+    *,
+    alpha: float | None = None,
+    colormap: Colormap = DEFAULT_COLORMAP,
+    seen: NDArray[Any] | None = None,
+) -> Pixels:
+    """Draw the heatmap in color over the photo: the overlay.
+
+    Each pixel is ``round((1 - a) * photo + a * color)``. With the default color map the opacity is
+    ``a = alpha * heat**1.5``: the hottest place is covered most and stands out most. With other color maps the opacity
+    is full from a heat of one half on, and from there only the color changes::
+
+        t = min(1, 2 * heat)
+        a = alpha * t**2 * (3 - 2 * t)
+
+    Cold parts show the photo, and not the first color of the color map.
+
+    A heatmap that is constant over the seen part adds no color. The unseen part is gray, with little contrast, behind a
+    thin light line.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        heatmap: (H, W) float in [0, 1], at the photo's size.
+        alpha: Opacity of the color at full heat: 0 gives the photo, 1 the color alone. The default is 0.7, or 0.5 with
+            another color map than "heat".
+        colormap: Name in :data:`COLORMAPS`, name known to matplotlib, or matplotlib color map.
+        seen: (H, W) bool, True for pixels that reached the model; None means all.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        ColormapError: ``colormap`` is unknown.
+        OverlayError: ``photo``, ``heatmap``, ``alpha`` or ``seen`` is not as described, or the sizes differ.
+    """
+    photo, heat, seen = check_layers(photo, heatmap, seen)
+    colors = get_palette(colormap)
+    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
+    most = get_default_alpha(colormap) if alpha is None else float(alpha)
+    if is_constant_heat(heat, seen):
+        most = 0.0
+    unseen = None if seen is None else _UnseenArea(photo, seen)
+
+    def blend_rows(rows: slice) -> Pixels:
+        band = clip_heatmap(heat[rows])
+        overlay = _mix(photo[rows], colors[_to_levels(band)], most * compute_opacity(band, colormap))
+        return overlay if unseen is None else unseen.draw(overlay, rows)
+
+    return _draw_in_bands(heat.shape, blend_rows)
+
+
+def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] | None = None) -> Pixels:
+    """Return the product of photo and heatmap, ``round(photo * heat)``.
+
+    This holds for constant heatmaps too: zeros give black, ones give the photo.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        heatmap: (H, W) float in [0, 1], at the photo's size.
+        seen: (H, W) bool, True for pixels that reached the model; the others become black. None means all.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        OverlayError: ``photo``, ``heatmap`` or ``seen`` is not as described, or the sizes differ.
+    """
+    photo, heat, seen = check_layers(photo, heatmap, seen)
+
+    def multiply_rows(rows: slice) -> Pixels:
+        kept = clip_heatmap(heat[rows]) if seen is None else clip_heatmap(heat[rows]) * seen[rows]
+        product: Pixels = np.rint(photo[rows] * kept[..., None]).astype(np.uint8)
+        return product
+
+    return _draw_in_bands(heat.shape, multiply_rows)
+
+
+def _draw_in_bands(size: tuple[int, ...], draw: Callable[[slice], Pixels]) -> Pixels:
+    """Return pixels of this size (H, W), drawn some rows at a time."""
+    height, width = size
+    pixels = np.empty((height, width, 3), np.uint8)
+    step = max(1, _PIXELS_AT_A_TIME // width)
+    for top in range(0, height, step):
+        rows = slice(top, min(top + step, height))
+        pixels[rows] = draw(rows)
+    return pixels
+
+
+def _to_levels(heat: NDArray[Any]) -> Pixels:
+    """Return each heat as an index of a palette, 0 to 255."""
+    return np.rint(255 * clip_heatmap(heat)).astype(np.uint8)
+
+
+def _mix(photo: Pixels, colors: Pixels, opacity: Floats) -> Pixels:
+    """Return ``round((1 - a) * photo + a * color)``, computed one channel at a time."""
+    transparency = 1 - opacity
+    mixed = np.empty(photo.shape, np.uint8)
+    for channel in range(3):
+        mixed[..., channel] = np.rint(transparency * photo[..., channel] + opacity * colors[..., channel])
+    return mixed
+
+
+class _UnseenArea:
+    """Part of a photo that did not reach the model: drawn gray, with a light line along the seen part."""
+
+    def __init__(self, photo: Pixels, seen: Bools) -> None:
+        self._photo, self._seen = photo, seen
+        self._reach = max(1, choose_line_width(photo, _BORDERS_PER_SIDE) // 2)
+
+    def draw(self, overlay: Pixels, rows: slice) -> Pixels:
+        """Return some rows of an overlay, with unseen pixels in gray."""
+        if self._seen[rows].all():
+            return overlay
+        return np.where(self._seen[rows, :, None], overlay, self._to_gray(rows)[..., None])
+
+    def _to_gray(self, rows: slice) -> Pixels:
+        import cv2
+
+        # A middle gray, because darker or lighter pixels would not show on dark or bright photos.
+        photo = np.ascontiguousarray(self._photo[rows])
+        gray = (1 - _UNSEEN_OPACITY) * cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY) + _UNSEEN_OPACITY * _UNSEEN_GRAY
+        return np.where(self._find_border(rows), _BORDER_GRAY, np.rint(gray)).astype(np.uint8)
+
+    def _find_border(self, rows: slice) -> Bools:
+        """Return the pixels of the line: all within reach of the seen part."""
+        import cv2
+
+        first = max(0, rows.start - self._reach)
+        around = np.ascontiguousarray(self._seen[first : rows.stop + self._reach], np.uint8)
+        side = 1 + 2 * self._reach
+        near = cv2.dilate(around, np.ones((side, side), np.uint8)) > 0
+        found: Bools = near[rows.start - first :][: rows.stop - rows.start]
+        return found

@@ -1,0 +1,230 @@
+"""Hot regions of a heatmap: their boxes and outlines, found and drawn.
+
+Every photo is ``(H, W, 3)`` uint8 RGB, every heatmap ``(H, W)`` float in [0, 1].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.arguments.checks import check_count, check_number
+from camtool.errors import OverlayError
+from camtool.rendering.box_labels import draw_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+from camtool.rendering.pixel_checks import (
+    Color,
+    Floats,
+    Pixels,
+    Points,
+    check_color,
+    check_heatmap,
+    check_photo,
+    clip_heatmap,
+    is_constant_heat,
+    to_finite_array,
+)
+
+__all__ = ["choose_line_width", "draw_boxes", "draw_contours", "find_boxes", "find_contours", "grow_to_one_pixel"]
+
+# A line of 1/320 of the shorter side is 1 px on a thumbnail and 3 px on a photo of 1000 px: as easy to see on both.
+_WIDTHS_PER_SIDE = 320
+
+_SUBPIXEL_BITS = 4  # OpenCV draws to a sixteenth of a pixel
+
+# Colors darker than this (luma, 0 to 255) get a white halo, others a black one.
+_DARK = 64
+
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in the brightness of a color (ITU-R BT.601)."""
+
+# Subtracted from the threshold of contours: scikit-image looks for more than its level, regions for the level itself.
+_HAIR = 1e-9
+
+_WHITE, _BLACK, _INK = (255, 255, 255), (0, 0, 0), (20, 22, 26)
+
+
+def find_boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
+    """Return the bounding box of each connected region with heat at or above a threshold.
+
+    Pixels that touch at a corner are connected.
+
+    Args:
+        heatmap: (H, W) float in [0, 1].
+        threshold: Lowest heat of a region, in [0, 1]; None takes Otsu's threshold of this heatmap.
+
+    Returns:
+        ``(x0, y0, x1, y1)`` in pixels, half-open (``heatmap[y0:y1, x0:x1]`` is the box). The region with most pixels
+        comes first. Empty for a constant heatmap, which has no regions.
+
+    Raises:
+        OverlayError: ``heatmap`` is not (H, W) float in [0, 1], or ``threshold`` is not in [0, 1].
+    """
+    import cv2
+
+    heat = clip_heatmap(check_heatmap(heatmap))
+    level = _find_level(heat, threshold)
+    if level is None:
+        return []
+    _, _, stats, _ = cv2.connectedComponentsWithStats((heat >= level).astype(np.uint8), connectivity=8)
+    regions = sorted(stats[1:].tolist(), key=lambda region: (-region[4], region[1], region[0]))
+    return [(x, y, x + width, y + height) for x, y, width, height, _ in regions]
+
+
+def find_contours(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[Points]:
+    """Return the outline of each connected region with heat at or above a threshold, to parts of a pixel.
+
+    The regions are those of `find_boxes`. A hole in a region has its own outline. A region that touches the border of
+    the heatmap is closed along it.
+
+    Args:
+        heatmap: (H, W) float in [0, 1].
+        threshold: Lowest heat of a region, in [0, 1]; None takes Otsu's threshold of this heatmap.
+
+    Returns:
+        (K, 2) float32 closed polygons of ``(x, y)``; the last point equals the first. The longest outline comes first.
+        ``(0, 0)`` is the center of the first pixel, as in matplotlib's ``imshow``. Empty for a constant heatmap.
+
+    Raises:
+        OverlayError: ``heatmap`` is not (H, W) float in [0, 1], or ``threshold`` is not in [0, 1].
+    """
+    from skimage.measure import find_contours as trace_contours
+
+    heat = clip_heatmap(check_heatmap(heatmap))
+    level = _find_level(heat, threshold)
+    if level is None:
+        return []
+    rows_columns = trace_contours(np.pad(heat, 1, constant_values=-1), level - _HAIR, fully_connected="high")  # type: ignore[no-untyped-call]
+    last = np.subtract(heat.shape[::-1], 1)
+    outlines = [np.clip(line[:, ::-1] - 1, 0, last).astype(np.float32) for line in rows_columns]
+    return sorted(outlines, key=_measure_length, reverse=True)
+
+
+def draw_boxes(
+    photo: NDArray[Any],
+    boxes: Sequence[Sequence[float]],
+    *,
+    color: Color = _WHITE,
+    width: int | None = None,
+    labels: Sequence[str] | None = None,
+) -> Pixels:
+    """Draw boxes on a copy of the photo, with a halo that makes them visible on any background.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        boxes: ``(x0, y0, x1, y1)`` in pixels, half-open, as `find_boxes` returns them.
+        color: (red, green, blue), each 0 to 255. The halo is black, or white around a dark color.
+        width: Width of the line, in pixels; None fits it to the photo.
+        labels: Text for each box, drawn beside it. Labels that are too long are shortened before their last word.
+            A photo too small for letters gets none.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        OverlayError: ``photo``, a box, ``color``, ``width`` or ``labels`` is not as described.
+    """
+    drawn = _draw_outlines(photo, [_get_corners(box) for box in boxes], color, width)
+    if labels is None:
+        return drawn
+    if isinstance(labels, str) or len(labels) != len(boxes):
+        raise OverlayError(f"labels must be {len(boxes)} strings, one for each box; got {labels!r}.")
+    places = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in boxes]
+    return draw_labels(drawn, places, labels, paper=_WHITE, ink=_INK)
+
+
+def grow_to_one_pixel(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """Return the box, enlarged to one pixel where it is empty, as boxes of detectors may be."""
+    x0, y0, x1, y1 = box
+    return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
+
+
+def draw_contours(
+    photo: NDArray[Any],
+    contours: Sequence[NDArray[Any]],
+    *,
+    color: Color = _WHITE,
+    width: int | None = None,
+) -> Pixels:
+    """Draw polygons on a copy of the photo, with a halo that makes them visible on any background.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        contours: (K, 2) polygons of ``(x, y)``, as `find_contours` returns them.
+        color: (red, green, blue), each 0 to 255. The halo is black, or white around a dark color.
+        width: Width of the line, in pixels; None fits it to the photo.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        OverlayError: ``photo``, a polygon, ``color`` or ``width`` is not as described.
+    """
+    return _draw_outlines(photo, [_check_polygon(points) for points in contours], color, width)
+
+
+def _find_level(heat: Floats, threshold: float | None) -> float | None:
+    """Return the lowest heat of regions; None for a constant heatmap, which has no regions."""
+    check_number("threshold", threshold, least=0, most=1, optional=True, error=OverlayError)
+    if is_constant_heat(heat):
+        return None
+    if threshold is not None:
+        return float(threshold)
+    from skimage.filters import threshold_otsu
+
+    return float(threshold_otsu(heat))  # type: ignore[no-untyped-call]
+
+
+def _measure_length(outline: Points) -> float:
+    return float(np.hypot(*np.diff(outline, axis=0).T).sum())
+
+
+def choose_line_width(photo: Pixels, per_side: int = _WIDTHS_PER_SIDE) -> int:
+    """Return a width in pixels for lines on a photo, in proportion to its shorter side."""
+    shorter_side: int = min(photo.shape[:2])
+    return max(1, round(shorter_side / per_side))
+
+
+def _get_corners(box: Sequence[float]) -> Floats:
+    """Return the corners of the outermost pixels of a half-open box, as (4, 2) points."""
+    x0, y0, x1, y1 = to_finite_array(box, (4,), "each of boxes", "four numbers (x0, y0, x1, y1)")
+    if x1 <= x0 or y1 <= y0:
+        raise OverlayError(f"boxes holds {tuple(box)}, which is empty; pass (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
+    right, bottom = max(x0, x1 - 1), max(y0, y1 - 1)
+    return np.array([(x0, y0), (right, y0), (right, bottom), (x0, bottom)], dtype=np.float64)
+
+
+def _check_polygon(points: NDArray[Any]) -> Floats:
+    return to_finite_array(points, (*np.shape(points)[:1], 2), "each of contours", "(K, 2) points (x, y)")
+
+
+def _draw_outlines(photo: NDArray[Any], lines: Sequence[Floats], color: Color, width: int | None) -> Pixels:
+    """Draw closed lines on a copy of the photo; all halos first, so that no halo covers a line."""
+    import cv2
+
+    canvas = np.array(check_photo(photo), order="C")
+    check_count("width", width, optional=True, error=OverlayError)
+    width = choose_line_width(canvas) if width is None else int(width)
+    color = check_color(color)
+    halo_color = _BLACK if np.dot(color, _LUMA) > _DARK else _WHITE
+    full_width = width + 2 * max(1, width // 2)
+    # Half of a line along the border would be outside the photo. It is moved inside.
+    last = np.subtract(canvas.shape[1::-1], 1)
+    margin = np.minimum(full_width / 2, last / 2)
+    fixed = [np.rint(np.clip(line, margin, last - margin) * 2**_SUBPIXEL_BITS).astype(np.int32) for line in lines]
+    for shade, thickness in ((halo_color, full_width), (color, width)):
+        for points in fixed:
+            cv2.polylines(
+                canvas,
+                [points],
+                isClosed=True,
+                color=shade,
+                thickness=thickness,
+                lineType=cv2.LINE_AA,
+                shift=_SUBPIXEL_BITS,
+            )
+    return canvas

@@ -1,0 +1,311 @@
+"""Views: how an input and its heatmap are displayed, one class for each kind of input.
+
+A :class:`Photo` may have been cropped and resized for the model. A :class:`Signal`, a :class:`Volume` and a
+:class:`Clip` are shown as the model got them. All have the same methods, so an explanation works with any of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from camtool import maps
+from camtool.errors import CamtoolError
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.resampling import build_interpolation_matrix
+from camtool.rendering import contact_sheet, overlay, regions, signal_plots
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from camtool.rendering.colormaps import Colormap
+    from camtool.rendering.pixel_checks import Pixels
+
+    Map = NDArray[np.float32]
+
+__all__ = ["Clip", "Photo", "Signal", "View", "Volume"]
+
+# Photos of 32 or 64 pixels are too small to see an overlay on. They are shown at up to this size.
+_READABLE_SIDE = 320
+"""Longer side, in pixels, that small photos are enlarged to."""
+
+
+class View(ABC):
+    """Displayable form of one input, on which heatmaps are drawn.
+
+    A heatmap has the input's shape without the channels: ``(H, W)``, ``(L,)``, ``(D, H, W)`` or ``(T, H, W)``.
+    Drawings are ``(H, W, 3)`` uint8.
+
+    Attributes:
+        kind: Kind of the input: ``"photo"``, ``"signal"``, ``"volume"`` or ``"clip"``.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def size(self) -> tuple[int, ...]:
+        """Shape of a heatmap."""
+
+    @abstractmethod
+    def draw_overlay(
+        self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Pixels:
+        """Draw the input with a heatmap over it.
+
+        Args:
+            heatmap: Values in [0, 1], of this view's ``size``.
+            alpha: Opacity of the color at full heat, 0 to 1; the default is that of :func:`camtool.rendering.blend`.
+            colormap: Name, or matplotlib color map; see :func:`camtool.rendering.colormaps.get_palette`.
+        """
+
+    @abstractmethod
+    def draw_masked(self, heatmap: Map) -> Pixels:
+        """Draw the input multiplied by the heatmap."""
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Mask of this view's ``size``: the part that reached the model. Only photos may have other parts."""
+        return np.ones(self.size, np.bool_)
+
+    def place_map(self, raw: Map) -> Map:
+        """Return a raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centers of the grid's cells."""
+        return maps.normalize(_interpolate(raw, self.size))
+
+    @property
+    def enlargement(self) -> int:
+        """Factor by which the input is shown and saved larger: more than 1 for small photos."""
+        return 1
+
+    def enlarge(self) -> View:
+        """Return the view at the size in which it is shown and saved."""
+        return self
+
+    def draw_frames(self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
+        """Draw every frame of a clip, or slice of a volume, with its heatmap over it: ``(T, H, W, 3)``.
+
+        Raises:
+            CamtoolError: The input is neither a clip nor a volume.
+        """
+        raise self._build_missing_error("frames")
+
+    def find_boxes(self, heatmap: Map, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
+        """Return boxes around the hot regions of a photo, the largest first.
+
+        Raises:
+            CamtoolError: The input is not a photo.
+        """
+        raise self._build_missing_error("boxes")
+
+    def find_contours(self, heatmap: Map, threshold: float | None = None) -> list[Map]:
+        """Return outlines of the hot regions of a photo, the longest first.
+
+        Raises:
+            CamtoolError: The input is not a photo.
+        """
+        raise self._build_missing_error("contours")
+
+    @property
+    def photo(self) -> Pixels:
+        """The photo that the user gave, upright, ``(H, W, 3)`` uint8.
+
+        Raises:
+            CamtoolError: The input is not a photo.
+        """
+        raise self._build_missing_error("photo")
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """Crop and resize from the photo to the model's input; ``None`` for other kinds of input."""
+        return None
+
+    def for_detector(self, preparation: Any) -> View:
+        """Return the view for maps of a detector's layers: detectors resize photos themselves.
+
+        Args:
+            preparation: Module of the detector that resizes the photos.
+
+        Raises:
+            CamtoolError: The input is not a photo.
+        """
+        raise self._build_missing_error("layers of a detector")
+
+    def _build_missing_error(self, what: str) -> CamtoolError:
+        return CamtoolError(f"a {self.kind} has no {what}; use overlay(), or heatmap, which has the shape {self.size}.")
+
+
+class Photo(View):
+    """Photo that reached the model completely or in part.
+
+    Attributes:
+        photo: ``(H, W, 3)`` uint8, upright.
+        geometry: Crop and resize from the photo to the model's input.
+    """
+
+    kind = "photo"
+
+    def __init__(self, photo: Pixels, geometry: Geometry) -> None:
+        self._photo, self._geometry = photo, geometry
+
+    @property
+    def photo(self) -> Pixels:
+        """``(H, W, 3)`` uint8, upright."""
+        return self._photo
+
+    @property
+    def geometry(self) -> Geometry:
+        """Crop and resize from the photo to the model's input."""
+        return self._geometry
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """``(H, W)``."""
+        return self._geometry.photo
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """``(H, W)`` bool: the part that reached the model."""
+        return self._geometry.seen
+
+    def place_map(self, raw: Map) -> Map:
+        """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
+        placed = self._geometry.place(torch.from_numpy(raw)).numpy()
+        return maps.normalize(placed, None if self._geometry.sees_all else self._geometry.seen, out=placed)
+
+    def draw_overlay(
+        self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Pixels:
+        """Draw the photo with the heatmap over it; the unseen part is gray."""
+        return overlay.blend(self._photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+
+    @property
+    def enlargement(self) -> int:
+        """Largest whole factor with which the longer side is at most 320 pixels; at least 1."""
+        return max(1, _READABLE_SIDE // max(self.size))
+
+    def enlarge(self) -> View:
+        """Return the photo with each pixel repeated; maps are interpolated at the new size, so they are smooth."""
+        factor, geometry = self.enlargement, self._geometry
+        if factor == 1:
+            return self
+        top, left, bottom, right = (factor * edge for edge in geometry.box)
+        size = (factor * geometry.photo[0], factor * geometry.photo[1])
+        pixels = self._photo.repeat(factor, axis=0).repeat(factor, axis=1)
+        return Photo(pixels, replace(geometry, photo=size, box=(top, left, bottom, right)))
+
+    def for_detector(self, preparation: Any) -> View:
+        """Return the photo with the geometry of the detector's layers."""
+        return Photo(self._photo, self._geometry.resize_for_detector(preparation))
+
+    def draw_masked(self, heatmap: Map) -> Pixels:
+        """Draw the product of photo and heatmap."""
+        return overlay.multiply(self._photo, heatmap, seen=self.seen)
+
+    def find_boxes(self, heatmap: Map, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
+        """Return boxes around the hot regions; see :func:`camtool.rendering.find_boxes`."""
+        return regions.find_boxes(heatmap, threshold=threshold)
+
+    def find_contours(self, heatmap: Map, threshold: float | None = None) -> list[Map]:
+        """Return outlines of the hot regions; see :func:`camtool.rendering.find_contours`."""
+        return regions.find_contours(heatmap, threshold=threshold)
+
+
+@dataclass(frozen=True, eq=False)
+class Signal(View):
+    """Values over time, drawn as lines with one panel per channel.
+
+    Attributes:
+        values: ``(C, L)`` float32.
+    """
+
+    kind = "signal"
+    values: Map
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """``(L,)``."""
+        return self.values.shape[1:]
+
+    def draw_overlay(
+        self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Pixels:
+        """Draw the lines in the colors of the heatmap, and the heatmap as a band below them."""
+        return signal_plots.draw_signal(self.values, heatmap, alpha=alpha, colormap=colormap)
+
+    def draw_masked(self, heatmap: Map) -> Pixels:
+        """Draw the lines; the opacity of each point is its heat."""
+        return signal_plots.draw_faded_signal(self.values, heatmap)
+
+
+@dataclass(frozen=True, eq=False)
+class _ImageStack(View):
+    """Sequence of images, drawn as a contact sheet.
+
+    Attributes:
+        images: ``(T, H, W, 3)`` uint8.
+        unit: Name of one image in captions.
+        max_tiles: Largest number of images on the sheet.
+    """
+
+    images: Pixels
+    unit: ClassVar[str]
+    max_tiles: ClassVar[int]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """``(T, H, W)``."""
+        return self.images.shape[:3]
+
+    def draw_frames(self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
+        """Draw every image with its heatmap over it, ``(T, H, W, 3)``; equal heat has equal color in all."""
+        return signal_plots.blend_frames(self.images, heatmap, alpha=alpha, colormap=colormap)
+
+    def draw_overlay(
+        self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Pixels:
+        """Draw a sheet of images evenly spaced from the first to the last, with their heatmaps over them."""
+        blend = partial(signal_plots.blend_frames, alpha=alpha, colormap=colormap)
+        return contact_sheet.draw_contact_sheet(self._build_tiles(heatmap), blend, colormap=colormap)
+
+    def draw_masked(self, heatmap: Map) -> Pixels:
+        """Draw a sheet of images multiplied by their heatmaps."""
+        return contact_sheet.draw_contact_sheet(self._build_tiles(heatmap), signal_plots.multiply_frames)
+
+    def _build_tiles(self, heatmap: Map) -> list[contact_sheet.Tile]:
+        count = len(self.images)
+        parts = min(count, self.max_tiles)
+        # The middle of each of so many equal parts: so the first and the last image stand for as many as the others.
+        middles = [(2 * part + 1) * count // (2 * parts) for part in range(parts)]
+        return [contact_sheet.Tile(self.images[i], heatmap[i], f"{self.unit} {i}") for i in middles]
+
+
+class Clip(_ImageStack):
+    """Frames of a video, ``(T, H, W, 3)``, drawn as a contact sheet."""
+
+    kind, unit, max_tiles = "clip", "frame", 16
+
+
+class Volume(_ImageStack):
+    """Slices of a volume, ``(D, H, W, 3)``, drawn as a contact sheet that begins with a maximum projection."""
+
+    kind, unit, max_tiles = "volume", "slice", 10
+
+    def _build_tiles(self, heatmap: Map) -> list[contact_sheet.Tile]:
+        projection = contact_sheet.Tile(self.images.max(0), heatmap.max(0), "maximum of all slices", is_large=True)
+        return [projection, *super()._build_tiles(heatmap)]
+
+
+def _interpolate(raw: Map, size: Sequence[int]) -> Map:
+    """Return a map on a finer grid, interpolated axis by axis as maps on photos are."""
+    finer: NDArray[Any] = raw
+    for axis, (cells, points) in enumerate(zip(raw.shape, size, strict=True)):
+        weights = build_interpolation_matrix(cells, 0.0, float(points), points).numpy()
+        finer = np.moveaxis(np.tensordot(weights, finer, axes=(1, axis)), 0, axis)
+    return np.ascontiguousarray(finer, np.float32)

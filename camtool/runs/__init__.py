@@ -1,0 +1,1 @@
+"""Runs over many photos: plan, explain, write results, keep the manifest."""

@@ -1,0 +1,193 @@
+"""The plan of a run: which photos are explained, and where the results of each go."""
+
+from __future__ import annotations
+
+import glob
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from camtool.arguments.checks import check_not_url
+from camtool.errors import ImageError
+from camtool.inputs import image_files
+from camtool.runs import file_names
+
+__all__ = ["Job", "Plan", "Skipped", "fold_path", "plan_run"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A photo to explain.
+
+    Attributes:
+        source: The path of the photo.
+        stem: The path of its results, relative to the output folder; each result adds its own ending.
+    """
+
+    source: Path
+    stem: Path
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A path with the suffix of an image, or a folder, that is not opened.
+
+    Attributes:
+        path: The path.
+        reason: What it is, e.g. ``"a named pipe"``.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The photos in the user's paths.
+
+    Attributes:
+        jobs: The photos, in a stable order, each once.
+        skipped: What is left out although the user may expect it.
+    """
+
+    jobs: list[Job]
+    skipped: list[Skipped]
+
+
+def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> Plan:
+    """List the photos in paths, and where the results of each go.
+
+    Args:
+        paths: Files, folders, or patterns such as ``"photos/**/*.jpg"``. Of a folder, all images are taken. A file is
+            taken regardless of its suffix.
+        recursive: Include subfolders. Links to folders are not followed.
+        out: The output folder. Images below it are results, not photos, and are left out.
+
+    Returns:
+        The photos and what was skipped. The output tree mirrors each folder or pattern. If there are several, each has
+        a subfolder with its name.
+
+    Raises:
+        ImageError: A path does not exist, is neither file nor folder, holds no image, or is the output folder.
+    """
+    branches = [_build_branch(path, recursive=recursive, out=out) for path in paths]
+    folders = [branch.base for branch in branches if branch.base is not None]
+    placed: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for base, photos in ((branch.base, branch.photos) for branch in branches):
+        for photo in photos:
+            # Only the folder is resolved: a link to a photo is a photo of its own, with its own name.
+            resolved = photo.parent.resolve() / photo.name
+            if resolved in seen:
+                continue
+            seen.add(resolved)
+            below = photo.relative_to(base) if base is not None else Path(photo.name)
+            branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
+            placed.setdefault(photo, branch / below)
+    skipped = {each.path: each for branch in branches for each in branch.skipped}
+    return Plan(_build_jobs(placed), [*skipped.values()])
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """The contents of one path: its photos, the folder that their results mirror (if any), and what is skipped."""
+
+    base: Path | None
+    photos: list[Path]
+    skipped: list[Skipped]
+
+
+def _build_branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
+    check_not_url("path", path, ImageError)
+    if Path(path).is_file():
+        return _Branch(None, [Path(path)], [])
+    is_folder = Path(path).is_dir()
+    base, found = _list_folder(Path(path), recursive=recursive, out=out) if is_folder else _list_pattern(path)
+    results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
+    photos = [photo for photo in found if _is_photo(photo, results)]
+    is_entered = recursive and is_folder
+    skipped = [
+        Skipped(each, reason)
+        for each in found
+        if (reason := _describe_skipped(each, is_entered=is_entered)) is not None
+    ]
+    if not photos:
+        hint = " To read its subfolders, add --recursive." if is_folder and not recursive else ""
+        left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
+        raise ImageError(f"path {path!r}: no images found.{left_out}{hint}")
+    return _Branch(base, photos, skipped)
+
+
+def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path, list[Path]]:
+    """Return the folder, and all paths in it that are not hidden."""
+    if out is not None and base.resolve() == out.resolve():
+        raise ImageError(
+            f"path {str(base)!r} is also the output folder; give another folder for the results with --out."
+        )
+    found = sorted(base.rglob("*") if recursive else base.glob("*"))
+    return base, [each for each in found if not any(part.startswith(".") for part in each.relative_to(base).parts)]
+
+
+def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
+    """Return the folder that the pattern starts with, and all paths that match."""
+    if not glob.has_magic(pattern):
+        raise ImageError(f"path {pattern!r}: {_describe_special(Path(pattern)) or 'no such file or folder'}.")
+    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
+    return Path(*_iterate_plain_parts(Path(pattern).parts)), sorted(map(Path, matches))
+
+
+def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
+    """Return what a path is, if the user may expect it to be read but it is not; else None."""
+    if is_entered and path.is_symlink() and path.is_dir():
+        return "a link to a folder, which is not followed"
+    return _describe_special(path) if path.suffix.lower() in image_files.IMAGE_SUFFIXES else None
+
+
+def _describe_special(path: Path) -> str | None:
+    """Return what a path is that exists but is neither file nor folder; None for others."""
+    try:
+        return _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+    except OSError:
+        return "a broken link" if path.is_symlink() else None
+
+
+# Opening one of these could block forever, or read without end.
+_SPECIAL_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the parts of a pattern before the first one with a wildcard."""
+    for part in parts:
+        if glob.has_magic(part):
+            return
+        yield part
+
+
+def _is_photo(path: Path, results: Path | None) -> bool:
+    if path.suffix.lower() not in image_files.IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
+        return False
+    return results is None or not path.resolve().is_relative_to(results.resolve())
+
+
+def _build_jobs(placed: dict[Path, Path]) -> list[Job]:
+    """Name the results of each photo so that no two names are equal.
+
+    The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.
+    """
+    bare = [place.with_suffix("") for place in placed.values()]
+    count = Counter(map(fold_path, bare))
+    wanted = [stem if count[fold_path(stem)] == 1 else place for stem, place in zip(bare, placed.values(), strict=True)]
+    stems = file_names.make_distinct([stem.as_posix() for stem in wanted])
+    return [Job(source, Path(stem)) for source, stem in zip(placed, stems, strict=True)]
+
+
+def fold_path(path: Path) -> str:
+    """Return a key that two paths share if some file system takes them for the same."""
+    return file_names.fold_name(path.as_posix())

@@ -1,0 +1,114 @@
+"""Kinds of files that a run can write for an explanation, as a table.
+
+To add one, write a function that saves it, and add an entry to :data:`SAVE_KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from camtool.explanation import Explanation
+
+# The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
+
+__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind"]
+
+
+def _get_default_colormap() -> str:
+    from camtool.rendering.colormaps import DEFAULT_COLORMAP
+
+    return DEFAULT_COLORMAP
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """Settings of the files that a run writes.
+
+    Attributes:
+        folder: The output folder.
+        kinds: Names in :data:`SAVE_KINDS`.
+        format: The suffix of images: png, jpg or webp.
+        alpha: The opacity of the colors, from 0 to 1; by default as in :func:`camtool.rendering.blend`.
+        colormap: The name of a color map.
+        enlarge: Write overlays of small photos enlarged.
+    """
+
+    folder: Path
+    kinds: Sequence[str] = ("overlay",)
+    format: str = "png"
+    alpha: float | None = None
+    colormap: str = field(default_factory=_get_default_colormap)
+    enlarge: bool = True
+
+
+@dataclass(frozen=True)
+class SaveKind:
+    """One kind of file.
+
+    Attributes:
+        write: Writes an explanation to a path.
+        choose_suffix: From the format of images to the suffix of the file.
+        marker: What stands before the suffix, so that the files of an explanation have different names.
+    """
+
+    write: Callable[[Explanation, Path, OutputSettings], None]
+    choose_suffix: Callable[[str], str]
+    marker: str
+
+
+def _write_overlay(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+    explanation.save(path, alpha=output.alpha, colormap=output.colormap, enlarge=output.enlarge)
+
+
+def _write_heatmap(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+    """Write the heatmap in colors; transparent where the model did not see the photo."""
+    import numpy as np
+
+    from camtool.rendering import image_writing, overlay
+
+    pixels = overlay.colorize(explanation.heatmap, output.colormap)
+    if not explanation.seen.all():
+        pixels = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
+        pixels[~explanation.seen] = 0
+    image_writing.write_image(path, pixels)
+
+
+def _write_mask(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+    from camtool.rendering import image_writing
+
+    image_writing.write_image(path, explanation.masked())
+
+
+def _write_raw(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+    import numpy as np
+
+    from camtool.rendering import image_writing
+
+    with image_writing.open_atomically(path) as file:
+        np.save(file, explanation.raw)
+
+
+def _keep_format(format: str) -> str:  # noqa: A002
+    return format
+
+
+def _choose_transparent(format: str) -> str:  # noqa: A002
+    # JPEG has no transparency.
+    return "png" if format == "jpg" else format
+
+
+SAVE_KINDS: dict[str, SaveKind] = {
+    # The photo with the heatmap over it. It is the main result, so its name has no marker.
+    "overlay": SaveKind(_write_overlay, _keep_format, ""),
+    # The heatmap alone, in colors.
+    "heatmap": SaveKind(_write_heatmap, _choose_transparent, ".heatmap"),
+    # The photo multiplied by the heatmap.
+    "mask": SaveKind(_write_mask, _keep_format, ".mask"),
+    # The method's own values as an array (h, w), on what the model saw of the photo.
+    "raw": SaveKind(_write_raw, lambda _: "npy", ".raw"),
+}
+"""Name → kind of file, in the order that the help shows."""

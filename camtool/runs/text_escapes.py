@@ -1,0 +1,41 @@
+"""Escapes for text of unknown origin, so that a terminal or a JSON line shows it and does not interpret it."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["escape_hidden", "to_json"]
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
+
+_JOINERS = "\u200c\u200d"
+"""Also of category Cf, but Persian and Hindi words, and many emoji, are written with them."""
+
+
+def escape_hidden(text: str) -> str:
+    """Return the text on one line, with Python's escape for each character that a terminal would interpret."""
+    return _escape(text, lambda character: character.encode("unicode_escape").decode("ascii"))
+
+
+def to_json(value: Any) -> str:
+    """Return a value as one line of JSON: readable in any script, with JSON's escapes for hidden characters.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _escape(text, lambda character: json.dumps(character)[1:-1])
+
+
+def _escape(text: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(escape(character) if _is_hidden(character) else character for character in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN and character not in _JOINERS

@@ -1,0 +1,186 @@
+"""The state of a model that an explanation changes: training flags, buffers, and the use of compiled code.
+
+Within the blocks of this module a model is in evaluation mode; afterwards it is in its former state.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from camtool.private_torch import has_compiled_call
+from camtool.state.buffers import BufferSnapshot
+from camtool.state.cleanup import Cleanup
+from camtool.state.random_state import preserve_generators
+from camtool.structures.module_names import list_modules
+
+__all__ = ["hold_model", "preserve_model"]
+
+
+def preserve_model(model: nn.Module) -> Cleanup:
+    """Run the block with ``model`` in evaluation mode, and restore everything that a forward pass may change.
+
+    These are the ``training`` flag of every module (not only of the root: a frozen batch norm stays frozen), the
+    buffers, and the global random states of torch, numpy and Python. Flags are set as attributes, because a model may
+    override ``train()`` to do more. A model that is in evaluation mode already is not written to, so threads may share
+    it. If several blocks use one model at the same time, in one or more threads, the last one to end restores the
+    flags.
+
+    One thing stays: what a model sets up permanently at its first forward pass. Hugging Face's models register hooks on
+    their own blocks then, and note that they did. The forward passes of other threads may rely on these hooks.
+    """
+    return Cleanup(partial(_preserve_model, model))
+
+
+def hold_model(model: nn.Module) -> Cleanup:
+    """Do the same as :func:`preserve_model` around several forward passes, except for the random states.
+
+    The blocks of :func:`preserve_model` inside then have less to do.
+    """
+    return Cleanup(partial(_hold_model, model))
+
+
+def _preserve_model(model: nn.Module, cleanup: Cleanup) -> None:
+    preserve_generators(cleanup)
+    _hold_model(model, cleanup)
+    _USES.by_model[id(model)].has_run = True
+
+
+def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
+    holder = _Holder()
+    cleanup.push(partial(_release_model, model, holder))
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            use = _USES.by_model[id(model)] = _ModelUse(model)
+        elif use.has_run:
+            # An earlier forward pass of an outer block may have written to the buffers.
+            use.buffers.restore()
+        use.holders.add(holder)
+        use.evaluate()
+    if use.is_compiled:
+        _EAGER_MODE.hold(cleanup)
+
+
+def _release_model(model: nn.Module, holder: _Holder) -> None:
+    """Release the model. The last block of a thread restores the buffers, the last of all restores the flags.
+
+    An inner block leaves the buffers to the outer one, because a backward pass that follows may need their present
+    values. A second call does no harm.
+    """
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            return
+        others = use.holders - {holder}
+        if not any(each.thread == holder.thread for each in others):
+            use.buffers.restore()
+        use.holders = others
+        if not others:
+            use.restore_flags()
+            del _USES.by_model[id(model)]
+
+
+class _Holder:
+    """One block that uses a model."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+class _ModelUse:
+    """A model in use: its state before, and the blocks that use it.
+
+    Args:
+        model: Any module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # The id of the model is a key while it is in use, so the model must stay alive.
+        self.model = model
+        modules = list_modules(model)
+        self.is_compiled = any(map(has_compiled_call, modules))
+        self.holders: set[_Holder] = set()
+        self.has_run = False  # a forward pass may have written to buffers
+        self.buffers = BufferSnapshot(modules)
+        # A frozen TorchScript module has no training flag.
+        self._training = [(module, getattr(module, "training", False)) for module in modules]
+
+    def evaluate(self) -> None:
+        """Put all modules in evaluation mode."""
+        for module, _ in self._training:
+            if getattr(module, "training", False):
+                module.training = False
+
+    def restore_flags(self) -> None:
+        """Restore the training flags, including those that the model itself has set."""
+        for module, was_training in self._training:
+            if getattr(module, "training", False) is not was_training:
+                module.training = was_training
+
+
+class _ModelUses:
+    """The models in use in this process, by id."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_model: dict[int, _ModelUse] = {}
+
+    def forget_other_threads(self) -> None:
+        """Release, in a forked child process, what other threads held: they may own the lock, but do not exist here."""
+        self.lock = threading.Lock()
+        here = threading.get_ident()
+        for key, use in list(self.by_model.items()):
+            use.holders = {holder for holder in use.holders if holder.thread == here}
+            if not use.holders:
+                use.buffers.restore()
+                use.restore_flags()
+                del self.by_model[key]
+
+
+class _EagerMode:
+    """A switch that makes compiled modules run eagerly, because compiled code ignores hooks that were added later.
+
+    Torch has one such switch for all threads, so the last block to end switches it off.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._holders: set[object] = set()
+        self._stance: AbstractContextManager[Any] | None = None
+
+    def hold(self, cleanup: Cleanup) -> None:
+        """Switch it on until the end of the cleanup's block."""
+        holder = object()
+        cleanup.push(partial(self._release, holder))
+        with self.lock:
+            self._holders.add(holder)
+            if self._stance is None:
+                self._stance = torch.compiler.set_stance("force_eager")
+
+    def _release(self, holder: object) -> None:
+        with self.lock:
+            self._holders.discard(holder)
+            if not self._holders and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+
+
+_USES = _ModelUses()
+_EAGER_MODE = _EagerMode()
+
+
+def _forget_other_threads() -> None:
+    _EAGER_MODE.lock = threading.Lock()
+    _USES.forget_other_threads()
+
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)

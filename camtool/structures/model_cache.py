@@ -1,0 +1,106 @@
+"""A cache of answers about a model. An answer is valid as long as the structure of the model does not change.
+
+There is one rule for all answers: an answer is valid while the model has the same modules, of the same classes and
+under the same names. Each lookup checks this. So the cache notices a layer that was replaced or added, and quantized
+modules that were swapped in.
+
+The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
+depends on such values, the caller compares it with the output of the model, e.g. with
+:meth:`camtool.layers.layouts.Layout.fits`, and calls :func:`forget_model` if it does not fit.
+
+Answers are stored outside of the model, so they are not copied or pickled with it. The cache keeps neither the model
+nor a replaced module alive. Each step is a single dictionary operation. So threads need no lock, and a forked process
+inherits no locked one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from operator import is_
+from typing import Any, TypeVar
+
+from torch import nn
+
+from camtool.private_torch import get_children
+
+__all__ = ["forget_model", "remember_for_model"]
+
+_T = TypeVar("_T")
+
+
+def remember_for_model(model: nn.Module, question: Hashable, compute: Callable[[], _T]) -> _T:
+    """Return the cached answer to a question about a model, or compute and cache it.
+
+    Args:
+        model: Any module.
+        question: The key of the answer among all answers about this model.
+        compute: Computes the answer. It is called without arguments if no valid answer is cached. The answer must not
+            hold a reference to the model, which would keep it alive. Exceptions are not cached.
+    """
+    known = _CACHE.get(id(model))
+    if known is None or known.model() is not model or not known.is_valid_for(model):
+        known = _CACHE[id(model)] = _CachedAnswers(model)
+    if question not in known.answers:
+        # If two threads compute the same answer, both return the one that was stored first.
+        known.answers.setdefault(question, compute())
+    found: _T = known.answers[question]
+    return found
+
+
+def forget_model(model: nn.Module) -> None:
+    """Drop all cached answers about a model."""
+    _CACHE.pop(id(model), None)
+
+
+class _CachedAnswers:
+    """The answers about one model, and the structure of the model when they were computed."""
+
+    __slots__ = ("_classes", "_modules", "_names", "answers", "model")
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model, partial(_drop_answers, id(model)))
+        self.answers: dict[Hashable, Any] = {}
+        modules, self._names = _read_structure(model)
+        self._classes = [*map(type, modules)]
+        # Weak references instead of ids, as Python may give the id of a deleted module to a new one.
+        self._modules = [_get_none if module is None else weakref.ref(module) for module in modules]
+
+    def is_valid_for(self, model: nn.Module) -> bool:
+        """Return True if the structure of the model has not changed."""
+        modules, names = _read_structure(model)
+        return (
+            names == self._names
+            and [*map(type, modules)] == self._classes
+            and all(map(is_, modules, [reference() for reference in self._modules]))
+        )
+
+
+_CACHE: dict[int, _CachedAnswers] = {}
+"""The answers by the id of the model, for as long as the model lives."""
+
+
+def _drop_answers(key: int, _: object) -> None:
+    _CACHE.pop(key, None)
+
+
+def _get_none() -> None:
+    """Return None, in place of a reference to a module that is None, e.g. after ``model.head = None``."""
+
+
+def _read_structure(model: nn.Module) -> tuple[list[nn.Module | None], list[str | None]]:
+    """Return the modules of a model, and the names of the children of each. ``None`` ends the names of a module.
+
+    A module with several parents is listed once per parent; its children are listed once.
+    """
+    modules: list[nn.Module | None] = [model]
+    names: list[str | None] = []
+    entered: set[int] = set()
+    for module in modules:
+        children = None if module is None else get_children(module)
+        if children and id(module) not in entered:
+            entered.add(id(module))
+            names += [*children.keys(), None]  # for TorchScript this is no mapping, but has these methods
+            modules += children.values()
+    return modules, names

@@ -1,0 +1,78 @@
+"""The negative of another target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from camtool.errors import TargetError
+from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target
+
+__all__ = ["Negated"]
+
+
+@dataclass(frozen=True)
+class Negated(Target):
+    """The negative of another target: the map shows what speaks against it.
+
+    With the score of a class it gives the counterfactual explanations of Grad-CAM, arXiv 1610.02391 (section
+    "Counterfactual Explanations"): the regions whose removal would make the model more confident in the class.
+
+    Attributes:
+        target: The other target.
+    """
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, Target):
+            raise TargetError(
+                f"Negated takes a target such as ClassScore(3), or Custom(function), got {type(self.target).__name__}."
+            )
+
+    def __call__(self, output: Any) -> Tensor:
+        return -self.target(output)
+
+    def resolve_on(self, image: ImageOutput) -> Negated:
+        """Return the negative of the other target, resolved."""
+        return Negated(self.target.resolve_on(image))
+
+    def get_class_index(self) -> int | None:
+        """Return the class of the other target."""
+        return self.target.get_class_index()
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return "not" and the label of the other target."""
+        return f"not {self.target.describe(labels)}"
+
+    def get_probability(self, context: ScoreContext) -> float | None:
+        """Return the probability of the other target."""
+        return self.target.get_probability(replace(context, score=-context.score))
+
+    def get_box(self) -> Corners | None:
+        """Return the box of the other target."""
+        return self.target.get_box()
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return the warnings of the other target."""
+        return self.target.get_warnings(replace(context, score=-context.score))
+
+    def has_place(self) -> bool:
+        """Return True if the other target is about a part of the image."""
+        return self.target.has_place()
+
+    def favors_class(self) -> bool:
+        """Return True if a lower score of the other target speaks for its class."""
+        # A target without a class favors none, negated or not.
+        return self.get_class_index() is not None and not self.target.favors_class()
+
+    def reads_scores(self) -> bool:
+        """Return True if the other target reads the scores."""
+        return self.target.reads_scores()
+
+    def needs_whole_output(self) -> bool:
+        """Return True if the other target may read more than the class scores."""
+        return self.target.needs_whole_output()

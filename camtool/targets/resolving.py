@@ -1,0 +1,254 @@
+"""From what the user asks for to targets, resolved on the model's output for the image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import TargetError
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import Link, compute_class_scores
+from camtool.outputs.detections import Detections
+from camtool.outputs.predictions import Prediction
+from camtool.targets.base import ImageOutput, Target
+from camtool.targets.checks import check_integer
+from camtool.targets.classes import ClassScore
+from camtool.targets.detections import Detection, build_nothing_found_error, find_most_confident
+from camtool.targets.places import Region
+from camtool.targets.user_functions import Custom
+from camtool.targets.values import Similarity, Value
+
+__all__ = ["TargetLike", "Top", "asks_for_several", "encode_texts", "resolve_targets"]
+
+
+@dataclass(frozen=True)
+class Top:
+    """The ``k`` highest-ranked classes or detections of the image, or all of them if there are fewer.
+
+    For a classifier these are classes. For a segmenter they are the classes that cover most of the image, with
+    background last. For a detector they are the most confident detections.
+    """
+
+    k: int = 1
+
+
+TargetLike: TypeAlias = int | str | Top | Target | Callable[[Any], Tensor] | None
+"""A request for one image: a class by index or label, a target, a function, the top k; ``None`` is the top class."""
+
+
+def asks_for_several(request: Any) -> bool:
+    """Return True if a request for one image leads to a list of results."""
+    return isinstance(request, (list, tuple, Top))
+
+
+def resolve_targets(
+    request: TargetLike,
+    prediction: Prediction,
+    labels: Sequence[str] | None,
+    geometry: Geometry | None = None,
+    link: Link | None = "softmax",
+    find_class_vectors: Callable[[], Tensor | None] | None = None,
+) -> list[Target]:
+    """Turn what the user asks for in one image into targets. Only :class:`Top` gives more than one.
+
+    The meaning of ``None``, an index and a label depends on the model's output:
+
+    * scores ``(K,)``: the logit of the class; ``None`` is the highest.
+    * a single score: two classes, 1 for the score itself and 0 for its negative; ``None`` is the one given by the sign.
+      A regression looks the same, so ask for :class:`camtool.targets.Value`. A single probability ``p``: 1 for ``p``
+      and 0 for ``1 - p``.
+    * an embedding ``(D,)``: one of its dimensions; ``None`` is the highest.
+    * score planes ``(K, h, w)``: the class where the model predicts it; if it predicts it nowhere, the sum of its
+      logits over the image. ``None`` is the class that covers most of the image, and the background only if nothing
+      else is predicted. A class is background if its label says so; without labels it is class 0.
+    * detections: the most confident one of the class; ``None`` is the most confident of all.
+
+    Args:
+        request: See :data:`TargetLike`.
+        prediction: The model's output for the image.
+        labels: The names of the K classes.
+        geometry: How the photo became the model's input. The user gives places in pixels of the photo.
+        link: How scores become probabilities; ``None`` if the prediction is an embedding.
+        find_class_vectors: See :class:`camtool.targets.base.ImageOutput`.
+
+    Raises:
+        TargetError: The class does not exist, its label is unknown or ambiguous, or the output has no top class.
+        NothingFoundError: The detector found nothing of the kind in this image.
+    """
+    if isinstance(prediction, Tensor):
+        if link is None:
+            _check_needs_no_class(request, prediction)
+        # A single score becomes two classes here, so that all that follows sees (K, ...) with K >= 2.
+        prediction = compute_class_scores(prediction[None], link or "identity")[0]
+    image = ImageOutput(prediction, labels, geometry, link, find_class_vectors)
+    if request is None or isinstance(request, Top):
+        return _rank(Top(1) if request is None else request, image)
+    return [_resolve_one(request, image)]
+
+
+def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) -> list[Any]:
+    """Replace each text by its similarity to the image, for models that compare images with texts.
+
+    Args:
+        requests: For each image a request, or a list of them.
+        encode: Returns the embeddings ``(T, D)`` of T texts; called once.
+
+    Returns:
+        The requests, in the same order and nesting.
+
+    Raises:
+        TargetError: A request is for a class, or for the top class, but the model has no classes.
+    """
+    flat = [each for request in requests for each in (request if isinstance(request, (list, tuple)) else [request])]
+    for each in flat:
+        if each is None or isinstance(each, (Integral, Tensor, Top)) or _is_about_a_class(each):
+            raise TargetError(
+                f"target_class is {each!r}, but this model compares images with texts and has no classes; pass a text, "
+                "e.g. 'a photo of a dog'."
+            )
+    texts = list(dict.fromkeys(each for each in flat if isinstance(each, str)))  # without duplicates, in order
+    embeddings = encode(texts) if texts else ()
+    known = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}
+
+    def replace_text(each: Any) -> Any:
+        return known[each] if isinstance(each, str) else each
+
+    return [
+        list(map(replace_text, request)) if isinstance(request, (list, tuple)) else replace_text(request)
+        for request in requests
+    ]
+
+
+def _check_needs_no_class(request: TargetLike, features: Tensor) -> None:
+    """Check that a request on an embedding ``(D,)``, or on features with more axes, is not about a class."""
+    if _is_about_a_class(request):
+        raise TargetError(
+            f"target_class is {request}, but this model returns an embedding and has no classes; ask for one of its "
+            "dimensions, Value(3), or for the similarity to another embedding, Similarity(embedding)."
+        )
+    if features.ndim > 1 and (request is None or isinstance(request, (Integral, Top))):
+        raise TargetError(
+            f"target_class is {request!r}, but this model has no classes and returns features {tuple(features.shape)} "
+            "for an image; pass a function from these to a number."
+        )
+
+
+def _is_about_a_class(request: Any) -> bool:
+    """Return True if the request is a target about a class."""
+    return isinstance(request, Target) and request.get_class_index() is not None
+
+
+# ------------------------------------------------------------------------------------------------- one request
+
+
+def _resolve_one(request: Any, image: ImageOutput) -> Target:
+    """Return the target for a request other than the top k. The user may pass anything."""
+    if isinstance(request, str):
+        request = _find_label(request, image.labels)
+    if isinstance(request, Tensor) and request.ndim == 0:
+        request = request.item()  # a float is refused below
+    # Integral covers numpy's integers. bool is an int in Python, but True is no class that a user would mean.
+    if isinstance(request, Integral) and not isinstance(request, bool):
+        return _resolve_index(int(request), image)
+    if isinstance(request, Target):
+        return request.resolve_on(image)
+    if callable(request):
+        return Custom(request)
+    raise TargetError(
+        f"target_class must be None, an index, a class name, a callable or a target, got {type(request).__name__}."
+    )
+
+
+def _resolve_index(index: int, image: ImageOutput) -> Target:
+    """Return the target for a class: its score, a dimension of an embedding, a region of planes, or a detection."""
+    scores = image.prediction
+    if isinstance(scores, Detections):
+        return find_most_confident(index, image)
+    check_class_index(index, len(scores))
+    if image.link is None:
+        return Value(index, f"dimension {index}")
+    # Without a mask the whole image would count, and the map would show all places that raise the class's score
+    # instead of the object. If the class is predicted nowhere, there is no better choice.
+    if scores.ndim >= 3:
+        is_predicted = scores.argmax(0) == index
+        if is_predicted.any():
+            return Region(index, is_predicted, image.link)
+    return ClassScore(index, image.link)
+
+
+# ---------------------------------------------------------------------------------------------------- the top k
+
+
+def _rank(top: Top, image: ImageOutput) -> list[Target]:
+    """Return what the model ranks highest, in that order."""
+    check_integer("Top's k", top.k)
+    if top.k < 1:
+        raise TargetError(f"target_class {top}: k must be 1 or more.")
+    scores = image.prediction
+    if isinstance(scores, Detections):
+        if not len(scores):
+            raise build_nothing_found_error("the model found nothing in this image.")
+        return [Detection(n).resolve_on(image) for n in range(min(top.k, len(scores)))]
+    if scores.ndim >= 3:
+        return [_resolve_index(index, image) for index in _sort_by_area(scores, image.labels)[: top.k]]
+    if scores.ndim != 1:
+        raise TargetError(
+            f"target_class=None asks for the top class, but the model's output for an image has shape "
+            f"{tuple(scores.shape)}, not (K,); pass a class index, or a function from that output to a number."
+        )
+    return [_resolve_index(index, image) for index in scores.argsort(descending=True).tolist()[: top.k]]
+
+
+def _sort_by_area(planes: Tensor, labels: Sequence[str] | None) -> list[int]:
+    """Return the predicted classes, the one that covers most of the image first, background last."""
+    areas = planes.argmax(0).flatten().bincount(minlength=len(planes)).tolist()
+    predicted = [index for index in range(len(planes)) if areas[index]]
+    return sorted(predicted, key=lambda index: (_is_background(index, labels), -areas[index]))
+
+
+def _is_background(index: int, labels: Sequence[str] | None) -> bool:
+    """Return True if the label of a class says background; without labels if it is class 0, as in most data sets."""
+    if labels is None or index >= len(labels):
+        return index == 0
+    return "background" in labels[index].casefold()
+
+
+# ------------------------------------------------------------------------------------------------------- labels
+
+_MAX_SUGGESTIONS = 20
+"""The number of similar labels that an error lists: about as many lines as a terminal shows at a glance. ImageNet has
+over a hundred dogs."""
+
+
+def _find_label(name: str, labels: Sequence[str] | None) -> int:
+    """Return the index of the class with this label; upper and lower case do not matter."""
+    if labels is None:
+        raise TargetError(f"target_class {name!r} is a name, but no labels are known; pass labels=[...] or an index.")
+    matches = [i for i, label in enumerate(labels) if str(label).casefold() == name.casefold()]
+    if not matches:
+        suggestions = _suggest_labels(name, [*map(str, labels)])
+        raise TargetError(f"target_class {name!r} is not among the {len(labels)} labels.{suggestions}")
+    if len(matches) > 1:
+        raise TargetError(f"target_class {name!r} names the classes {matches}; pass one of these indices.")
+    return matches[0]
+
+
+def _suggest_labels(name: str, labels: Sequence[str]) -> str:
+    """Return a sentence with the labels that contain a word, and their indices, or with those of similar spelling."""
+    word = name.casefold().strip()
+    # Words that start with the name come after whole words: for "cat" first "tiger cat", then "catamaran".
+    starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{re.escape(word)}", label.casefold())]
+    whole = [i for i in starts if re.search(rf"\b{re.escape(word)}\b", labels[i].casefold())]
+    found = [*whole, *(i for i in starts if i not in whole)]
+    if len(found) < 2:
+        return suggest_names(name, [labels[i] for i in found] or labels)
+    listed = ", ".join(f"{labels[i]} ({i})" for i in found[:_MAX_SUGGESTIONS])
+    more = f", and {len(found) - _MAX_SUGGESTIONS} more" if len(found) > _MAX_SUGGESTIONS else ""
+    return f" Labels with {name!r}: {listed}{more}; pass one of these labels or indices."

@@ -1,0 +1,80 @@
+"""A function of the user as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camtool.errors import TargetError
+from camtool.outputs.predictions import count_images, get_image_output
+from camtool.targets.base import Corners, ScoreContext, Target
+
+__all__ = ["Custom"]
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Target):
+    """A function of the user that is called with the output for one image at a time.
+
+    The other attributes are optional. They say what the function is about; :func:`camtool.explain` also takes the
+    function alone.
+
+        spread = Custom(lambda output: output.std(), label="spread of the logits")
+
+    Attributes:
+        function: Takes one image's part of the model's output, in the same structure and without the batch axis.
+            Returns a tensor with one number, on the graph.
+        label: The label of the explanation; by default the name of the function, or the label of the class.
+        class_index: The class that the function is about.
+        box: The box ``(x0, y0, x1, y1)`` that the function is about, in pixels of the photo.
+        is_local: True if the function is about a part of the image. Methods then do not flip or crop the image. A
+            function with a box is always local.
+        warnings: Reasons not to trust a map of this target.
+    """
+
+    function: Callable[[Any], Tensor]
+    label: str | None = None
+    class_index: int | None = None
+    box: Corners | None = None
+    is_local: bool = False
+    warnings: Sequence[str] = ()
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.stack([self._score_image(get_image_output(output, i)) for i in range(count_images(output))])
+
+    def get_class_index(self) -> int | None:
+        """Return the class that the function is about, if it was given."""
+        return self.class_index
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return the given label, or the class' label, or the function's name."""
+        return super().describe(labels) if self.label is None else self.label
+
+    def get_box(self) -> Corners | None:
+        """Return the box that the function is about, if it was given."""
+        return self.box
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return the given warnings."""
+        return self.warnings
+
+    def has_place(self) -> bool:
+        """Return True if the function is about a part of the image."""
+        return self.is_local or self.box is not None
+
+    def _score_image(self, output: Any) -> Tensor:
+        """Return one image's score ``()``."""
+        value = self.function(output)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TargetError(f"target_class: {self} returned {came}; it must return a tensor with one number.")
+        if value.is_complex():
+            raise TargetError(f"target_class: {self} returned a complex number; return a real one, e.g. its abs().")
+        return value.reshape(())
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)

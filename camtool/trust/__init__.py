@@ -1,0 +1,1 @@
+"""Judge a map: warnings when it should not be trusted, and metrics."""

@@ -1,0 +1,47 @@
+"""Parts of messages: counts, articles and percentages."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from camtool.arguments.messages import add_article, format_count, format_percent
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "said"),
+    [
+        (1, "warning", "1 warning"),
+        (0, "warning", "0 warnings"),
+        (2, "class", "2 classes"),
+        (1200, "entry", "1,200 entries"),
+        (3, "key", "3 keys"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(number: int, thing: str, said: str) -> None:
+    assert format_count(number, thing) == said
+
+
+@pytest.mark.parametrize(
+    ("noun", "said"),
+    [
+        ("OrderedDict", "an OrderedDict"),
+        ("int", "an int"),
+        ("list", "a list"),
+        ("LSTM", "an LSTM"),
+        ("RNN", "an RNN"),
+        ("BatchNorm2d", "a BatchNorm2d"),
+        ("CLIPModel", "a CLIPModel"),
+    ],
+)
+def test_the_article_fits_the_sound_of_the_noun(noun: str, said: str) -> None:
+    assert add_article(noun) == said
+
+
+@pytest.mark.parametrize(
+    ("probability", "decimals", "said"),
+    [(0.876, 0, "88%"), (0.876, 1, "87.6%"), (math.nan, 1, "not a number"), (math.inf, 0, "not a number")],
+)
+def test_a_percentage_needs_a_finite_number(probability: float, decimals: int, said: str) -> None:
+    assert format_percent(probability, decimals) == said

@@ -1,0 +1,252 @@
+"""The world in which README's blocks run: photos, weights where libraries look first, and what README takes as given.
+
+Weights are random. They lie where torchvision, timm and Hugging Face look before they fetch anything, so that what
+loads them is the code that loads published ones, and the network is not needed: :func:`sealed` takes it away.
+
+``python readme_world.py README.md`` runs README's Python blocks in the working directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
+"""The README and the pages of ``docs``, in the order in which their blocks run."""
+
+PHOTOS = (
+    *("photo.jpg", "a.jpg", "b.jpg", "c.jpg", "cat.jpg", "dog.jpg", "street.jpg"),
+    *("photos/first.jpg", "photos/deeper/second.jpg", "more/third.jpg"),
+)
+CLASSES = 4
+NO_NETWORK = """
+import socket
+
+def _refuse(*args, **kwargs):
+    raise OSError("the network is closed")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = _refuse
+"""
+FACTORY = f"""
+from torchvision.models import squeezenet1_1
+
+def make():
+    return squeezenet1_1(num_classes={CLASSES})
+"""
+
+
+def list_blocks(language: str) -> list[tuple[Path, int, str]]:
+    """Return the code blocks of all pages in a language: the page, the line before the block, and its text."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    return [
+        (page, text[: match.start(1)].count("\n"), match[1])
+        for page, text in texts.items()
+        for match in fence.finditer(text)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def furnish(folder: Path) -> None:
+    """Fill a working directory with the photos, the folders and the files that README's blocks name."""
+    from camtool.demo.scenes import draw_scene
+
+    for number, name in enumerate(PHOTOS):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw_scene(number, objects=2).image).resize((160, 140)).save(path)
+    (folder / "mypackage").mkdir()
+    (folder / "mypackage" / "models.py").write_text(FACTORY)
+    (folder / "classes.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))
+    _save_factorys_weights(folder / "mine.safetensors")
+    _save_vit(folder / "google" / "vit-base-patch16-224")
+    _save_clip(folder / "openai" / "clip-vit-base-patch32")
+
+
+def _save_factorys_weights(path: Path) -> None:
+    from safetensors.torch import save_file
+    from torchvision.models import squeezenet1_1
+
+    torch.manual_seed(0)
+    save_file(squeezenet1_1(num_classes=CLASSES).state_dict(), path)
+
+
+_TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SIGHT = {**_TINY, "image_size": 64, "patch_size": 16}
+_SIDES = {"height": 64, "width": 64}
+
+
+def _save_vit(folder: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    transformers.ViTForImageClassification(transformers.ViTConfig(**_SIGHT)).save_pretrained(folder)
+    transformers.ViTImageProcessor(size=_SIDES).save_pretrained(folder)
+
+
+def _save_clip(folder: Path) -> None:
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {
+        word: number for number, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", "a", "photo", "of", "dog"])
+    }
+    speech = {**_TINY, "vocab_size": len(words), "max_position_embeddings": 16, "eos_token_id": 2, "bos_token_id": 1}
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(text_config=speech, vision_config=_SIGHT, projection_dim=24)
+    transformers.CLIPModel(config).save_pretrained(folder)
+    transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size=_SIDES).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    special = {f"{name}_token": f"<{name}>" for name in ("pad", "bos", "eos", "unk")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=16, **special).save_pretrained(
+        folder
+    )
+
+
+# -------------------------------------------------------------------------------------------- the libraries' caches
+
+
+def fill_caches(cache: Path) -> None:
+    """Save random weights as ``resnet50`` of torchvision and ``convnext_tiny`` of timm, where these look for theirs."""
+    import timm
+    from safetensors.torch import save_file
+    from torchvision.models import ResNet50_Weights, resnet50
+
+    checkpoints = cache / "torch" / "hub" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    torch.manual_seed(0)
+    torch.save(resnet50().state_dict(), checkpoints / ResNet50_Weights.DEFAULT.url.rpartition("/")[2])
+    repository = timm.get_pretrained_cfg("convnext_tiny").hf_hub_id.rstrip("/")
+    commit = "0" * 40
+    held = cache / "hf" / "hub" / f"models--{repository.replace('/', '--')}"
+    for name in ("refs", f"snapshots/{commit}"):
+        (held / name).mkdir(parents=True)
+    (held / "refs" / "main").write_text(commit)
+    save_file(timm.create_model("convnext_tiny").state_dict(), held / "snapshots" / commit / "model.safetensors")
+    (cache / "site").mkdir()
+    (cache / "site" / "sitecustomize.py").write_text(NO_NETWORK)
+
+
+def sealed(cache: Path) -> dict[str, str]:
+    """Return an environment in which Python finds these caches and this tree's camtool, and no network."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(cache / "site"), str(README.parent)]),
+        "TORCH_HOME": str(cache / "torch"),
+        "HF_HOME": str(cache / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "MPLBACKEND": "agg",
+    }
+
+
+# -------------------------------------------------------------------------------------- what README takes as given
+
+
+class Masked(nn.Module):
+    """A classifier of pictures of which a mask says what counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = _small_trunk(), nn.Linear(8, CLASSES)
+
+    def forward(self, pixel_values: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.trunk(pixel_values * mask).mean((2, 3)))
+
+
+class Siamese(nn.Module):
+    """A classifier of what changed between two pictures, which runs its trunk on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = _small_trunk(), nn.Linear(8, CLASSES)
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return self.head((self.trunk(after) - self.trunk(before)).mean((2, 3)))
+
+
+class Faces(nn.Module):
+    """A model that returns several things by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = _small_trunk(), nn.Linear(8, 3)
+
+    def forward(self, picture: Tensor) -> dict[str, Tensor]:
+        scores = self.head(self.trunk(picture).mean((2, 3)))
+        return {"age": scores[:, 0], "sex": scores[:, 1:]}
+
+
+def _small_trunk() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+
+
+def given() -> dict[str, Any]:
+    """Return what README's blocks name and do not make: the user's own models and tensors."""
+    torch.manual_seed(0)
+    heart = nn.Sequential(
+        nn.Conv1d(2, 8, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
+    images = torch.rand(2, 3, 64, 64)
+    return {
+        "segmenter": _segmenter(),
+        "detector": _detector(),
+        "masked": Masked().eval(),
+        "siamese": Siamese().eval(),
+        "heart": heart.eval(),
+        "faces": Faces().eval(),
+        "images": images,
+        "mask": (images[:, :1] > 0.3).float(),
+        "before": torch.rand(3, 64, 64),
+        "after": torch.rand(3, 64, 64),
+        "ecg": torch.rand(2, 2, 120),
+        "loader": [(torch.rand(2, 3, 64, 64), torch.tensor([281, 282])) for _ in range(2)],
+    }
+
+
+def _segmenter() -> Any:
+    """A segmenter of torchvision with its labels; "car" is among the classes that it sees."""
+    from torchvision.models.segmentation import LRASPP_MobileNet_V3_Large_Weights as Weights
+    from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+    import camtool
+
+    model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
+    labels = Weights.DEFAULT.meta["categories"]
+    model.classifier.high_classifier.bias.data[labels.index("car")] += 1
+    return camtool.Loaded(model, Weights.DEFAULT.transforms(), labels)
+
+
+def _detector() -> nn.Module:
+    """A detector of torchvision that finds five things at least, as random as its weights."""
+    from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn as build
+
+    return build(weights=None, weights_backbone=None, box_score_thresh=0.0, box_detections_per_img=5).eval()
+
+
+def main() -> None:
+    """Run the Python blocks of all pages in one namespace; a failure names the page and the line."""
+    namespace = given()
+    for page, line, block in list_blocks("python"):
+        exec(compile("\n" * line + block, str(page), "exec"), namespace)
+    names = [name for name in namespace if not name.startswith("_")]
+    sys.stdout.write(json.dumps(names))
+
+
+if __name__ == "__main__":
+    main()

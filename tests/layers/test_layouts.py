@@ -1,0 +1,91 @@
+"""Layouts: tensors as grids and back, grids of tokens, the choice between two layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from camtool.layers.layouts import Layout, choose_layout, find_token_layout
+
+FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
+
+
+# -------------------------------------------------------------------------------------------------- grids and back
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (Layout(FIRST, (2, 3)), (4, 5, 2, 3)),
+        (Layout(LAST, (2, 3)), (4, 2, 3, 5)),
+        (Layout(TOKENS, (2, 3)), (4, 6, 5)),
+        (Layout(TOKENS, (2, 3), prefix=2), (4, 8, 5)),
+        (Layout(TOKENS, (2, 3), prefix=1, suffix=3), (4, 10, 5)),
+        (Layout(TOKENS, (2, 3, 4), prefix=1), (4, 25, 5)),
+        (Layout(FIRST, (2, 3, 4)), (4, 5, 2, 3, 4)),
+        (Layout(LAST, (2, 3, 4)), (4, 2, 3, 4, 5)),
+        (Layout(FIRST, (7,)), (4, 5, 7)),
+    ],
+    ids=lambda value: str(value),
+)
+def test_from_grid_inverts_to_grid(layout: Layout, shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    maps = layout.to_grid(tensor)
+    assert maps.shape == (4, 5, *layout.grid)
+    for i in range(4):
+        assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
+
+
+def test_tokens_are_read_row_by_row_and_from_grid_keeps_the_prefix() -> None:
+    layout = Layout(TOKENS, (2, 3), prefix=1)
+    own = torch.arange(7.0).reshape(1, 7, 1)
+    assert layout.to_grid(own).tolist() == [[[[1, 2, 3], [4, 5, 6]]]]
+    variants = layout.from_grid(torch.zeros(3, 1, 2, 3), own + 9)
+    assert variants[:, :, 0].tolist() == [[9, 0, 0, 0, 0, 0, 0]] * 3
+
+
+# --------------------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "known", "layout"),
+    [
+        (196, (224, 224), [], Layout(TOKENS, (14, 14))),
+        (197, (224, 224), [], Layout(TOKENS, (14, 14), 1)),
+        (261, (224, 224), [], Layout(TOKENS, (16, 16), 5)),  # patches of 14, a class token and four registers
+        (280, (224, 320), [], Layout(TOKENS, (14, 20))),
+        (280, (320, 224), [], Layout(TOKENS, (20, 14))),
+        (7 * 10, (200, 300), [(7, 10)], Layout(TOKENS, (7, 10))),  # a convolution that pads
+        (401, (240, 320), [(20, 20)], Layout(TOKENS, (20, 20), 1)),  # a model that makes its image square
+        (1 + 8 * 7 * 7, (16, 112, 112), [(8, 7, 7)], Layout(TOKENS, (8, 7, 7), 1)),
+        (336, (128, 128), [(16, 16), (8, 8), (4, 4)], Layout(TOKENS, (4, 4), 320)),  # three concatenated levels
+        (336, (128, 128), [], None),  # 12 and 18 x 18 patches of 7, which do not tile 128 pixels
+        (1000, (224, 224), [], None),
+        (1, (224, 224), [], None),
+        (392, (16, 112, 112), [], None),
+    ],
+    ids=str,
+)
+def test_tokens_form_square_patches_or_a_known_grid(
+    tokens: int, size: tuple[int, ...], known: list[tuple[int, ...]], layout: Layout | None
+) -> None:
+    assert find_token_layout(tokens, size, known) == layout
+
+
+# ------------------------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize("kind", [FIRST, LAST])
+def test_the_layout_that_changed_in_the_corner_is_chosen(kind: str) -> None:
+    maps = torch.zeros(2, 8, 8, 8)
+    maps[1, :, :4, :4] = 1
+    tensor = maps if kind == FIRST else maps.movedim(1, -1)
+    assert choose_layout(tensor, [Layout(FIRST, (8, 8)), Layout(LAST, (8, 8))]).kind == kind
+
+
+@pytest.mark.parametrize(("times", "kind"), [(1.1, FIRST), (1.5, LAST)])
+def test_the_likely_layout_is_chosen_unless_another_changed_clearly_more(times: float, kind: str) -> None:
+    maps = torch.zeros(2, 8, 8, 8)
+    maps[1, :4] = times  # channels last: a change in the corner; channels first: a change everywhere
+    maps[1, 4:] = 2 - times
+    assert choose_layout(maps, [Layout(FIRST, (8, 8)), Layout(LAST, (8, 8))]).kind == kind

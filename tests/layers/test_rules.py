@@ -1,0 +1,151 @@
+"""Rules on layers: for each rule a network that is read wrongly without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from camtool.hooks.tracing import trace
+from camtool.layers import rules
+from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.layouts import Layout
+from camtool.layers.rules import TABLES, Rule
+from camtool.layers.survey import find_candidates
+from tests.helpers.nets import Apply
+from tests.layers.nets import (
+    AttentionNet,
+    ClassAttention,
+    ClassTokenNet,
+    LatentNet,
+    MultiHeadAttention,
+    PatchNet,
+    QueryDetector,
+    TokenMixer,
+    TokenNet,
+    build_small_swin,
+    build_small_vit,
+)
+
+FIRST, LAST = "channels first", "channels last"
+
+
+def find_chosen(model: nn.Module) -> str | None:
+    """Return the name of the layer that is chosen for a 64 x 64 image."""
+    return next((each.name for each in find_candidates(model, torch.randn(1, 3, 64, 64)) if each.chosen), None)
+
+
+def find_verdict(model: nn.Module, layer: str) -> str | None:
+    """Return the verdict on a layer; None if it is not listed."""
+    found = {each.name: each.verdict for each in find_candidates(model, torch.randn(1, 3, 64, 64))}
+    return found.get(layer)
+
+
+def find_layouts(model: nn.Module, layer: str, size: int = 64) -> list[Layout]:
+    """Return the ways to read the output of a layer."""
+    calls = trace(model, torch.randn(1, 3, size, size))
+    reader = LayoutReader(calls, (size, size))
+    return next(reader.find_layouts(call) for call in calls if call.name == layer)
+
+
+def split_windows(maps: torch.Tensor) -> torch.Tensor:
+    """Return four windows of each image as images of their own."""
+    return torch.cat([window for half in maps.chunk(2, 2) for window in half.chunk(2, 3)])
+
+
+class Example(NamedTuple):
+    """A function that finds something else without the rule, and what it finds with the rule."""
+
+    find: Callable[[], Any]
+    expected: Any
+
+
+def build_few_positions_net() -> nn.Module:
+    """Return a network whose head reads two of the 8 x 8 positions behind a 3 x 3 convolution."""
+    mix = nn.Conv2d(8, 8, 3, padding=1)
+    model = PatchNet(mix, lambda x: x[..., 2, 2] + x[..., 5, 5])
+    model.shaped = mix
+    return model
+
+
+def build_pooled_windows_net() -> nn.Module:
+    """Return a network with a module that returns windows."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 4, stride=4), Apply(split_windows), Apply(lambda x: x.mean((2, 3)).unflatten(0, (4, -1)).sum(0))
+    ).append(nn.Linear(8, 5))
+
+
+EXAMPLES: dict[str, Example] = {
+    "detection queries": Example(lambda: find_chosen(QueryDetector(16)), "norm"),  # 16 queries could be 4 x 4 patches
+    "windows": Example(lambda: find_verdict(build_pooled_windows_net(), "1"), None),
+    "inside of attention": Example(  # (1, 2, 65, 65)
+        lambda: find_layouts(
+            TokenNet(MultiHeadAttention(128, 2), nn.Conv2d(3, 128, 16, stride=16)), "body.over_tokens", 128
+        ),
+        [],
+    ),
+    "inside of token mixing": Example(  # 64 channels could be 8 x 8 tokens
+        lambda: find_layouts(TokenNet(TokenMixer(17), nn.Conv2d(3, 64, 16, stride=16)), "body.along"), []
+    ),
+    "another channel axis": Example(  # (1, 8, 8, 3), whose first two axes have the proportions of the image
+        lambda: find_layouts(nn.Sequential(nn.Conv2d(3, 8, (8, 21), stride=(8, 21))), "0"), []
+    ),
+    "known channel axis": Example(  # 16 channels over 16 x 16 positions
+        lambda: find_layouts(build_small_swin(), "features.1"), [Layout(LAST, (16, 16))]
+    ),
+    "exact proportions": Example(  # 10 channels over 8 x 8 positions could be 10 x 8
+        lambda: find_layouts(nn.Sequential(Apply(lambda x: x[:, :1, ::16, ::16].expand(-1, 10, -1, -1))), "0", 128),
+        [Layout(FIRST, (8, 8))],
+    ),
+    "pooling": Example(
+        lambda: find_chosen(
+            nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(64, 5))
+        ),
+        "1",
+    ),
+    "constant output": Example(lambda: find_verdict(AttentionNet(), "bias"), "it does not depend on the image"),
+    "output without gradient": Example(lambda: find_verdict(build_small_vit(), "encoder"), "no gradient reaches it"),
+    "one row": Example(
+        lambda: find_verdict(AttentionNet(), "attention"), "the score's gradient reaches hardly any of its positions"
+    ),
+    "few positions": Example(lambda: find_chosen(build_few_positions_net()), "patches"),
+    "class scores": Example(
+        lambda: find_chosen(
+            nn.Sequential(nn.Conv2d(3, 6, 8, 8), nn.ReLU(), nn.Conv2d(6, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        ),
+        "1",
+    ),
+    "latents": Example(lambda: find_chosen(LatentNet(20)), "norm"),  # 20 latents could be a prefix of 4 and 4 x 4
+    "attention projection": Example(
+        lambda: find_verdict(ClassTokenNet(ClassAttention(8, together=False)), "attention.key"), "a projection of norm"
+    ),
+}
+
+RULES = [pytest.param(table, rule, id=rule.name) for table, entries in TABLES.items() for rule in entries]
+
+
+@pytest.mark.parametrize(("table", "rule"), RULES)
+def test_each_rule_is_needed_by_a_network(table: str, rule: Rule[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if rule.name not in EXAMPLES:
+        pytest.fail(f"add a network that needs the rule {rule.name!r} to EXAMPLES in tests/layers/test_rules.py")
+    example = EXAMPLES[rule.name]
+    torch.manual_seed(0)
+    assert example.find() == example.expected
+    monkeypatch.setattr(rules, table, tuple(each for each in TABLES[table] if each is not rule))
+    torch.manual_seed(0)
+    assert example.find() != example.expected
+
+
+@pytest.mark.parametrize(("table", "rule"), RULES)
+def test_each_rule_names_the_models_that_need_it(table: str, rule: Rule[Any]) -> None:
+    assert rule.needed_by, f"the rule {rule.name!r} in rules.{table} names no model"
+    assert rule.verdict or table not in ("RESPONSE", "PROJECTION"), "candidates are listed with a reason"
+
+
+def test_each_example_belongs_to_a_rule() -> None:
+    names = [rule.name for entries in TABLES.values() for rule in entries]
+    assert sorted(EXAMPLES) == sorted(names)
+    assert all(getattr(rules, table) is entries for table, entries in TABLES.items())

@@ -1,0 +1,160 @@
+"""Code in a model's folder, or in the working directory, that must not run unless the user names it."""
+
+# ruff: noqa: F401, F811  fixtures of the other file are used by name
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torchvision.transforms.functional import pil_to_tensor
+
+import camtool
+from camtool import ModelError
+from tests.cli.test_commands import TINY, camtool_, photos, start_process
+from tests.models.sources.test_hugging_face import PHOTO, TEXT, build_tokenizer, clip, vit
+
+MALICIOUS = """
+from pathlib import Path
+Path(r"{mark}").touch()
+class Mine:
+    pass
+"""
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch) -> Path:
+    """Path of a file that the malicious code creates. Each request for consent is answered with yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return tmp_path / "was-run"
+
+
+def update_json(path: Path, **values: object) -> None:
+    values_before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**values_before, **values}))
+
+
+def prepare(image) -> torch.Tensor:
+    return pil_to_tensor(image.resize((64, 64))) / 255
+
+
+# -------------------------------------------------------------------------------------- folders of Hugging Face models
+
+
+@pytest.mark.parametrize("function", [camtool.load, camtool.models.build_untrained])
+def test_a_model_with_code_in_its_folder_is_refused(tmp_path, mark, function):
+    folder = tmp_path / "model"
+    vit().save_pretrained(folder)
+    (folder / "mine.py").write_text(MALICIOUS.format(mark=mark))
+    names = {"AutoConfig": "mine.Mine", "AutoModel": "mine.Mine"}
+    update_json(folder / "config.json", model_type="mine", architectures=["Mine"], auto_map=names)
+    with pytest.raises(ModelError, match=r"needs Python code of its own, which camtool does not run\..*pass the model"):
+        function(f"hf:{folder}")
+    assert not mark.exists()
+
+
+def test_an_image_processor_with_code_in_its_folder_is_refused(tmp_path, mark):
+    folder = tmp_path / "model"
+    vit().save_pretrained(folder)
+    (folder / "mine.py").write_text(MALICIOUS.format(mark=mark))
+    config = {"image_processor_type": "Mine", "auto_map": {"AutoImageProcessor": "mine.Mine"}}
+    update_json(folder / "preprocessor_config.json", **config)
+    with pytest.raises(ModelError, match=r"preprocesses images with Python code of its own.*camtool\.Loaded"):
+        camtool.load(f"hf:{folder}")
+    bare = transformers.ViTForImageClassification.from_pretrained(folder)
+    with pytest.raises(ModelError, match="preprocesses images with Python code of its own"):
+        camtool.explain(bare, PHOTO)
+    assert camtool.explain(bare, PHOTO, transform=prepare).warnings == ()
+    assert not mark.exists()
+
+
+def test_a_tokenizer_with_code_in_its_folder_is_replaced_by_the_librarys(tmp_path, mark):
+    folder = tmp_path / "model"
+    clip().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    (folder / "mine.py").write_text(MALICIOUS.format(mark=mark))
+    config = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
+    update_json(folder / "tokenizer_config.json", **config)
+    loaded = camtool.load(f"hf:{folder}")
+    camtool.explain(loaded, PHOTO, TEXT)
+    assert not mark.exists()
+
+
+# -------------------------------------------------------------------------------------------- the working directory
+
+LIBRARIES = ["numpy", "torch", "typer", "rich", "PIL", "cv2", "torchvision", "accimage"]
+STANDARD = ["__future__", "typing", "json", "dataclasses", "enum", "random", "signal", "hashlib", "socket"]
+
+
+def write_malicious_modules(folder: Path, *names: str) -> Path:
+    """Write modules with these names to a folder. Each creates a file in the returned folder when it is imported."""
+    ran = folder / "ran"
+    ran.mkdir()
+    for name in names:
+        (folder / f"{name}.py").write_text(f"open({str(ran / name)!r}, 'w').close()\nraise ImportError('evil')\n")
+    return ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", False), ("demo", True)])
+def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_path, monkeypatch, model, safe):
+    if safe:
+        monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
+    process = start_process("photos", "--model", model, cwd=tmp_path)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert [*ran.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_the_installed_command_does_not_import_from_the_working_directory(photos, tmp_path):
+    ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
+    script = (
+        "import sys; del sys.path[0]; from camtool.cli.app import main; main()"  # as an installed script: not from here
+    )
+    command = [sys.executable, "-c", script, "photos", "--model", "demo", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(camtool.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr, [*ran.iterdir()]) == (0, "", [])
+
+
+@pytest.mark.slow
+def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(photos, tmp_path):
+    ran = write_malicious_modules(tmp_path, "numpy", "json")
+    (tmp_path / "layers_of_mine.py").write_text("from tests.cli.test_commands import tiny\n")
+    (tmp_path / "nets_of_mine.py").write_text(
+        "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
+    )
+    process = start_process("photos", "--model", "nets_of_mine:make", cwd=tmp_path)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert [*ran.iterdir()] == []
+
+
+def test_the_working_directory_is_on_the_path_only_during_the_import(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", before := [place for place in sys.path if place not in ("", str(tmp_path))])
+    (tmp_path / "seen_path.py").write_text(
+        "import sys, torch\nseen = [*sys.path]\ndef make():\n    return torch.nn.Linear(2, 2)\n"
+        "def fail():\n    raise KeyError(1)\n"
+    )
+    expected = [*before]
+    camtool.load("seen_path:make")
+    assert sys.modules.pop("seen_path").seen == [*expected, str(tmp_path)]
+    with pytest.raises(KeyError):
+        camtool.load("seen_path:fail")
+    assert sys.path == expected
+    camtool.load("demo")
+    assert sys.path == expected
+
+
+def test_the_error_for_a_missing_function_names_the_file_of_the_module(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("def make(): ...")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"torch \(.*__init__\.py\) has no function 'make_mine'"):
+        camtool.load("torch:make_mine")
