@@ -17,7 +17,7 @@ from camtool.hooks.attention_capture import capture_attention
 from camtool.methods import METHODS
 from camtool.targets import ClassScore
 from tests.helpers.nets import Apply
-from tests.helpers.transformers import (
+from tests.helpers.vision_transformers import (
     ATTENTION_METHODS,
     ATTENTION_METHODS_WITH_GRADIENTS,
     CHANNELS,

@@ -19,7 +19,7 @@ from camtool.errors import CamtoolError
 from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention
 from camtool.structures.nested_tensors import find_main_tensor
 from tests.helpers.nets import Apply
-from tests.helpers.transformers import (
+from tests.helpers.vision_transformers import (
     ATTENTION_FUNCTIONS,
     CHANNELS,
     CLASSES,

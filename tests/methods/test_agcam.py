@@ -16,7 +16,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention_capture import capture_attention
 from camtool.methods import METHODS
 from camtool.targets import ClassScore
-from tests.helpers.transformers import (
+from tests.helpers.vision_transformers import (
     ATTENTION_FUNCTIONS,
     POOLINGS,
     SMALL_HF,

@@ -14,7 +14,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Target
-from tests.helpers.transformers import (
+from tests.helpers.vision_transformers import (
     ATTENTION_FUNCTIONS,
     ATTENTION_METHODS,
     GRID,

@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from camtool.methods import METHODS
 from camtool.methods.families.scorecam import blur_input
 from camtool.targets import ClassScore, Probability
-from tests.helpers.transformers import build_oracle, close_to_peak, gather_rows, make_images, make_tiny_vit
+from tests.helpers.vision_transformers import build_oracle, close_to_peak, gather_rows, make_images, make_tiny_vit
 from tests.methods.test_all_methods import IMAGES, deep_net, fake, look
 from tests.oracles import ORACLES
 

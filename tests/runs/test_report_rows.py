@@ -171,7 +171,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = [r"{tests}"]
-from tests.runs.test_manifest import build_line, open_manifest
+from tests.runs.test_report_rows import build_line, open_manifest
 with open_manifest(Path(r"{folder}")) as manifest:
     manifest.add(build_line("killed"))
     print("held", flush=True)

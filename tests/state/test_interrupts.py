@@ -21,8 +21,10 @@ import camtool
 from camtool.state.cleanup import Cleanup
 from tests.state.test_no_trace import Attend, Counts, Draws, net, pictures, same, snapshot
 
-GUARDED = {"cleanup", "guards", "hooks", "rng", "recording", "explanation", "attention", "evidence"}
-"""The files of which every line is interrupted: they change the model and the thread, and put them back."""
+PACKAGE = Path(camtool.__file__).parent
+
+GUARDED = {"state", "hooks", "recorder", "evidence", "explainer"}
+"""The packages and modules of which every line is interrupted: they change the model or the thread, and undo it."""
 
 MOMENTS = 250
 """How many of a run's lines are tried, evenly spread: with all of them it takes a quarter of an hour, and passes."""
@@ -144,7 +146,7 @@ def interrupted_at(count: int, met: list[str]) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         path = Path(frame.f_code.co_filename)
-        if path.stem not in GUARDED or "camtool" not in path.parts:
+        if not path.is_relative_to(PACKAGE) or Path(path.relative_to(PACKAGE).parts[0]).stem not in GUARDED:
             return None
         if event == "call":
             entered.difference_update([each for each in entered if each[0] == id(frame)])

@@ -294,7 +294,7 @@ def test_a_head_quantized_in_place_is_noticed() -> None:
     check_like_a_fresh_model(model, x, method="eigencam")
     quantization.convert(model, inplace=True)
     assert is_quantized(model)
-    with pytest.raises(MethodError, match="quantised"):
+    with pytest.raises(MethodError, match="quantized"):
         camtool.explain(model, x, 1)
     check_like_a_fresh_model(model, x, method="eigencam")
 
@@ -323,11 +323,11 @@ def test_the_kind_of_data_follows_replaced_layers() -> None:
 def test_the_preparation_of_photos_follows_a_replaced_layer() -> None:
     model, photo = small_net(), np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
     explainer = camtool.Explainer(model)
-    assert not any("grey" in warning for warning in explainer(photo, 1).warnings)
+    assert not any("gray" in warning for warning in explainer(photo, 1).warnings)
     model.stem = nn.Conv2d(1, 4, 4, stride=4)
     fresh = camtool.explain(copy.deepcopy(model), photo, 1)
     for found in (explainer(photo, 1), camtool.explain(model, photo, 1)):
-        assert any("grey" in warning for warning in found.warnings)
+        assert any("gray" in warning for warning in found.warnings)
         np.testing.assert_array_equal(found.raw, fresh.raw)
 
 

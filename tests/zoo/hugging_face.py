@@ -370,7 +370,7 @@ UNFIT: dict[str, tuple[Small, str]] = {
         "it paints the picture's patches",
     ),
 }
-"""What cannot be explained unasked, each with the reason: a callable from the output to a number says what to explain.
+"""What cannot be explained unasked, each with the reason: a function from the output to a number says what to explain.
 
 Not here at all are models that are given no picture: ImageGPT (clusters of colors), SigLIP 2 (patches and a mask).
 """

@@ -78,7 +78,7 @@ def test_latents_are_not_read_as_positions(small: Small) -> None:
 @pytest.mark.parametrize("name", UNFIT)
 def test_model_without_an_output_for_the_image_is_rejected(name: str) -> None:
     small, _ = UNFIT[name]
-    with pytest.raises((LayerError, TargetError), match=r"no gradient reaches it|a callable from th"):
+    with pytest.raises((LayerError, TargetError), match=r"no gradient reaches it|a function from th"):
         camtool.explain(small.build(), picture(2, small.size, small.size))
 
 
