@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -473,32 +474,35 @@ def test_a_process_forked_while_another_thread_explains_can_explain(method, in_a
     try:
         in_another_thread(model)
         for _ in range(12):
-            assert child_exits_with_zero(
+            ended = run_in_child(
                 lambda: (
                     np.array_equal(camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw, expected)
                     and all(module.training for module in model.modules())
                 )
             )
+            assert ended == "succeeded"
     finally:
         torch.set_num_threads(threads)
 
 
-def child_exits_with_zero(succeeds: Callable[[], bool]) -> bool:
-    """Fork; the child exits with 0 if the function says so. One that hangs is killed."""
+def run_in_child(succeeds: Callable[[], bool]) -> str:
+    """Fork, and say how the child ended: "succeeded", "hung" after 60 s, or its exit code."""
     child = os.fork()
     if child == 0:
         try:
             os._exit(0 if succeeds() else 3)
         finally:
+            traceback.print_exc()
             os._exit(4)
-    for _ in range(3000):
+    for _ in range(6000):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status) == 0
+            code = os.waitstatus_to_exitcode(status)
+            return f"exit code {code}" if code else "succeeded"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
+    return "hung"
 
 
 # ----------------------------------------------------------------------------------------------------- memory
