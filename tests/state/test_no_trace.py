@@ -366,12 +366,14 @@ def test_two_threads_explain_one_model_with_the_results_of_one(method, eager_swi
     is_slow = camtool.METHODS[method].cost == "many passes" or method == "vitreciprocam"  # 256 tokens, one by one
     together, count = threading.Barrier(2), 4 if is_slow else 60
 
-    def rounds(i: int) -> int:
+    def rounds(i: int) -> list[float]:
+        """Return the largest difference of each map that is not bitwise equal."""
         together.wait()
-        return sum(np.array_equal(explainer(batches[i], 1)[0].raw, alone[i]) for _ in range(count))
+        found = [explainer(batches[i], 1)[0].raw for _ in range(count)]
+        return [float(np.abs(raw - alone[i]).max()) for raw in found if not np.array_equal(raw, alone[i])]
 
     with unchanged(model), ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(rounds, range(2))) == [count, count]
+        assert list(pool.map(rounds, range(2))) == [[], []]
 
 
 def test_another_thread_that_runs_the_model_gets_its_usual_output(eager_switching) -> None:
