@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from camtool import targets
+from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
@@ -27,9 +28,11 @@ from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation
+from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
+from camtool.layers.centers import find_centers
 from camtool.layers.selection import find_layers
 from camtool.methods import Method, MethodFunction, check_model_support, check_options, find_method, merges
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
@@ -98,6 +101,7 @@ class Settings(TypedDict, total=False):
     image: Key | None
     call_index: int | None
     kind: DataKind | None
+    placement: Placement
 
 
 class LayerSettings(Settings, total=False):
@@ -224,6 +228,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
         kind: ``"image"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
             ``(N, C, T, H, W)``, if neither the model's convolutions nor the shape decides. The channels must come
             before the frames.
+        placement: How a layer's grid lies on the input. ``"stretch"`` stretches it over the input, as other libraries
+            do. ``"centers"`` draws each cell where the layer looked: strided convolutions with symmetric padding look
+            up and to the left of the stretched cells. See :mod:`camtool.layers.centers`.
         **options: Options of the method.
 
     Returns:
@@ -287,12 +294,14 @@ class Explainer(Generic[Result]):
         image: Key | None = None,
         call_index: int | None = None,
         kind: DataKind | None = None,
+        placement: Placement = "stretch",
         **options: Any,
     ) -> None:
         loaded, whole = to_loaded(model), get_module(model)
         # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
         self._model, self._text, self._whole = loaded.model, loaded.text, whole
         check_settings(transform, labels, batch_size, image, call_index)
+        check_choice("placement", placement, get_args(Placement))
         self._labels = labels if labels is not None else loaded.labels
         if self._text is not None and self._labels is not None:
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
@@ -304,6 +313,7 @@ class Explainer(Generic[Result]):
         self._merge = merges.get_merge(merge)
         self._preparer = InputPreparer(self._model, transform or loaded.transform, device, kind=kind)
         self._image, self._call_index, self._batch_size, self._options = image, call_index, batch_size, options
+        self._placement = placement
         check_options(self._methods, options)
         check_model_support(self._methods, self._model)
         for name, given in (("method", self._methods), ("layer", self._layers)):
@@ -401,8 +411,10 @@ class Explainer(Generic[Result]):
             at_input=method.ignores_layer,
         )
         choice = describe_chosen_tensor(forward_pass.output)
+        centers = [self._find_centers(forward_pass, each) for each in evidence]
         # Single numbers are read from here on, which arrays give several times faster than tensors.
-        maps, scores = self._compute_maps(method, evidence).float().cpu().numpy(), evidence[0].scores.tolist()
+        merged, place = self._compute_maps(method, evidence, centers)
+        maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class = forward_pass.compute_probabilities()
         probabilities = [None] * len(items) if by_class is None else by_class.cpu().numpy()
         detector = None if method.ignores_layer else find_detector_transform(self._model)
@@ -424,12 +436,24 @@ class Explainer(Generic[Result]):
                 layer=layer,
                 warnings=(*item.notes, *notes, *choices, *doubts),
                 box=target.get_box(),
+                centers=place,
             )
             explanations.append(explanation)
         return explanations
 
-    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> Tensor:
-        """Return the method's maps of all layers, merged: ``(R, *grid)``."""
+    def _find_centers(self, forward_pass: ForwardPass, evidence: Evidence) -> CellCenters | None:
+        """Return where the cells of the evidence's layer lie in the input; ``None`` if its grid is stretched."""
+        if self._placement == "stretch" or not evidence.layer:
+            return None
+        with forward_pass.restore_autocast():
+            return find_centers(
+                self._model, forward_pass.inputs, evidence.get_layer(), call_index=forward_pass.call_index
+            )
+
+    def _compute_maps(
+        self, method: Method, evidence: Sequence[Evidence], centers: Sequence[CellCenters | None]
+    ) -> tuple[Tensor, CellCenters | None]:
+        """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
         options = {name: value for name, value in self._options.items() if name in method.options}
         device = evidence[0].scores.device.type
         # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
@@ -438,13 +462,19 @@ class Explainer(Generic[Result]):
             maps = [method(each, **options) for each in evidence]
             for each, raw in zip(evidence, maps, strict=True):
                 _check_maps(method, each, raw)
-            merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence))
+            # Methods may return maps on another grid than the layer's, e.g. the input's.
+            places = [
+                place if place is not None and raw.shape[1:] == each.activations.shape[2:] else None
+                for place, raw, each in zip(centers, maps, evidence, strict=True)
+            ]
+            merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence), places)
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
             raise MethodError(
                 f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "
                 "maps and of their axes."
             )
-        return merged
+        finest = merges.find_finest(maps)
+        return merged, places[finest] if merged.shape == maps[finest].shape else None
 
 
 def _build_signature() -> inspect.Signature:

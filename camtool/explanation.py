@@ -10,6 +10,7 @@ import numpy as np
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.cached_property import cached_property
+from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -42,6 +43,8 @@ class Explanation:
         warnings: Reasons not to trust this map, one sentence each.
         box: ``(x0, y0, x1, y1)`` in pixels of the photo, the box of the explained detection; ``None`` for any other
             target.
+        centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
+            input.
     """
 
     raw: NDArray[np.float32]
@@ -54,6 +57,7 @@ class Explanation:
     layer: str
     warnings: tuple[str, ...] = ()
     box: tuple[float, float, float, float] | None = None
+    centers: CellCenters | None = None
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -75,7 +79,15 @@ class Explanation:
 
         ``(L,)`` for a signal, ``(D, H, W)`` for a volume, ``(T, H, W)`` for a clip.
         """
-        return self.view.place_map(self.raw)
+        return self.view.place_map(self.raw, self.centers)
+
+    @property
+    def shift(self) -> tuple[float, ...]:
+        """How far the map's middle lies from where a stretched grid has it, in pixels of the model's input.
+
+        One number per axis, ``(y, x)`` for images; negative numbers are shifts up and to the left.
+        """
+        return (0.0,) * self.raw.ndim if self.centers is None else self.centers.compute_shift(self.raw.shape)
 
     @property
     def seen(self) -> NDArray[np.bool_]:
@@ -110,7 +122,7 @@ class Explanation:
         """Return the overlay for saving and showing, in which a small photo is enlarged."""
         # The cached heatmap is not used: that of a large photo would stay in memory while the file is encoded.
         view = self.view.enlarge()
-        return self._draw(view, view.place_map(self.raw), alpha, colormap, self.view.enlargement)
+        return self._draw(view, view.place_map(self.raw, self.centers), alpha, colormap, self.view.enlargement)
 
     @property
     def _caption(self) -> str:

@@ -33,6 +33,9 @@ __all__ = [
     "get_children",
     "get_forward_hooks",
     "get_node_number",
+    "get_node_shape",
+    "get_saved_integers",
+    "get_saved_value",
     "get_storage_id",
     "get_write_count",
     "get_write_counts",
@@ -218,6 +221,28 @@ Where torch has no such function, the copy is a plain one.
 def get_node_number(node: Node) -> int:
     """Return the number that autograd gave to a node of the graph. Within a thread, later nodes have larger numbers."""
     return int(node._sequence_nr())
+
+
+def get_node_shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of the first tensor that a node of the graph returned in the forward pass."""
+    return tuple(node._input_metadata[0].shape)
+
+
+def get_saved_value(node: Node, name: str) -> Any:
+    """Return what a node of the graph saved under a name, e.g. ``weight``; None if it saved nothing."""
+    if name == "variable":  # of the nodes that accumulate gradients in leaves
+        return getattr(node, name, None)
+    return getattr(node, f"_saved_{name}", None)
+
+
+def get_saved_integers(node: Node, name: str) -> tuple[int, ...]:
+    """Return the integers that a node saved under a name, e.g. ``stride``; nothing if it saved none."""
+    saved = get_saved_value(node, name)
+    if saved is None:
+        return ()
+    # Torch shows negative numbers as unsigned ones.
+    numbers = saved if isinstance(saved, (tuple, list)) else (saved,)
+    return tuple(int(number) - 2**64 if number >= 2**63 else int(number) for number in numbers)
 
 
 def get_backward_pass_id() -> int:

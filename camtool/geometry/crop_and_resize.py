@@ -19,6 +19,7 @@ from torch import Tensor
 
 from camtool.cached_property import cached_property
 from camtool.errors import GeometryError
+from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside
 
 __all__ = ["Geometry"]
@@ -166,11 +167,12 @@ class Geometry:
         down, across = mask.shape[0] / self.photo[0], mask.shape[1] / self.photo[1]
         return average_cells(mask, [(down * top, down * bottom), (across * left, across * right)], size)
 
-    def place(self, maps: Tensor) -> Tensor:
+    def place(self, maps: Tensor, centers: CellCenters | None = None) -> Tensor:
         """Place maps on the photo by bilinear interpolation. The result is differentiable.
 
         Args:
-            maps: (..., gh, gw) of any floating dtype, finite. The grid covers the model's input evenly.
+            maps: (..., gh, gw) of any floating dtype, finite.
+            centers: Where the cells lie in the input. By default the grid covers the input evenly.
 
         Returns:
             (..., H, W) of the same dtype, on the same device; 0 at pixels that the model did not see.
@@ -186,8 +188,9 @@ class Geometry:
         # At least float32, even under autocast: half precision shows as bands in the heatmap.
         with torch.autocast(maps.device.type, enabled=False):
             wide = maps if maps.dtype == torch.float64 else maps.float()
-            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, self.photo[0]).to(wide)
-            columns = build_interpolation_matrix(maps.shape[-1], left, right, self.photo[1]).to(wide)
+            per_row, per_column = scale_to_cells(centers, maps.shape[-2:], self.size)
+            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, self.photo[0], *per_row).to(wide)
+            columns = build_interpolation_matrix(maps.shape[-1], left, right, self.photo[1], *per_column).to(wide)
             return (rows @ wide @ columns.T).to(maps.dtype)
 
 

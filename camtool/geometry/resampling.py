@@ -17,7 +17,9 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 
 
 @lru_cache(maxsize=32)
-def build_interpolation_matrix(n_in: int, start: float, stop: float, n_out: int) -> Tensor:
+def build_interpolation_matrix(
+    n_in: int, start: float, stop: float, n_out: int, offset: float = 0.5, stride: float = 1.0
+) -> Tensor:
     """Return the matrix that interpolates ``n_in`` cells, which cover ``start`` to ``stop``, at ``n_out`` pixels.
 
     It is linear between the centers of the cells, constant beyond the outermost centers, and 0 outside of the cells.
@@ -27,13 +29,15 @@ def build_interpolation_matrix(n_in: int, start: float, stop: float, n_out: int)
         start: Begin of the first cell, in output pixels.
         stop: End of the last cell; smaller than ``start`` if the cells run backwards.
         n_out: Number of output pixels.
+        offset: Center of the first cell, in lengths of a cell from ``start``.
+        stride: Distance between neighboring centers, in lengths of a cell. By default the cells tile the span.
 
     Returns:
         (n_out, n_in) float64 on the CPU. Calls share it: do not change it in place.
     """
     centers = np.arange(n_out) + 0.5
     # Position of each pixel's center in units of cells; clipping continues the outermost cells.
-    cell = np.clip((centers - start) / (stop - start) * n_in - 0.5, 0, n_in - 1)
+    cell = np.clip(((centers - start) / (stop - start) * n_in - offset) / stride, 0, n_in - 1)
     weights = np.clip(1 - np.abs(cell[:, None] - np.arange(n_in)), 0, None)
     weights[~find_pixels_inside(start, stop, n_out)] = 0
     # The matrix is cached. A tensor that is created in inference mode can never be part of a graph.

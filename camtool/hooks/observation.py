@@ -25,7 +25,7 @@ from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
 
-__all__ = ["Observation", "get_call", "observe", "resume"]
+__all__ = ["Observation", "get_call", "observe", "observe_with_trunk", "resume"]
 
 _T = TypeVar("_T")
 
@@ -106,6 +106,54 @@ def _observe(
         get_call(layer, tensors, -1)
     tensor = find_main_tensor(output)
     return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
+
+
+def observe_with_trunk(
+    model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs
+) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """Run ``model`` once on the first image, with a graph from the image to the outputs of ``layers``.
+
+    Args:
+        model: Any module. It runs in evaluation mode, and its state is preserved.
+        layers: Dotted module names.
+        inputs: The inputs of the model.
+
+    Returns:
+        The image input, a leaf of the graph, ``(1, C, *size)``; for a detector the image as its own transform resized
+        it. And for each layer the tensors that it returned, one per call.
+
+    Raises:
+        LayerError: A name is unknown.
+    """
+    model = get_module(model)
+    calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    leaves: list[Tensor] = []
+
+    def keep_output(layer: str, _: nn.Module, output: Any) -> None:
+        calls[layer] += [kept for kept in [find_main_tensor(output)] if kept is not None]
+
+    def start_graph(_: nn.Module, output: Any) -> Any:
+        images = output[0]
+        images.tensors = images.tensors.detach().clone().requires_grad_()
+        leaves.append(images.tensors)
+        return output
+
+    with (
+        preserve_model(model) as cleanup,
+        leave_inference_mode(model, map_batch(inputs, lambda tensor: tensor[:1].detach()), grad=True) as first,
+        torch.enable_grad(),
+    ):
+        transform = find_detector_transform(model)
+        if transform is not None:
+            add_forward_hook(cleanup, transform, start_graph)
+        else:
+            main = find_main_tensor(first)
+            leaves += [] if main is None else [main.clone().requires_grad_()]
+            first = replace_main_tensor(first, leaves[0]) if leaves else first
+        for layer in calls:
+            add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+        run_user_inputs(model, first)
+    return leaves[0], calls
 
 
 def resume(

@@ -21,7 +21,7 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = ["Layer", "depends_on_image", "find_layers"]
+__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def find_layers(
             qualifies. The message lists the layers that come near.
     """
     shape = None if names is None else tuple(names)
-    question = "layers", _describe_shapes(inputs), shape, like and replace(like, grid=()), call_index
+    question = "layers", describe_shapes(inputs), shape, like and replace(like, grid=()), call_index
 
     def find() -> tuple[Layer, ...]:
         if names is None:
@@ -139,7 +139,7 @@ def _find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...
     return tuple(apply_detector_transform(model, get_image_input(inputs)[:1]).shape[2:])
 
 
-def _describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
+def describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
     """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
     names = inputs if isinstance(inputs, Mapping) else ()
     return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))

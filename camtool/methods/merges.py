@@ -11,9 +11,20 @@ from torch import Tensor
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
-from camtool.maps import resize, scale_by_peak, scale_min_max, unsqueeze_like
+from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.maps import scale_by_peak, scale_min_max, unsqueeze_like
 
-__all__ = ["MERGES", "Cascade", "Merge", "ScaledMax", "Winsor", "get_merge", "merge_maps", "multiply_maps"]
+__all__ = [
+    "MERGES",
+    "Cascade",
+    "Merge",
+    "ScaledMax",
+    "Winsor",
+    "find_finest",
+    "get_merge",
+    "merge_maps",
+    "multiply_maps",
+]
 
 Merge: TypeAlias = Callable[[Tensor], Tensor]
 """A function from the maps of several layers ``(L, N, *grid)`` to one map per image ``(N, *grid)``.
@@ -109,16 +120,18 @@ class Cascade:
     begins with the last layer. Negative values of a map count as 0.
     """
 
-    def __call__(self, maps: Tensor | Sequence[Tensor]) -> Tensor:
-        """Return the map ``(N, *finest)`` of maps ``(N, *grid)``, each on a grid of its own."""
-        from_the_last = list(maps)[::-1]
+    def __call__(self, maps: Tensor | Sequence[Tensor], centers: Sequence[CellCenters | None] | None = None) -> Tensor:
+        """Return the map ``(N, *finest)`` of maps ``(N, *grid)``, each on a grid of its own with its own centers."""
+        placed = list(zip(maps, [None] * len(maps) if centers is None else centers, strict=True))
         # The sort is stable: of maps on the same grid, the last layer stays first.
-        coarsest, *finer = sorted(from_the_last, key=lambda each: each[0].numel())
+        (coarsest, place), *finer = sorted(placed[::-1], key=lambda each: each[0][0].numel())
         result: Tensor = coarsest.relu()
-        for each in finer:
+        for each, own_place in finer:
             grid, positive = each.shape[1:], each.relu()
-            around = resize(resize(positive, result.shape[1:]), grid)
-            result = resize(result, grid) * torch.where(around > 0, positive / around, 0)
+            pooled = resample(positive, own_place, result.shape[1:], place)
+            around = resample(pooled, place, grid, own_place)
+            result = resample(result, place, grid, own_place) * torch.where(around > 0, positive / around, 0)
+            place = own_place
         return result
 
 
@@ -134,7 +147,10 @@ MERGES: dict[str, Merge] = {
 
 
 def merge_maps(
-    maps: Sequence[Tensor], how: str | Merge = "mean", importance: Callable[[], Tensor] | None = None
+    maps: Sequence[Tensor],
+    how: str | Merge = "mean",
+    importance: Callable[[], Tensor] | None = None,
+    centers: Sequence[CellCenters | None] | None = None,
 ) -> Tensor:
     """Merge the maps of several layers into one map per image.
 
@@ -147,6 +163,8 @@ def merge_maps(
         how: A name in :data:`MERGES`, or a function from ``(L, N, *grid)`` to ``(N, *grid)``.
         importance: Computes the importance of each layer for each map, ``(L, N)``. Only :class:`Winsor` calls it; by
             default the means of the maps are used.
+        centers: Where the cells of each map lie in the model's input, so that the values at one place are merged. By
+            default, and where None, each grid covers the input evenly.
 
     Returns:
         The merged maps ``(N, *finest)``.
@@ -159,12 +177,23 @@ def merge_maps(
         return maps[0]
     scaled = [scale_by_peak(each) for each in maps]
     if isinstance(function, Cascade):
-        return function(scaled)
-    finest = max((tuple(each.shape[1:]) for each in maps), key=lambda grid: torch.Size(grid).numel())
-    stacked = torch.stack([resize(each, finest) for each in scaled])
+        return function(scaled, centers)
+    finest = find_finest(maps)
+    places = [None] * len(maps) if centers is None else centers
+    stacked = torch.stack(
+        [
+            resample(each, place, maps[finest].shape[1:], places[finest])
+            for each, place in zip(scaled, places, strict=True)
+        ]
+    )
     if isinstance(function, Winsor):
         return function(stacked, importance() if importance else _compute_means(maps))
     return function(stacked)
+
+
+def find_finest(maps: Sequence[Tensor]) -> int:
+    """Return the index of the map with the most positions; the first of several."""
+    return max(range(len(maps)), key=lambda index: (maps[index][0].numel(), -index))
 
 
 def get_merge(how: str | Merge) -> Merge:

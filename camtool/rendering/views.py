@@ -17,6 +17,7 @@ import torch
 
 from camtool import maps
 from camtool.errors import CamtoolError
+from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
@@ -75,9 +76,14 @@ class View(ABC):
         """Mask of this view's ``size``: the part that reached the model. Only photos may have other parts."""
         return np.ones(self.size, np.bool_)
 
-    def place_map(self, raw: Map) -> Map:
-        """Return a raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centers of the grid's cells."""
-        return maps.normalize(_interpolate(raw, self.size))
+    def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
+        """Return a raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centers of the grid's cells.
+
+        Args:
+            raw: The values of the cells.
+            centers: Where the cells lie in the model's input. By default the grid is stretched over the input.
+        """
+        return maps.normalize(_interpolate(raw, self.size, centers))
 
     @property
     def enlargement(self) -> int:
@@ -174,9 +180,9 @@ class Photo(View):
         """``(H, W)`` bool: the part that reached the model."""
         return self._geometry.seen
 
-    def place_map(self, raw: Map) -> Map:
+    def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
         """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
-        placed = self._geometry.place(torch.from_numpy(raw)).numpy()
+        placed = self._geometry.place(torch.from_numpy(raw), centers).numpy()
         return maps.normalize(placed, None if self._geometry.sees_all else self._geometry.seen, out=placed)
 
     def draw_overlay(
@@ -302,10 +308,11 @@ class Volume(_ImageStack):
         return [projection, *super()._build_tiles(heatmap)]
 
 
-def _interpolate(raw: Map, size: Sequence[int]) -> Map:
+def _interpolate(raw: Map, size: Sequence[int], centers: CellCenters | None) -> Map:
     """Return a map on a finer grid, interpolated axis by axis as maps on photos are."""
     finer: NDArray[Any] = raw
+    in_cells = scale_to_cells(centers, raw.shape, size)
     for axis, (cells, points) in enumerate(zip(raw.shape, size, strict=True)):
-        weights = build_interpolation_matrix(cells, 0.0, float(points), points).numpy()
+        weights = build_interpolation_matrix(cells, 0.0, float(points), points, *in_cells[axis]).numpy()
         finer = np.moveaxis(np.tensordot(weights, finer, axes=(1, axis)), 0, axis)
     return np.ascontiguousarray(finer, np.float32)

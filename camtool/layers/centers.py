@@ -1,0 +1,335 @@
+"""Where the cells of a layer's grid lie in the model's input, by arithmetic.
+
+Strided convolutions with symmetric padding place each output at the first of the pixels that it stands for, layer after
+layer. So cell ``j`` of the last 7 x 7 grid of a ResNet has its center at pixel 32 j + 0.5, not at 32 j + 16, where a
+grid that is stretched over the input has it.
+
+The arithmetic is that of Araujo, Norris and Sim 2019, "Computing receptive fields of convolutional neural networks"
+(Distill). It is done on autograd's graph from the image to the layer, so it covers what a forward method does outside
+of modules: padding, slices, interpolation, branches. Each node of the graph turns the centers of its input into those
+of its output. A node without a rule keeps them. In the end the centers are used only if they are those of a grid of the
+layer's size: a step that was not understood, e.g. patches merged by a reshape, changes the size of the grid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NoReturn, TypeAlias
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
+from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.layers.selection import Layer, describe_shapes
+from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.nested_tensors import ModelInputs
+
+__all__ = ["find_centers", "read_centers"]
+
+Sizes: TypeAlias = "tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The grid that one tensor of the graph carries.
+
+    Attributes:
+        size: Number of cells along each axis of the image.
+        axes: Where the cells lie in the input, in pixels, and how far each cell sees.
+    """
+
+    size: Sizes
+    axes: tuple[AxisCenters, ...]
+
+
+class _UnreadableError(Exception):
+    """A node places cells in a way that no rule covers."""
+
+
+def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
+    """Return the centers of a layer's cells; the first call for a model, a layer and an input size runs the model once.
+
+    Args:
+        model: Any module. Its state is preserved.
+        inputs: What the model is called with. Only their shapes matter.
+        layer: The layer.
+        call_index: Which call of the layer is read if it runs more than once.
+
+    Returns:
+        The centers, or None if arithmetic does not determine them, e.g. for Swin transformers, which merge patches by
+        a reshape.
+    """
+
+    def find() -> CellCenters | None:
+        image, calls = observe_with_trunk(model, [layer.name], inputs)
+        output = get_call(layer.name, calls[layer.name], call_index)
+        return read_centers(output, image, layer.layout.grid)
+
+    return remember_for_model(model, ("centers", describe_shapes(inputs), layer, call_index), find)
+
+
+def read_centers(output: Tensor, image: Tensor, grid: Sequence[int]) -> CellCenters | None:
+    """Return the centers of a layer's cells, read from the graph between the image and the layer's output.
+
+    Args:
+        output: The layer's output, on the graph.
+        image: The image input ``(N, C, *size)``, a leaf of the graph.
+        grid: The size of the layer's grid.
+
+    Returns:
+        The centers, or None if the graph does not determine them.
+    """
+    start = _Grid(tuple(image.shape[2:]), (AxisCenters(0.5, 1.0, 1.0),) * (image.ndim - 2))
+    known: dict[Node, _Grid | None] = {}
+    try:
+        for node in _iterate_upwards(output.grad_fn):
+            children = [known.get(child) for child, _ in node.next_functions if child is not None]
+            is_image = get_saved_value(node, "variable") is image
+            known[node] = start if is_image else _pass_node(node, children)
+    except _UnreadableError:
+        return None
+    found = None if output.grad_fn is None else known[output.grad_fn]
+    if found is None or found.size != tuple(grid):
+        return None
+    return CellCenters(tuple(image.shape[2:]), found.axes)
+
+
+def _iterate_upwards(root: Node | None) -> Iterator[Node]:
+    """Yield the nodes of a graph, each after the nodes that it uses."""
+    stack, entered = [root] if root is not None else [], set()
+    while stack:
+        node = stack[-1]
+        if node not in entered:
+            entered.add(node)
+            stack += [child for child, _ in node.next_functions if child is not None and child not in entered]
+        else:
+            stack.pop()
+            yield node
+
+
+def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
+    """Return the grid of a node's output; None if its output does not depend on positions of the image."""
+    if not any(children):
+        return None
+    name = re.sub(r"Backward\d*$", "", node.name())
+    shape = get_node_shape(node)
+    rule = _RULES.get(name)
+    # Weights and indices that follow the first input carry no grid of their own.
+    return rule(node, children[0], shape) if rule else _join(children, shape)
+
+
+def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
+    """Return the grid of a sum, a product or a concatenation: at the mean of the centers of its parts.
+
+    Patches that are merged as a concatenation of strided slices have their center at the mean of the slices' centers.
+    """
+    grids = [each for each in children if each is not None]
+    sizes = {each.size for each in grids}
+    if len(sizes) > 1:  # e.g. attention of all positions to a coarser grid: the result has the grid of the queries
+        grids = [each for each in grids if _carries(shape, each.size)]
+        grids = [each for each in grids if each.size == grids[0].size]
+        if not grids:
+            _refuse()
+    if len(grids) == 1:
+        return grids[0]
+    axes = tuple(_join_axis(axis) for axis in zip(*(each.axes for each in grids), strict=True))
+    return _Grid(grids[0].size, axes)
+
+
+def _join_axis(axes: Sequence[AxisCenters]) -> AxisCenters:
+    if any(abs(each.stride - axes[0].stride) > 1e-6 * axes[0].stride for each in axes):
+        _refuse()
+    offset = fmean(each.offset for each in axes)
+    # The branches together see from the first pixel that one of them sees to the last.
+    first = min(each.offset - each.field / 2 for each in axes)
+    last = max(each.offset + each.field / 2 for each in axes)
+    return AxisCenters(offset, axes[0].stride, last - first)
+
+
+def _carries(shape: Sizes, size: Sizes) -> bool:
+    """Check that a tensor of this shape may hold a grid of this size, as axes in a row or as tokens."""
+    cells = 1
+    for length in size:
+        cells *= length
+    windows = [shape[first : first + len(size)] for first in range(len(shape))]
+    return size in windows or cells in shape
+
+
+# ------------------------------------------------------------------------------------------------- rules of nodes
+
+_Rule: TypeAlias = "Callable[[Node, _Grid | None, Sizes], _Grid | None]"
+
+
+def _slide(grid: _Grid, shape: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> _Grid:
+    """Return the grid after a window that slides over the last axes, as in a convolution or a pooling."""
+    if len(kernel) < len(grid.size):
+        # Frames are folded into the batch, or tokens are in a row: only windows of one cell keep the grid.
+        return grid if set(kernel + stride) == {1} else _refuse()
+    axes, size = list(grid.axes), list(grid.size)
+    for back in range(1, len(axes) + 1):
+        old, reach = axes[-back], dilation[-back] * (kernel[-back] - 1)
+        cells = (size[-back] + 2 * padding[-back] - reach - 1) // stride[-back] + 1
+        # One more in ceil mode. Another number: a step before was not understood, e.g. pixels that became channels.
+        if not cells <= shape[-back] <= cells + 1:
+            _refuse()
+        axes[-back] = AxisCenters(
+            old.offset + old.stride * (reach / 2 - padding[-back]),
+            old.stride * stride[-back],
+            old.field + old.stride * reach,
+        )
+        size[-back] = shape[-back]
+    return _Grid(tuple(size), tuple(axes))
+
+
+def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    if grid is None:
+        return None
+    kernel = tuple(get_saved_value(node, "weight").shape[2:])
+    stride, padding, dilation = (get_saved_integers(node, name) for name in ("stride", "padding", "dilation"))
+    if not get_saved_value(node, "transposed"):
+        return _slide(grid, shape, kernel, stride, padding, dilation)
+    if len(kernel) != len(grid.size):
+        return _refuse()
+    axes = []
+    for old, k, s, p, d in zip(grid.axes, kernel, stride, padding, dilation, strict=True):
+        # An input cell i reaches the outputs s i - p to s i - p + d (k - 1): the inverse of a convolution.
+        fine = old.stride / s
+        axes.append(AxisCenters(old.offset + fine * (p - d * (k - 1) / 2), fine, old.field))
+    return _Grid(shape[-len(axes) :], tuple(axes))
+
+
+def _pool(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    if grid is None:
+        return None
+    kernel = get_saved_integers(node, "kernel_size")
+    stride = get_saved_integers(node, "stride") or kernel
+    padding = get_saved_integers(node, "padding")
+    dilation = get_saved_integers(node, "dilation") or (1,) * len(kernel)
+    return _slide(grid, shape, kernel, stride, padding, dilation)
+
+
+def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Pad or crop the last axes; a pair of numbers for each, the last axis first."""
+    if grid is None:
+        return None
+    pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
+    before = dict(enumerate(pairs[::2], 1))
+    return _crop(grid, {back: (-count, 1) for back, count in before.items()}, shape)
+
+
+def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Take each n-th cell from a first one on, along one axis."""
+    if grid is None:
+        return None
+    old = get_saved_integers(node, "self_sym_sizes")
+    dim, start, step = (get_saved_integers(node, name)[0] for name in ("dim", "start", "step"))
+    dim %= len(old)
+    is_first, is_last = old[2:] == grid.size, old[1:-1] == grid.size
+    if not (is_first or is_last) or old == shape:  # tokens, e.g. without the class token, or channels
+        return grid
+    back = len(old) - dim if is_first else len(old) - 1 - dim
+    other = len(old) - 1 - dim if is_first else len(old) - dim
+    if is_first and is_last and 1 <= back <= len(grid.size) and 1 <= other <= len(grid.size):
+        _refuse()  # as many channels as rows and columns: the axes cannot be told apart
+    if not 1 <= back <= len(grid.size):
+        return grid
+    start = min(max(start + old[dim] if start < 0 else start, 0), old[dim])
+    size = list(grid.size)
+    size[-back] = shape[dim]
+    axes = list(grid.axes)
+    axes[-back] = _shift(axes[-back], start, step)
+    return _Grid(tuple(size), tuple(axes))
+
+
+def _crop(grid: _Grid, starts: dict[int, tuple[float, float]], shape: Sizes) -> _Grid:
+    """Return the grid with other first cells and steps along axes that are counted from the last one."""
+    axes, size = list(grid.axes), list(grid.size)
+    for back, (start, step) in starts.items():
+        if back <= len(axes):
+            axes[-back] = _shift(axes[-back], start, step)
+            size[-back] = shape[-back]
+    return _Grid(tuple(size), tuple(axes))
+
+
+def _shift(axis: AxisCenters, start: float, step: float) -> AxisCenters:
+    return replace(axis, offset=axis.offset + axis.stride * start, stride=axis.stride * step)
+
+
+def _resample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Interpolate, or average adaptively: the old and the new cells cover the same pixels."""
+    if grid is None:
+        return None
+    count = len(grid.size)
+    new = shape[-count:]
+    if len(shape) != count + 2 or set(new) == {1}:
+        return None if set(new) == {1} else _refuse()
+    is_aligned = bool(get_saved_value(node, "align_corners"))
+    starts = {}
+    for back in range(1, count + 1):
+        old_cells, cells = grid.size[-back], new[-back]
+        if is_aligned and cells > 1:
+            starts[back] = (0.0, (old_cells - 1) / (cells - 1))
+        else:
+            step = old_cells / cells
+            starts[back] = (step / 2 - 0.5, step)
+    return _crop(grid, starts, shape)
+
+
+def _reduce(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Reduce axes: a mean over positions is the same everywhere, a mean over channels keeps the grid."""
+    if grid is None:
+        return None
+    old = get_saved_integers(node, "self_sym_sizes") or tuple(getattr(get_saved_value(node, "self"), "shape", ()))
+    dims = {dim % len(old) for dim in get_saved_integers(node, "dim")} if old else set()
+    count = len(grid.size)
+    for first in (2, 1):
+        if old[first : first + count] == grid.size:
+            return None if dims & set(range(first, first + count)) else grid
+    cells = 1
+    for length in grid.size:
+        cells *= length
+    return None if any(old[dim] == cells for dim in dims) else grid
+
+
+def _shuffle(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Turn channels into pixels (upscale) or pixels into channels (downscale)."""
+    if grid is None:
+        return None
+    up = get_saved_integers(node, "upscale_factor")
+    step = 1 / up[0] if up else float(get_saved_integers(node, "downscale_factor")[0])
+    return _crop(grid, dict.fromkeys((1, 2), (step / 2 - 0.5, step)), shape)
+
+
+def _refuse() -> NoReturn:
+    raise _UnreadableError
+
+
+_RESAMPLING = [
+    *(f"Upsample{kind}1D" for kind in ("Linear", "Nearest", "NearestExact")),
+    *(f"Upsample{kind}2D" for kind in ("Bilinear", "Bicubic", "Nearest", "NearestExact")),
+    *(f"Upsample{kind}3D" for kind in ("Trilinear", "Nearest", "NearestExact")),
+    *(f"Adaptive{kind}Pool{axes}D" for kind in ("Avg", "Max") for axes in (2, 3)),
+    *("UpsampleBilinear2DAa", "UpsampleBicubic2DAa"),
+]
+
+_POOLING = ("MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D", "AvgPool3D")
+_PADDING = [f"{kind}Pad{axes}D" for kind in ("Reflection", "Replication") for axes in (1, 2, 3)]
+_REDUCING = ("Mean", "Sum", "Amax", "Amin", "Var", "VarMean", "Std", "StdMean", "Norm", "LinalgVectorNorm")
+
+_RULES: dict[str, _Rule] = {
+    "Convolution": _convolve,
+    "Slice": _slice,
+    "ConstantPadNd": _pad,
+    "PixelShuffle": _shuffle,
+    "PixelUnshuffle": _shuffle,
+    **dict.fromkeys(_POOLING, _pool),
+    **dict.fromkeys(_PADDING, _pad),
+    **dict.fromkeys(_RESAMPLING, _resample),
+    **dict.fromkeys(_REDUCING, _reduce),
+}
+"""Name of an autograd node → its rule. Other nodes keep the grid."""

@@ -1,0 +1,257 @@
+"""Centers of cells by arithmetic, against the centroids of gradients, which know nothing of strides and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import camtool
+from camtool.layers.centers import find_centers, read_centers
+from camtool.layers.layouts import Layout
+from camtool.layers.selection import Layer
+from tests.state.test_no_trace import unchanged
+
+
+def average(window: int, stride: int = 1, padding: int = 0, dilation: int = 1, axes: int = 2) -> nn.Module:
+    """Return a convolution that averages, so that the centroid of a gradient is the middle of what a cell sees."""
+    layer = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes](1, 1, window, stride, padding, dilation, bias=False)
+    nn.init.constant_(layer.weight, 1)
+    return layer
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.shortcut = inner, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.shortcut(x)
+
+
+class Gated(nn.Module):
+    """Squeeze and excitation: the gate is the same at all positions and must not count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+class MergedPatches(nn.Module):
+    """Swin's merging of 2 x 2 patches in a tensor with its channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        parts = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        return torch.cat(parts, -1).mean(-1, keepdim=True).permute(0, 3, 1, 2)
+
+
+def unpack_pixels(x: Tensor) -> Tensor:
+    return functional.pixel_unshuffle(x, 2).mean(1, keepdim=True)
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet's strides": lambda: nn.Sequential(average(7, 2, 3), average(3, 2, 1), average(3, 2, 1), average(3, 1, 1)),
+    "valid padding": lambda: nn.Sequential(average(3, 2), average(3, 1), average(3, 2)),
+    "dilation": lambda: nn.Sequential(average(3, 2, 1), average(3, 1, 2, 2)),
+    "even kernel": lambda: nn.Sequential(average(4, 2, 1), average(2, 2)),
+    "patches": lambda: average(4, 4),
+    "average pooling": lambda: nn.Sequential(average(3, 2, 1), nn.AvgPool2d(2), nn.AvgPool2d(3, 1, 1)),
+    "TensorFlow's same padding": lambda: nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), average(3, 2), average(3, 1, 1)),
+    "padding on one side": lambda: nn.Sequential(nn.ZeroPad2d((3, 0, 1, 0)), average(3, 2)),
+    "negative padding": lambda: nn.Sequential(nn.ZeroPad2d((-3, 0, -1, 0)), average(3, 2)),
+    "reflection": lambda: nn.Sequential(nn.ReflectionPad2d((2, 1, 2, 1)), average(4, 2)),
+    "crop": lambda: nn.Sequential(average(3, 2, 1), Apply(lambda x: x[:, :, 2:-1, 3:])),
+    "subsampling": lambda: nn.Sequential(average(3, 1, 1), Apply(lambda x: x[..., 1::2, ::2])),
+    "merged patches": lambda: nn.Sequential(average(4, 4), MergedPatches()),
+    "pixels as channels": lambda: nn.Sequential(average(3, 1, 1), Apply(unpack_pixels)),
+    "transposed convolution": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(4, 2, 1)),
+    "transposed, odd": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(3, 1, 1)),
+    "residual": lambda: nn.Sequential(average(3, 2, 1), Residual(average(3, 1, 1), nn.Identity()), average(3, 2, 1)),
+    "gate": lambda: nn.Sequential(average(3, 2, 1), Gated(), average(3, 2, 1)),
+    "adaptive pooling": lambda: nn.Sequential(average(3, 2, 1), nn.AdaptiveAvgPool2d((8, 12))),
+}
+
+
+def transposed(window: int, stride: int, padding: int) -> nn.Module:
+    layer = nn.ConvTranspose2d(1, 1, window, stride, padding, bias=False)
+    nn.init.constant_(layer.weight, 1)
+    return layer
+
+
+def read(model: nn.Module, image: Tensor) -> tuple[Any, Tensor]:
+    image = image.requires_grad_()
+    output = model(image)
+    return read_centers(output, image, output.shape[2:]), output
+
+
+def measure(output: Tensor, image: Tensor, cell: tuple[int, ...]) -> list[float]:
+    """Return the centroid along each axis of the gradient of one cell."""
+    (gradient,) = torch.autograd.grad(output[(slice(None), slice(None), *cell)].sum(), image, retain_graph=True)
+    weight = gradient.abs().sum((0, 1)).double()
+    lines = [weight.movedim(axis, 0).reshape(pixels, -1).sum(1) for axis, pixels in enumerate(weight.shape)]
+    return [float((line * (torch.arange(len(line)) + 0.5)).sum() / line.sum()) for line in lines]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_centers_are_the_centroids_of_what_the_cells_see(name: str) -> None:
+    image = torch.rand(1, 1, 64, 96, dtype=torch.float32)
+    centers, output = read(NETS[name](), image)
+    assert centers is not None
+    assert centers.size == (64, 96)
+    for cell in (tuple(cells // 2 for cells in output.shape[2:]), tuple(cells // 2 - 1 for cells in output.shape[2:])):
+        expected = measure(output, image, cell)
+        found = [axis.offset + axis.stride * index for axis, index in zip(centers.axes, cell, strict=True)]
+        # Gates add a little of all positions; every second cell of a transposed convolution sees more on one side.
+        tolerance = {"gate": 0.2, "transposed convolution": 1.01}.get(name, 1e-3)
+        assert found == pytest.approx(expected, abs=tolerance)
+
+
+def test_numbers_by_hand() -> None:
+    """A 3 x 3 convolution with stride 2 and padding 1 sees pixels 2 j - 1 to 2 j + 1: its center is 2 j + 0.5."""
+    centers, _ = read(nn.Sequential(*(average(3, 2, 1) for _ in range(5))), torch.rand(1, 1, 224, 224))
+    assert [(axis.offset, axis.stride, axis.field) for axis in centers.axes] == [(0.5, 32, 63)] * 2
+    assert list(centers.axes[0].list_centers(3)) == [0.5, 32.5, 64.5]
+    assert centers.compute_shift((7, 7)) == (-15.5, -15.5)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_signals_and_volumes(axes: int) -> None:
+    image = torch.rand(1, 1, *[32] * axes)
+    centers, output = read(nn.Sequential(average(3, 2, 1, axes=axes), average(3, 2, 1, axes=axes)), image)
+    cell = (3,) * axes
+    expected = measure(output, image, cell)
+    assert [axis.offset + 3 * axis.stride for axis in centers.axes] == pytest.approx(expected)
+
+
+def test_signals_that_torch_pools_as_images() -> None:
+    image = torch.rand(1, 1, 32)
+    for pool in (nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2)):
+        centers, _ = read(nn.Sequential(average(3, 2, 1, axes=1), pool), image)
+        expected = 0.5 if isinstance(pool, nn.MaxPool1d) else 1.5
+        assert (centers.axes[0].offset, centers.axes[0].stride) == (expected, 4)
+
+
+@pytest.mark.parametrize(("ceil_mode", "cells"), [(False, 7), (True, 8)])
+def test_max_pooling(ceil_mode: bool, cells: int) -> None:
+    centers, output = read(nn.MaxPool2d(3, 2, ceil_mode=ceil_mode), torch.rand(1, 1, 16, 16))
+    assert output.shape[-1] == cells
+    assert [(axis.offset, axis.stride, axis.field) for axis in centers.axes] == [(1.5, 2, 3)] * 2
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_keeps_the_middle(mode: str) -> None:
+    corners = {} if mode == "nearest" else {"align_corners": False}
+    net = nn.Sequential(average(3, 4, 1), nn.Upsample(scale_factor=2, mode=mode, **corners))
+    centers, _ = read(net, torch.rand(1, 1, 64, 64))
+    assert [(axis.offset, axis.stride) for axis in centers.axes] == [(-0.5, 2)] * 2
+
+
+def test_aligned_corners() -> None:
+    net = nn.Sequential(average(3, 4, 1), nn.Upsample(size=31, mode="bilinear", align_corners=True))
+    centers, _ = read(net, torch.rand(1, 1, 64, 64))  # 16 cells at 0.5, 4.5, ... become 31
+    assert [(axis.offset, axis.stride) for axis in centers.axes] == [(0.5, 2)] * 2
+
+
+class SpaceToDepth(nn.Module):
+    """Pixels become channels by a reshape, which arithmetic does not understand, so nothing is moved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, h, w = x.shape
+        return x.view(n, 1, h // 4, 4, w // 4, 4).permute(0, 3, 5, 1, 2, 4).reshape(n, 16, h // 4, w // 4)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        pytest.param(SpaceToDepth(), id="at the end"),
+        pytest.param(nn.Sequential(SpaceToDepth(), nn.Conv2d(16, 1, 3, 2, 1)), id="before a convolution"),
+        pytest.param(Residual(nn.Conv2d(1, 1, 3, 2, 1), Apply(lambda x: torch.rand_like(x)[..., ::2, ::2])), id="read"),
+        pytest.param(Residual(nn.Conv2d(1, 1, 3, 2, 1), nn.Upsample(size=16)), id="read, two ways"),
+    ],
+)
+def test_what_is_not_understood_moves_nothing(net: nn.Module) -> None:
+    centers, _ = read(net, torch.rand(1, 1, 32, 32))
+    understood = not isinstance(net, SpaceToDepth) and not isinstance(getattr(net, "0", None), SpaceToDepth)
+    assert (centers is not None) == understood
+
+
+def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:
+    image = torch.rand(1, 1, 8, 8, requires_grad=True)
+    assert read_centers(torch.rand(1, 1, 4, 4), image, (4, 4)) is None
+    assert read_centers(nn.Conv2d(1, 1, 2, 2)(torch.rand(1, 1, 8, 8)), image, (4, 4)) is None
+
+
+def build_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3, 2, 1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3),
+    ).eval()  # fmt: skip
+
+
+def test_the_model_runs_once_and_is_left_as_it_was() -> None:
+    model, image = build_net().train(), torch.rand(2, 3, 32, 32)
+    layer, runs = Layer("4", Layout("channels first", (8, 8))), []
+    handle = model[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    with unchanged(model):
+        first = find_centers(model, image, layer)
+        assert find_centers(model, image, layer) is first
+    handle.remove()
+    assert runs == [1]
+    assert [(axis.offset, axis.stride) for axis in first.axes] == [(0.5, 4)] * 2
+
+
+def test_the_second_explanation_costs_no_more() -> None:
+    model, image, runs = build_net(), torch.rand(1, 3, 32, 32), []
+    camtool.explain(model, image, 1, placement="centers")
+    model[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    camtool.explain(model, image, 1, placement="stretch")
+    stretched = len(runs)
+    camtool.explain(model, image, 1, placement="centers")
+    assert len(runs) == 2 * stretched
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
+def test_grad_mode_of_the_user_makes_no_difference(context: Callable[[], Any]) -> None:
+    model = build_net()
+    with context():
+        (result,) = camtool.explain(model, torch.rand(1, 3, 32, 32), 1, layer="4", placement="centers")
+    assert [(axis.offset, axis.stride) for axis in result.centers.axes] == [(0.5, 4)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layer", "expected"),
+    [
+        ("vgg11_bn", "features", (16, 32)),
+        ("convnext_tiny", "features", (16, 32)),
+        ("vit_b_16", "encoder", (8, 16)),
+        ("squeezenet1_1", "features", (15.5, 16)),
+        ("resnet50", "layer4", (0.5, 32)),
+        ("mobilenet_v3_small", "features", (0.5, 32)),
+        ("efficientnet_b0", "features", (0.5, 32)),
+        ("regnet_y_400mf", "trunk_output", (0.5, 32)),
+        ("mnasnet0_5", "layers", (0.5, 32)),
+        ("shufflenet_v2_x0_5", "conv5", (0.5, 32)),
+    ],
+)
+def test_known_architectures(name: str, layer: str, expected: tuple[float, float]) -> None:
+    import torchvision
+
+    model = torchvision.models.get_model(name, weights=None).eval()
+    grid = (14, 14) if name == "vit_b_16" else (13, 13) if name == "squeezenet1_1" else (7, 7)
+    layout = Layout("tokens", grid, 1) if name == "vit_b_16" else Layout("channels first", grid)
+    centers = find_centers(model, torch.rand(1, 3, 224, 224), Layer(layer, layout))
+    assert [(axis.offset, axis.stride) for axis in centers.axes] == [expected] * 2
