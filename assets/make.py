@@ -1,6 +1,7 @@
 """Draw the images in this folder: ``python assets/make.py --photo DOG-AND-CAT.png --weights FILE``.
 
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
+``placement.jpg``: two photos, explained by MobileNetV2 with the heat stretched and by centers.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``scenes/``: a dozen scenes of the demo's generator.
@@ -8,6 +9,7 @@ the bundled model and its scenes; they need ``camtool[figures]``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +34,11 @@ _DPI = 105
 def main(
     photo: Annotated[Path | None, typer.Option(help="a photo of a dog and a cat")] = None,
     weights: Annotated[Path | None, typer.Option(help="ImageNet weights of SqueezeNet 1.1")] = None,
+    robin: Annotated[Path | None, typer.Option(help="a photo of a robin")] = None,
+    sea_lion: Annotated[Path | None, typer.Option(help="a photo of a sea lion")] = None,
+    mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
 ) -> None:
-    """Draw the scenes and the figures; with a photo and weights, also the image at the top of the README."""
+    """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
     for number, scene in enumerate(draw_tour_scenes(12), 1):
         labels = "-".join(each.label for each in scene.objects)
         write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
@@ -41,6 +46,8 @@ def main(
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if photo and weights:
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
+    if robin and sea_lion and mobilenet:
+        write_image(_HERE / "placement.jpg", _draw_placements([robin, sea_lion], mobilenet), quality=90)
 
 
 def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:
@@ -56,6 +63,16 @@ def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:
     images = [np.asarray(Image.open(photo).convert("RGB"))] + [result.overlay() for result in results]
     captions = ["photo"] + [f'explain(model, photo, "{result.label}")' for result in results]
     return draw_captioned_images(images, captions, columns=len(images), width=_WIDTH)
+
+
+def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:
+    """Draw each photo with its top class's heatmap, stretched and by centers."""
+    loaded, images, captions = camtool.load("mobilenet_v2", weights), [], []
+    for photo in photos:
+        centered = camtool.explain(loaded, photo, placement="centers")
+        images += [centered.photo, replace(centered, centers=None).overlay(), centered.overlay()]
+        captions += [centered.label, 'placement="stretch"', 'placement="centers"']
+    return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
 
 
 def _draw_figures() -> dict[str, Any]:

@@ -280,3 +280,21 @@ def iterate_private_uses(tree: ast.Module, private: set[str]) -> Iterator[tuple[
             is_of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
             if not is_own and not is_of_super:
                 yield node.lineno, ast.unparse(node)
+
+
+def test_nodes_of_the_graph_tell_what_they_saved():
+    x = torch.rand(1, 3, 8, 8, requires_grad=True)
+    convolved = functional.conv2d(x, torch.rand(4, 3, 3, 3), stride=2, padding=1)
+    sliced = convolved.mean(-1)[..., 1:]
+    with use_of("get_saved_integers"):
+        check(private_torch.get_saved_integers(convolved.grad_fn, "stride") == (2, 2))
+        check(private_torch.get_saved_integers(convolved.grad_fn, "nothing") == ())
+        check(private_torch.get_saved_integers(sliced.grad_fn, "start") == (1,))
+        check(private_torch.get_saved_integers(sliced.grad_fn.next_functions[0][0], "dim") == (-1,))
+    with use_of("get_saved_value"):
+        check(private_torch.get_saved_value(convolved.grad_fn, "weight").shape == (4, 3, 3, 3))
+        leaf = convolved.grad_fn.next_functions[0][0]
+        check(private_torch.get_saved_value(leaf, "variable") is x)
+        check(private_torch.get_saved_value(leaf, "weight") is None)
+    with use_of("get_node_shape"):
+        check(private_torch.get_node_shape(convolved.grad_fn) == (1, 4, 4, 4))

@@ -24,9 +24,16 @@ class Format(str, Enum):
     webp = "webp"
 
 
+class Placement(str, Enum):
+    """How a layer's grid lies on the model's input."""
+
+    stretch = "stretch"
+    centers = "centers"
+
+
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
-_SETTINGS = ("layer", "merge", "batch_size")
+_SETTINGS = ("layer", "merge", "batch_size", "placement")
 """Settings of the explainer that are not options of a method."""
 
 
@@ -85,6 +92,13 @@ def run(
             metavar="NAME", help="How to merge the maps of several layers: mean, max, ...", rich_help_panel=_MAP_PANEL
         ),
     ] = "mean",
+    placement: Annotated[
+        Placement,
+        typer.Option(
+            help="Stretch the layer's grid over the photo, or place each cell where the layer looked.",
+            rich_help_panel=_MAP_PANEL,
+        ),
+    ] = Placement.stretch,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,7 +162,12 @@ def run(
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
     planned = job_list.plan_run(paths, recursive=recursive, out=out)
-    settings: dict[str, Any] = {"layer": layer, "merge": merge, "batch_size": batch_size}
+    settings: dict[str, Any] = {
+        "layer": layer,
+        "merge": merge,
+        "batch_size": batch_size,
+        "placement": placement.value,
+    }
     settings |= shared_options.parse_method_options(option, _SETTINGS)
     methods = _find_methods(method, settings)
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)

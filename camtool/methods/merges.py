@@ -122,9 +122,9 @@ class Cascade:
 
     def __call__(self, maps: Tensor | Sequence[Tensor], centers: Sequence[CellCenters | None] | None = None) -> Tensor:
         """Return the map ``(N, *finest)`` of maps ``(N, *grid)``, each on a grid of its own with its own centers."""
-        placed = list(zip(maps, [None] * len(maps) if centers is None else centers, strict=True))
+        from_the_last = list(zip(maps, [None] * len(maps) if centers is None else centers, strict=True))[::-1]
         # The sort is stable: of maps on the same grid, the last layer stays first.
-        (coarsest, place), *finer = sorted(placed[::-1], key=lambda each: each[0][0].numel())
+        (coarsest, place), *finer = sorted(from_the_last, key=lambda each: each[0][0].numel())
         result: Tensor = coarsest.relu()
         for each, own_place in finer:
             grid, positive = each.shape[1:], each.relu()

@@ -430,6 +430,22 @@ def test_options_reach_the_method(explained, photos):
     assert (result.code, "rivals must be a whole number" in result.err) == (2, True)
 
 
+def strided() -> camtool.Loaded:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    torch.manual_seed(0)
+    nn.init.uniform_(net[0].weight)
+    return camtool.Loaded(net.eval(), prepare, LABELS)
+
+
+def test_the_placement_reaches_the_explainer(camtool_, photos):
+    drawn, run = {}, ("photos/a.png", "--model", f"{__name__}:strided", "--target", "1", "--save", "heatmap")
+    for placement in ("stretch", "centers"):
+        assert camtool_(*run, "--placement", placement, "--method", "eigencam", "--out", placement).code == 0
+        (drawn[placement],) = [path.read_bytes() for path in Path(placement).rglob("*.png")]
+    assert drawn["stretch"] != drawn["centers"]
+    assert camtool_(*run, "--placement", "center").code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
