@@ -228,9 +228,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
         kind: ``"image"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
             ``(N, C, T, H, W)``, if neither the model's convolutions nor the shape decides. The channels must come
             before the frames.
-        placement: How a layer's grid lies on the input. ``"stretch"`` stretches it over the input, as other libraries
-            do. ``"centers"`` draws each cell where the layer looked: strided convolutions with symmetric padding look
-            up and to the left of the stretched cells. See :mod:`camtool.layers.centers`.
+        placement: How a layer's grid lies on the input. By default each cell is drawn where the layer looked: strided
+            convolutions with symmetric padding look half a cell up and to the left of a grid that is stretched over
+            the input. ``"stretch"`` draws as other libraries do. See :mod:`camtool.layers.centers`.
         **options: Options of the method.
 
     Returns:
@@ -294,7 +294,7 @@ class Explainer(Generic[Result]):
         image: Key | None = None,
         call_index: int | None = None,
         kind: DataKind | None = None,
-        placement: Placement = "stretch",
+        placement: Placement = "centers",
         **options: Any,
     ) -> None:
         loaded, whole = to_loaded(model), get_module(model)

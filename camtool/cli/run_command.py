@@ -27,8 +27,8 @@ class Format(str, Enum):
 class Placement(str, Enum):
     """How a layer's grid lies on the model's input."""
 
-    stretch = "stretch"
     centers = "centers"
+    stretch = "stretch"
 
 
 _MAP_PANEL = "Map"
@@ -95,10 +95,10 @@ def run(
     placement: Annotated[
         Placement,
         typer.Option(
-            help="Stretch the layer's grid over the photo, or place each cell where the layer looked.",
+            help="Draw each cell where the layer looked, or stretch the grid as other libraries do.",
             rich_help_panel=_MAP_PANEL,
         ),
-    ] = Placement.stretch,
+    ] = Placement.centers,
     option: Annotated[
         list[str] | None,
         typer.Option(

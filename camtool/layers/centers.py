@@ -119,8 +119,13 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
     name = re.sub(r"Backward\d*$", "", node.name())
     shape = get_node_shape(node)
     rule = _RULES.get(name)
-    # Weights and indices that follow the first input carry no grid of their own.
-    return rule(node, children[0], shape) if rule else _join(children, shape)
+    if rule is None:
+        return _join(children, shape)
+    try:
+        # Weights and indices that follow the first input carry no grid of their own.
+        return rule(node, children[0], shape)
+    except (AttributeError, IndexError, TypeError, ValueError):  # this torch saves other values in the node
+        _refuse()
 
 
 def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
@@ -190,7 +195,9 @@ def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     if grid is None:
         return None
     kernel = tuple(get_saved_value(node, "weight").shape[2:])
-    stride, padding, dilation = (get_saved_integers(node, name) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (
+        _repeat(get_saved_integers(node, name), len(kernel)) for name in ("stride", "padding", "dilation")
+    )
     if not get_saved_value(node, "transposed"):
         return _slide(grid, shape, kernel, stride, padding, dilation)
     if len(kernel) != len(grid.size):
@@ -207,9 +214,9 @@ def _pool(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     if grid is None:
         return None
     kernel = get_saved_integers(node, "kernel_size")
-    stride = get_saved_integers(node, "stride") or kernel
-    padding = get_saved_integers(node, "padding")
-    dilation = get_saved_integers(node, "dilation") or (1,) * len(kernel)
+    stride = _repeat(get_saved_integers(node, "stride") or kernel, len(kernel))
+    padding = _repeat(get_saved_integers(node, "padding"), len(kernel))
+    dilation = _repeat(get_saved_integers(node, "dilation") or (1,), len(kernel))
     return _slide(grid, shape, kernel, stride, padding, dilation)
 
 
@@ -303,6 +310,11 @@ def _shuffle(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     up = get_saved_integers(node, "upscale_factor")
     step = 1 / up[0] if up else float(get_saved_integers(node, "downscale_factor")[0])
     return _crop(grid, dict.fromkeys((1, 2), (step / 2 - 0.5, step)), shape)
+
+
+def _repeat(numbers: Sizes, axes: int) -> Sizes:
+    """Return a number for each axis; ``padding="valid"`` saves a single one."""
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 def _refuse() -> NoReturn:

@@ -65,6 +65,7 @@ def unpack_pixels(x: Tensor) -> Tensor:
 NETS: dict[str, Callable[[], nn.Module]] = {
     "ResNet's strides": lambda: nn.Sequential(average(7, 2, 3), average(3, 2, 1), average(3, 2, 1), average(3, 1, 1)),
     "valid padding": lambda: nn.Sequential(average(3, 2), average(3, 1), average(3, 2)),
+    "padding by name": lambda: nn.Sequential(named("valid", 3, 2), named("same", 3, 1), average(3, 2, 1)),
     "dilation": lambda: nn.Sequential(average(3, 2, 1), average(3, 1, 2, 2)),
     "even kernel": lambda: nn.Sequential(average(4, 2, 1), average(2, 2)),
     "patches": lambda: average(4, 4),
@@ -83,6 +84,12 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "gate": lambda: nn.Sequential(average(3, 2, 1), Gated(), average(3, 2, 1)),
     "adaptive pooling": lambda: nn.Sequential(average(3, 2, 1), nn.AdaptiveAvgPool2d((8, 12))),
 }
+
+
+def named(padding: str, window: int, stride: int) -> nn.Module:
+    layer = nn.Conv2d(1, 1, window, stride, padding, bias=False)
+    nn.init.constant_(layer.weight, 1)
+    return layer
 
 
 def transposed(window: int, stride: int, padding: int) -> nn.Module:

@@ -75,7 +75,7 @@ def test_heatmap_equals_grad_cam() -> None:
     with grad_cam.GradCAM(model, [model.layer4]) as peer:
         theirs = peer(pictures_for(model), [scaled_logit] * 2)
     model.zero_grad(set_to_none=True)
-    ours = camtool.explain(model, pictures_for(model), scaled_logit, layer="layer4")
+    ours = camtool.explain(model, pictures_for(model), scaled_logit, layer="layer4", placement="stretch")
     for result, heatmap in zip(ours, theirs, strict=True):
         assert result.heatmap == pytest.approx(heatmap, abs=1e-5)
 

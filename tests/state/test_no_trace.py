@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -418,6 +419,12 @@ def test_threads_leave_a_model_in_training_mode(counting, eager_switching) -> No
 
 @pytest.fixture
 def in_another_thread() -> Iterator[Callable[[nn.Module], None]]:
+    with explaining_in_another_thread() as start:
+        yield start
+
+
+@contextmanager
+def explaining_in_another_thread() -> Iterator[Callable[[nn.Module], None]]:
     """Lets another thread explain on a model until the test ends, and waits until it is at it."""
     done, pool = threading.Event(), ThreadPoolExecutor(1)
     at_it = threading.Event()
@@ -466,15 +473,20 @@ def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["gradcam", "scorecam"])
-def test_a_process_forked_while_another_thread_explains_can_explain(method, in_another_thread) -> None:
-    threads = torch.get_num_threads()
+def test_a_process_forked_while_another_thread_explains_can_explain(method) -> None:
+    """In a process of its own: once autograd has started threads, as other tests let it, torch refuses it in a fork."""
+    program = f"from tests.state.test_no_trace import fork_while_another_thread_explains as run; run({method!r})"
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=300)
+
+
+def fork_while_another_thread_explains(method: str) -> None:
     torch.set_num_threads(1)  # OpenMP's own pool does not survive a fork
     model, x = net().train(), pictures()
     expected = camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw
-    try:
-        in_another_thread(model)
+    with explaining_in_another_thread() as start:
+        start(model)
         for _ in range(12):
             ended = run_in_child(
                 lambda: (
@@ -483,8 +495,6 @@ def test_a_process_forked_while_another_thread_explains_can_explain(method, in_a
                 )
             )
             assert ended == "succeeded"
-    finally:
-        torch.set_num_threads(threads)
 
 
 def run_in_child(succeeds: Callable[[], bool]) -> str:
