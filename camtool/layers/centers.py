@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NoReturn, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, saved_tensors_hooks
 
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
@@ -66,7 +67,9 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
     """
 
     def find() -> CellCenters | None:
-        image, calls = observe_with_trunk(model, [layer.name], inputs)
+        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
+        with saved_tensors_hooks(lambda tensor: tensor.shape, lambda shape: torch.empty(shape, device="meta")):
+            image, calls = observe_with_trunk(model, [layer.name], inputs)
         output = get_call(layer.name, calls[layer.name], call_index)
         return read_centers(output, image, layer.layout.grid)
 
@@ -116,12 +119,11 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
     """Return the grid of a node's output; None if its output does not depend on positions of the image."""
     if not any(children):
         return None
-    name = re.sub(r"Backward\d*$", "", node.name())
-    shape = get_node_shape(node)
-    rule = _RULES.get(name)
-    if rule is None:
-        return _join(children, shape)
+    rule = _RULES.get(re.sub(r"Backward\d*$", "", node.name()))
     try:
+        shape = get_node_shape(node)
+        if rule is None:
+            return _join(children, shape)
         # Weights and indices that follow the first input carry no grid of their own.
         return rule(node, children[0], shape)
     except (AttributeError, IndexError, TypeError, ValueError):  # this torch saves other values in the node

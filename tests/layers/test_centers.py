@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,22 @@ def test_the_model_runs_once_and_is_left_as_it_was() -> None:
     handle.remove()
     assert runs == [1]
     assert [(axis.offset, axis.stride) for axis in first.axes] == [(0.5, 4)] * 2
+
+
+def test_the_graph_keeps_no_activations() -> None:
+    """Of the 20 activations of 4 MiB each, one or two are alive at a time, as in inference."""
+    alive, most = weakref.WeakSet(), 0
+
+    def count(_: nn.Module, __: object, output: Tensor) -> None:
+        nonlocal most
+        alive.add(output.untyped_storage())
+        most = max(most, len(alive))
+
+    model = nn.Sequential(*(nn.Conv2d(3 if not i else 4, 4, 3, padding=1) for i in range(20)), nn.Flatten())
+    for layer in model:
+        layer.register_forward_hook(count)
+    assert find_centers(model, torch.rand(1, 3, 512, 512), Layer("19", Layout("channels first", (512, 512))))
+    assert most < 5
 
 
 def test_the_second_explanation_costs_no_more() -> None:
