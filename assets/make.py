@@ -2,6 +2,7 @@
 
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
 ``placement.jpg``: two photos, explained by MobileNetV2 with the heat stretched and by centers.
+``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``scenes/``: a dozen scenes of the demo's generator.
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from PIL import Image
+from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
 from camtool.demo.tour import draw_tour_scenes
+from camtool.maps import normalize
+from camtool.rendering import blend
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.image_writing import write_image
 
@@ -29,6 +34,7 @@ _INPUT = 448
 _MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _WIDTH = 300
 _DPI = 105
+_SPOT, _SPOT_SIDE, _LINE = (104, 120), 224, (120, 200, 255)
 
 
 def main(
@@ -42,6 +48,7 @@ def main(
     for number, scene in enumerate(draw_tour_scenes(12), 1):
         labels = "-".join(each.label for each in scene.objects)
         write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
+    write_image(_HERE / "planted-spot.png", _draw_planted_spot())
     for name, figure in _draw_figures().items():
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if photo and weights:
@@ -73,6 +80,55 @@ def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:
         images += [centered.photo, replace(centered, centers=None).overlay(), centered.overlay()]
         captions += [centered.label, 'placement="stretch"', 'placement="centers"']
     return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
+
+
+class SpotNet(nn.Module):
+    """Five strided averages: the score is the brightness, and a bright spot is all that there is to see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(channels, 1, 3, stride=2, padding=1, bias=False) for channels in (3, 1, 1, 1, 1)]
+        for layer in layers:
+            nn.init.constant_(layer.weight, 1)
+        self.features, self.head = nn.Sequential(*layers), nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.head.weight, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the score ``(N, 1)``."""
+        return self.head(self.features(x).mean((2, 3)))
+
+
+def _draw_planted_spot() -> np.ndarray:
+    """Draw Grad-CAM of one bright spot by grad-cam, torchcam, captum and camtool, with lines through the spot."""
+    model, (y, x) = SpotNet().eval(), _SPOT
+    photo = np.full((_SPOT_SIDE, _SPOT_SIDE, 3), 30, np.uint8)
+    photo[y - 4 : y + 5, x - 4 : x + 5] = 255
+    batch = torch.from_numpy(photo).permute(2, 0, 1)[None].float() / 255 - 30 / 255
+    drawn = {name: blend(photo, heatmap) for name, heatmap in _explain_with_peers(model, batch).items()}
+    (ours,) = camtool.explain(model, batch, camtool.targets.Value(0), layer="features")
+    drawn["camtool"] = blend(photo, ours.heatmap)
+    images = [photo, *drawn.values()]
+    for image in images:
+        image[y, : x - 14], image[y, x + 15 :] = _LINE, _LINE
+        image[: y - 14, x], image[y + 15 :, x] = _LINE, _LINE
+    return draw_captioned_images(images, ["photo", *drawn], columns=len(images), width=180)
+
+
+def _explain_with_peers(model: SpotNet, batch: Tensor) -> dict[str, np.ndarray]:
+    """Return the Grad-CAM heatmaps of other libraries, in [0, 1], at the photo's size."""
+    from captum.attr import LayerAttribution, LayerGradCam
+    from pytorch_grad_cam import GradCAM
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+    from torchcam.methods import GradCAM as TorchcamGradCAM
+
+    with GradCAM(model, [model.features]) as cam:
+        found = {"grad-cam": cam(batch, [ClassifierOutputTarget(0)])[0]}
+    with TorchcamGradCAM(model, model.features) as extractor:
+        (raw,) = extractor(0, model(batch.clone().requires_grad_()))
+    found["torchcam"] = LayerAttribution.interpolate(raw[None], batch.shape[2:], "bilinear")[0, 0].detach().numpy()
+    raw = LayerGradCam(model, model.features).attribute(batch, 0, relu_attributions=True)
+    found["captum"] = LayerAttribution.interpolate(raw, batch.shape[2:], "bilinear")[0, 0].detach().numpy()
+    return {name: normalize(heatmap.astype(np.float32)) for name, heatmap in found.items()}
 
 
 def _draw_figures() -> dict[str, Any]:

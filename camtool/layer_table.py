@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import groupby
 from string import ascii_lowercase
@@ -17,6 +18,8 @@ from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.layers.candidates import NOT_DEEPEST, Candidate
+from camtool.layers.centers import find_centers
+from camtool.layers.selection import Layer
 from camtool.layers.survey import find_candidates
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
@@ -89,7 +92,9 @@ def candidate_layers(
     loaded = to_loaded(model)
     prepare = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind)
     inputs, call_index = _prepare_first(prepare, img, image, call_index)
-    return Candidates(find_candidates(loaded.model, inputs, call_index=-1 if call_index is None else call_index))
+    index = -1 if call_index is None else call_index
+    candidates = find_candidates(loaded.model, inputs, call_index=index)
+    return Candidates(_add_centers(loaded.model, inputs, each, index) for each in candidates)
 
 
 def format_candidates(candidates: Sequence[Candidate], width: int | None = None) -> list[StyledLine]:
@@ -116,7 +121,9 @@ def format_candidates(candidates: Sequence[Candidate], width: int | None = None)
             for line in _format_candidate(each, marks[_describe_verdict(each)], output, column)
         ]
     meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
-    return [*lines, ("", ""), *((line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row)]
+    lines += [("", ""), *((line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row)]
+    chosen = [each for each in candidates if each.centers is not None]
+    return [*lines, *((line, "") for each in chosen for line in wrap_paragraph(_describe_centers(each), width))]
 
 
 def describe_candidate(candidate: Candidate) -> tuple[str, ...]:
@@ -124,6 +131,26 @@ def describe_candidate(candidate: Candidate) -> tuple[str, ...]:
     reached = {True: "yes", False: "no", None: "-"}[candidate.reached]
     output, layout, stride = _join_sizes(candidate.shape[1:]), str(candidate.layout), _format_stride(candidate.stride)
     return candidate.name, output, layout, stride, reached, _describe_verdict(candidate)
+
+
+def _add_centers(
+    model: nn.Module, inputs: nested_tensors.ModelInputs, candidate: Candidate, call_index: int
+) -> Candidate:
+    """Return the chosen candidate with the centers of its cells, and any other unchanged."""
+    if not candidate.chosen:
+        return candidate
+    layer = Layer(candidate.name, candidate.layout)
+    return replace(candidate, centers=find_centers(model, inputs, layer, call_index=call_index))
+
+
+def _describe_centers(candidate: Candidate) -> str:
+    """Return how much of the input the cells of the chosen layer see, and around which pixels, as a sentence."""
+    assert candidate.centers is not None
+    axes = [
+        f"{axis.field:.4g} pixels around {', '.join(f'{center:.4g}' for center in axis.list_centers(3))}, ..."
+        for axis in candidate.centers.axes
+    ]
+    return f"{candidate.name}: each cell sees {' x '.join(dict.fromkeys(axes))}"
 
 
 def _describe_verdict(candidate: Candidate) -> str:

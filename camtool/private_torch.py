@@ -1,7 +1,7 @@
 """The private API of torch that camtool uses. No other module uses any.
 
 Torch may change these names in any release, so each use is one small function here, with the reason for it.
-``tests/test_private_torch.py`` checks each of them. All were tried on torch 2.14.
+``tests/test_private_torch.py`` checks each of them. All were tried on torch 2.14 and 2.15.
 """
 
 from __future__ import annotations

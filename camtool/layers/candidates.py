@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from camtool.geometry.cell_centers import CellCenters
 from camtool.layers.layouts import Layout
 
 __all__ = ["NOT_DEEPEST", "Candidate"]
@@ -25,6 +26,7 @@ class Candidate:
         reached: Whether the gradient of the score reaches the layer; ``None`` if no gradient was computed.
         verdict: Why it was chosen or not, in a few words.
         chosen: Whether maps are drawn here if no layer is named.
+        centers: For the chosen layer, where its cells lie in the model's input; ``None`` if a stretched grid is drawn.
     """
 
     name: str
@@ -35,3 +37,4 @@ class Candidate:
     reached: bool | None = None
     verdict: str = ""
     chosen: bool = False
+    centers: CellCenters | None = None
