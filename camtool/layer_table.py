@@ -14,6 +14,7 @@ from torch import nn
 from camtool.arguments.messages import format_count
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import ImageError, LayerError
+from camtool.geometry.cell_centers import CellCenters
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
@@ -122,8 +123,8 @@ def format_candidates(candidates: Sequence[Candidate], width: int | None = None)
         ]
     meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
     lines += [("", ""), *((line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row)]
-    chosen = [each for each in candidates if each.centers is not None]
-    return [*lines, *((line, "") for each in chosen for line in wrap_paragraph(_describe_centers(each), width))]
+    lines += [(_describe_centers(each.centers), "") for each in candidates if each.centers is not None]
+    return lines
 
 
 def describe_candidate(candidate: Candidate) -> tuple[str, ...]:
@@ -143,14 +144,10 @@ def _add_centers(
     return replace(candidate, centers=find_centers(model, inputs, layer, call_index=call_index))
 
 
-def _describe_centers(candidate: Candidate) -> str:
-    """Return how much of the input the cells of the chosen layer see, and around which pixels, as a sentence."""
-    assert candidate.centers is not None
-    axes = [
-        f"{axis.field:.4g} pixels around {', '.join(f'{center:.4g}' for center in axis.list_centers(3))}, ..."
-        for axis in candidate.centers.axes
-    ]
-    return f"{candidate.name}: each cell sees {' x '.join(dict.fromkeys(axes))}"
+def _describe_centers(centers: CellCenters) -> str:
+    """Return the pixels around which the first cells lie, along each axis unless all are the same."""
+    axes = [", ".join(f"{center:.4g}" for center in axis.list_centers(3)) for axis in centers.axes]
+    return f"   its cells lie around pixels {' x '.join(f'{each}, ...' for each in dict.fromkeys(axes))}"
 
 
 def _describe_verdict(candidate: Candidate) -> str:
