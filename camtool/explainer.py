@@ -59,10 +59,10 @@ Model: TypeAlias = "nn.Module | Loaded"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
 OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image"
-"""What is a single image by its type."""
+"""A single image, recognized by its type."""
 
 Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
-"""What may be a single image or a batch. Its number of axes decides, which a type checker does not see."""
+"""A single image or a batch. Its number of axes decides, which a type checker does not see."""
 
 Images: TypeAlias = "OneImage | Arrays | Sequence[OneImage | Arrays]"
 
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result", default=Explanation)
-"""What an :class:`Explainer` returns for one image and one target: an explanation, or a list with one per method."""
+"""Result of an :class:`Explainer` for one image and one target: an explanation, or a list with one per method."""
 
 
 class Settings(TypedDict, total=False):
@@ -228,9 +228,10 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
         kind: ``"image"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
             ``(N, C, T, H, W)``, if neither the model's convolutions nor the shape decides. The channels must come
             before the frames.
-        placement: How a layer's grid lies on the input. By default each cell is drawn where the layer looked: strided
-            convolutions with symmetric padding look half a cell up and to the left of a grid that is stretched over
-            the input. ``"stretch"`` draws as other libraries do. See :mod:`camtool.layers.centers`.
+        placement: Placement of a layer's grid on the input. By default each cell is drawn at the center of its
+            receptive field: for strided convolutions with symmetric padding this is half a cell up and to the left of
+            a grid that is stretched over the input. ``"stretch"`` draws as other libraries do. See
+            :mod:`camtool.layers.centers`.
         **options: Options of the method.
 
     Returns:

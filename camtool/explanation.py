@@ -83,7 +83,7 @@ class Explanation:
 
     @property
     def shift(self) -> tuple[float, ...]:
-        """How far the map's middle lies from where a stretched grid has it, in pixels of the model's input.
+        """Distance of the map's middle from the middle of a stretched grid, in pixels of the model's input.
 
         One number per axis, ``(y, x)`` for images; negative numbers are shifts up and to the left.
         """

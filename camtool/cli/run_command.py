@@ -25,7 +25,7 @@ class Format(str, Enum):
 
 
 class Placement(str, Enum):
-    """How a layer's grid lies on the model's input."""
+    """Placement of a layer's grid on the model's input."""
 
     centers = "centers"
     stretch = "stretch"
@@ -95,7 +95,7 @@ def run(
     placement: Annotated[
         Placement,
         typer.Option(
-            help="Draw each cell where the layer looked, or stretch the grid as other libraries do.",
+            help="Draw each cell at the center of its receptive field, or stretch the grid.",
             rich_help_panel=_MAP_PANEL,
         ),
     ] = Placement.centers,

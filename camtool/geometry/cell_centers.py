@@ -1,4 +1,4 @@
-"""Where the cells of a grid lie in the model's input."""
+"""Centers of the cells of a grid in the model's input, and maps resampled from one grid to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from camtool.maps import resize
 __all__ = ["AxisCenters", "CellCenters", "Placement", "resample", "scale_to_cells"]
 
 Placement: TypeAlias = Literal["centers", "stretch"]
-"""How a layer's grid lies on the model's input: each cell where the layer looked, or stretched over the input."""
+"""Placement of a layer's grid on the model's input: each cell at the center of its receptive field, or stretched."""
 
 
 @dataclass(frozen=True)

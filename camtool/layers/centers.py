@@ -1,4 +1,4 @@
-"""Where the cells of a layer's grid lie in the model's input, by arithmetic.
+"""Centers of the receptive fields of a layer's cells, by arithmetic.
 
 Strided convolutions with symmetric padding place each output at the first of the pixels that it stands for, layer after
 layer. So cell ``j`` of the last 7 x 7 grid of a ResNet has its center at pixel 32 j + 0.5, not at 32 j + 16, where a

@@ -37,7 +37,7 @@ _MAX_NAMED = 4
 one name to see how to choose."""
 
 _ROUNDING = 1e-5
-"""How far from 1 the sum of probabilities may be. The rounding errors of a thousand classes in single precision (steps
+"""Largest distance of the sum of probabilities from 1. The rounding errors of a thousand classes in single precision (steps
 of 6e-8) stay well below; logits miss 1 by far more."""
 
 _SIGMOID_NODE = "SigmoidBackward0"
