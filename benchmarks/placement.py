@@ -9,9 +9,8 @@ object that is explained.
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from PIL import Image
+from photos import read_photos
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -51,7 +50,7 @@ def main(
     rows = []
     for name, file in (each.split("=", 1) for each in weights):
         loaded = camtool.load(name, file)
-        images = list(_read_photos(loaded, photos))
+        images = list(read_photos(loaded, photos))
         drops = [_measure_drops(loaded.model, image, index) for image, index in images]
         rows += [_compare(name, each, measure_deletion(loaded, images, drops, each)) for each in method]
     if scenes:
@@ -95,13 +94,6 @@ def measure_energy(method: str, scenes: int) -> NDArray[np.float64] | None:
             pair = (replace(found, centers=None).heatmap, found.heatmap)
             rows.append([compute_energy_in_mask(heatmap, item.mask) for heatmap in pair])
     return np.array(rows)
-
-
-def _read_photos(loaded: camtool.Loaded, folder: Path) -> Iterator[tuple[Tensor, int]]:
-    assert loaded.transform is not None
-    with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield loaded.transform(Image.open(folder / row["file"]).convert("RGB")), int(row["imagenet_index"])
 
 
 def _measure_drops(model: torch.nn.Module, image: Tensor, index: int) -> NDArray[Any]:

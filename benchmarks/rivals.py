@@ -10,7 +10,6 @@ hottest pixels are added to, or removed from, a blurred image), and the share of
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from PIL import Image
+from photos import read_photos
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
@@ -54,10 +53,7 @@ def main(
 
 def read_confident_photos(loaded: camtool.Loaded, folder: Path) -> list[tuple[Tensor, int]]:
     """Return the prepared photos ``(C, H, W)`` whose class the model predicts with confidence, with the class."""
-    with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
-        listed = [(folder / row["file"], int(row["imagenet_index"])) for row in csv.DictReader(file)]
-    assert loaded.transform is not None
-    images = [(loaded.transform(Image.open(path).convert("RGB")), index) for path, index in listed]
+    images = read_photos(loaded, folder)
     return [(x, index) for x, index in images if _compute_probabilities(loaded, x[None], index)[0] > _CONFIDENT]
 
 

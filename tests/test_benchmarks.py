@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "paired.py")  # the module that they share
+SHARED = ("paired.py", "photos.py")
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name not in SHARED)
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from camtool.structures.module_names import list_modules
 __all__ = ["SHAPE_TEXTS", "SPATIAL_AXES", "DataKind", "choose_example_shape", "infer_kind", "list_channels"]
 
 DataKind: TypeAlias = Literal["signal", "image", "volume", "clip"]
-"""What an input is: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""
+"""Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""
 
 SPATIAL_AXES: dict[DataKind, int] = {"signal": 1, "image": 2, "volume": 3, "clip": 3}
 """Data kind → number of axes besides that of the channels."""

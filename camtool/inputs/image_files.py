@@ -27,7 +27,7 @@ from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_p
 __all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
-"""What :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
+"""Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
 
 An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
 bool (black and white), or floats in [0, 1].

@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
-"""How scores become probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of independent
-labels, or ``"identity"`` if the scores are probabilities. The term is that of generalized linear models."""
+"""Function from scores to probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of
+independent labels, or ``"identity"`` if the scores are probabilities. The term is that of generalized linear models."""
 
 LINKS: tuple[Link, ...] = get_args(Link)
 """All links."""
@@ -37,8 +37,8 @@ _MAX_NAMED = 4
 one name to see how to choose."""
 
 _ROUNDING = 1e-5
-"""Largest distance of the sum of probabilities from 1. The rounding errors of a thousand classes in single precision (steps
-of 6e-8) stay well below; logits miss 1 by far more."""
+"""Largest distance of the sum of probabilities from 1. The rounding errors of a thousand classes in single precision
+(steps of 6e-8) stay well below; logits miss 1 by far more."""
 
 _SIGMOID_NODE = "SigmoidBackward0"
 """The name of a sigmoid on the autograd graph."""

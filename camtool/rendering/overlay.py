@@ -41,7 +41,7 @@ _BORDER_GRAY = 230
 """Gray of the line around the seen part."""
 
 _BORDERS_PER_SIDE = 180
-"""How many times the width of this line fits into the shorter side of a photo."""
+"""Shorter side of a photo in widths of this line."""
 
 
 def colorize(heatmap: NDArray[Any], colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
