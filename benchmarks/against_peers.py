@@ -1,4 +1,4 @@
-"""The speed and memory of camtool's methods against grad-cam's and torchcam's: ``python benchmarks/against_peers.py``.
+"""The speed and memory against grad-cam and torchcam: ``python -m benchmarks against_peers``.
 
 Each comparison runs in one process, in turns, with random weights (they do not change the cost). The numbers are the
 medians of the turns' ratios. Peak memory is that of a new process for each library, minus the memory before the method
@@ -17,15 +17,17 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import Run, compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import Tensor, nn
 
 import camtool
+from benchmarks.paired import Run, compute_ratio, describe_machine, make_forward, measure_in_turns
 from camtool.inference.folded_model import FoldedModel
 
 _CLASS = 281
 _LAYER = "layer4"
 _CHEAP_METHODS = [name for name, each in camtool.METHODS.items() if each.cost == "a pass" and not each.ignores_layer]
+
+_ROOT = Path(__file__).parents[1]
 
 app = typer.Typer(add_completion=False)
 
@@ -147,8 +149,8 @@ def _measure_peak(library: str, threads: int) -> int:
 
 
 def _measure_peak_once(library: str, threads: int) -> int:
-    command = [sys.executable, __file__, "peak", library, "--threads", str(threads)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    command = [sys.executable, "-m", "benchmarks", "against_peers", "peak", library, "--threads", str(threads)]
+    return int(subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def _read_peak_megabytes() -> int:

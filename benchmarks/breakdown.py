@@ -1,4 +1,4 @@
-"""The time of each stage of one explanation: ``python benchmarks/breakdown.py``.
+"""The time of each stage of one explanation: ``python -m benchmarks breakdown``.
 
 MobileNetV2, one prepared image, Grad-CAM: the smallest job, in which the overhead weighs most. Each stage is timed
 right after a forward pass, so that the CPU caches are as in a real call. The numbers are medians.

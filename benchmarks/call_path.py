@@ -1,4 +1,4 @@
-"""The code that one warm explanation passes through: ``python benchmarks/call_path.py``.
+"""The code that one warm explanation passes through: ``python -m benchmarks call_path``.
 
 A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one is traced
 with ``sys.setprofile``: the files of camtool that it enters, their functions, and the depth of the call stack.

@@ -1,4 +1,4 @@
-"""The share of architectures that work without configuration: ``python benchmarks/coverage.py``.
+"""The share of architectures that work without configuration: ``python -m benchmarks coverage``.
 
 Every model of ``tests/zoo``, with calibrated random weights, is explained by camtool, by torchcam, which also finds a
 layer itself, and by grad-cam, which gets the last ``Conv2d``, as its documentation advises. All run in one process, on
@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -28,16 +27,13 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from paired import describe_machine
 from torch import Tensor, nn
 
 import camtool
+from benchmarks.paired import describe_machine
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer, find_layers
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the models of the tests
-
 from tests.zoo import catalogue, dense, hugging_face
 from tests.zoo.check import faults_of_layer, faults_of_maps
 from tests.zoo.dense import Unwrapped

@@ -1,4 +1,4 @@
-"""The cost of an explanation in units of a plain forward pass: ``python benchmarks/overhead.py``.
+"""The cost of an explanation in units of a plain forward pass: ``python -m benchmarks overhead``.
 
 Grad-CAM on a prepared batch with camtool, grad-cam and torchcam, each against the plain forward pass of the same model
 and batch in ``inference_mode``, in turns. The numbers are the medians of the turns' ratios. Run nothing else meanwhile.
@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import Tensor, nn
 
 import camtool
+from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 
 _LAYERS = {"resnet50": "layer4", "mobilenet_v2": "features"}
 _CLASS = 281

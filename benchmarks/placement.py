@@ -1,6 +1,6 @@
-"""Faithfulness of heatmaps that are stretched over the input, and of those that lie where the layer looked.
+"""The faithfulness of heatmaps that are stretched, and of those placed by centers.
 
-Run ``python benchmarks/placement.py --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
+Run ``python -m benchmarks placement --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
 ``labels.csv`` (file, imagenet_index). Each photo is divided into 4 x 4 cells. Single deletion is Spearman's correlation
 of the mean heat of a cell with the drop of the logit when the cell is set to the mean color. The same maps are placed
 both ways, so the difference is paired. On the demo's scenes, the energy is the share of the heat that lies on the
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from photos import read_photos
 from scipy.stats import spearmanr
 from torch import Tensor
 
 import camtool
+from benchmarks.photos import read_photos
 from camtool.demo.bundled import load_honest_model
 from camtool.demo.camnet import prepare_images
 from camtool.demo.measure import UNSEEN

@@ -1,4 +1,4 @@
-"""The cost of recording layers in units of a plain forward pass: ``python benchmarks/recording.py``.
+"""The cost of recording layers in units of a plain forward pass: ``python -m benchmarks recording``.
 
 :class:`camtool.Recorder` records the outputs of a model's layers on their device, forward pass after forward pass,
 against the plain forward pass of the same model in ``inference_mode``, in turns. The second of two forward passes in a
@@ -23,10 +23,10 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
-from paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from torch import nn
 
 import camtool
+from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from camtool.recorder import select
 
 _STAGES = ["layer1", "layer2", "layer3", "layer4"]

@@ -1,6 +1,6 @@
 """The accuracy of rivalcam against Grad-CAM.
 
-Run ``python benchmarks/rivals.py --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
+Run ``python -m benchmarks rivals --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
 ``labels.csv`` (file, imagenet_index). Four photos that the model recognizes with confidence make a mosaic, and each of
 the four classes is explained: the score is the share of the map's energy in the right quarter (grid pointing game; 0.25
 by chance). On single photos the scores are insertion minus deletion (the mean probability of the class while the
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from photos import read_photos
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 import camtool
+from benchmarks.photos import read_photos
 
 METHODS = ("gradcam", "hirescam", "rivalcam")
 _CONFIDENT, _STEPS, _HOT = 0.5, 28, 0.5

@@ -8,29 +8,41 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
-SHARED = ("paired.py", "photos.py")
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name not in SHARED)
+ROOT = Path(__file__).parents[1]
+SHARED = ("__init__", "__main__", "paired", "photos")
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 pytestmark = pytest.mark.slow
 
 
-def run_script(*command: str) -> str:
-    return subprocess.run([sys.executable, *command], cwd=FOLDER, capture_output=True, text=True, check=True).stdout
+def run_benchmark(*arguments: str) -> str:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_each_benchmark_prints_its_help(script: str) -> None:
-    assert "--help" in run_script(script, "--help")
+def test_the_benchmarks_are_listed_in_80_columns() -> None:
+    lines = run_benchmark().splitlines()
+    assert [line.split()[0] for line in lines[2:]] == NAMES
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_an_unknown_benchmark_is_an_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run_benchmark("speed")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_benchmark_prints_its_help(name: str) -> None:
+    assert "--help" in run_benchmark(name, "--help")
 
 
 def test_the_breakdown_times_each_stage() -> None:
-    lines = run_script("breakdown.py", "--turns", "1").splitlines()
+    lines = run_benchmark("breakdown", "--turns", "1").splitlines()
     assert len(lines) == 7
     assert all(" ms  " in line for line in lines)
 
 
 def test_the_call_path_lists_its_files() -> None:
-    total, *files = run_script("call_path.py").splitlines()
+    total, *files = run_benchmark("call_path").splitlines()
     assert total.startswith(f"{len(files)} files, ")
     assert "  explainer.py" in files

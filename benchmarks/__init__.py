@@ -1,0 +1,1 @@
+"""Measurements of speed, memory, coverage and faithfulness: ``python -m benchmarks`` lists them."""
