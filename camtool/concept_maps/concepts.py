@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool import maps
 from camtool.arguments.messages import format_count
 from camtool.arguments.models import get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError
+from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.hooks.observation import observe
 from camtool.inputs.input_preparer import InputPreparer, PreparedInput, Source, group_into_batches
+from camtool.layers.centers import find_centers
 from camtool.layers.selection import Layer, find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.rendering import image_writing, overlay
@@ -61,6 +62,8 @@ class Concepts(image_writing.Displayable):
         inputs: The images and the model inputs made from them.
         layer: Dotted name of the layer.
         warnings: Reasons to doubt the result; empty if there are none.
+        centers: For each image where the cells of its maps lie in the model's input; ``None`` for a grid that is
+            stretched over the input. Empty if all are stretched.
     """
 
     maps: NDArray[np.float32]
@@ -71,6 +74,7 @@ class Concepts(image_writing.Displayable):
     inputs: tuple[PreparedInput, ...]
     layer: str
     warnings: tuple[str, ...] = ()
+    centers: tuple[CellCenters | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -93,7 +97,8 @@ class Concepts(image_writing.Displayable):
         Args:
             image: Position of the photo among the images.
         """
-        placed = self.inputs[image].geometry.place(torch.from_numpy(self.maps[image]))
+        centers = self.centers[image] if self.centers else None
+        placed = self.inputs[image].geometry.place(torch.from_numpy(self.maps[image]), centers)
         strengths: NDArray[np.float32] = placed.clamp(0, 1).numpy()
         return strengths
 
@@ -179,15 +184,16 @@ def concepts(
         raise CamtoolError("img holds no image; pass one or more.")
     if batch_size < 1:
         raise CamtoolError(f"batch_size is {batch_size}; pass 1 or more.")
-    used, grids = _collect_activations(loaded.model, inputs, layer, batch_size)
+    used, grids, centers = _collect_activations(loaded.model, inputs, layer, batch_size)
     points = torch.cat([grid.flatten(1).T for grid in grids])
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
         W, H, explained = factorize(_check_positive(points, used.name), n, seed=seed)
         probabilities = compute_probabilities(loaded.model, inputs[0].tensor[None], used, H)
     names = labels if labels is not None else loaded.labels
     notes = dict.fromkeys(note for each in inputs for note in each.notes)
+    maps, places = _build_maps(W, [grid.shape[1:] for grid in grids], centers)
     return Concepts(
-        maps=_build_maps(W, [grid.shape[1:] for grid in grids]),
+        maps=maps,
         vectors=H.float().cpu().numpy(),
         votes=rank_classes(probabilities, resolve_labels(loaded.model, names, probabilities.shape[1])),
         shares=compute_shares(W, H).float().cpu().numpy(),
@@ -195,16 +201,21 @@ def concepts(
         inputs=inputs,
         layer=used.name,
         warnings=(*notes, *_find_warnings(points, used.name)),
+        centers=tuple(places),
     )
 
 
 def _collect_activations(
     model: nn.Module, inputs: Sequence[PreparedInput], layer: str | nn.Module | None, batch_size: int
-) -> tuple[Layer, list[Tensor]]:
-    """Return the layer, with its layout for the first image, and its activations ``(C, h, w)`` for each image."""
+) -> tuple[Layer, list[Tensor], list[CellCenters | None]]:
+    """Return the layer, with its layout for the first image, and for each image its activations and cell centers.
+
+    The activations are ``(C, h, w)``.
+    """
     names = None if layer is None else [find_module_name(model, layer)]
     found: list[Layer] = []
     grids: list[Tensor] = []
+    centers: list[CellCenters | None] = []
     for batch in group_into_batches(inputs, batch_size):
         tensor = torch.stack([each.tensor for each in batch])
         (used,) = find_layers(model, tensor, names)
@@ -212,10 +223,11 @@ def _collect_activations(
         activations = used.layout.to_grid(output.detach())
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
+        centers += [find_centers(model, tensor, used)] * len(batch)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         found.append(used)
-    return found[0], grids
+    return found[0], grids, centers
 
 
 def _check_positive(points: Tensor, layer: str) -> Tensor:
@@ -241,12 +253,22 @@ def _find_warnings(points: Tensor, layer: str) -> Iterator[str]:
         )
 
 
-def _build_maps(amounts: Tensor, grids: Sequence[torch.Size]) -> NDArray[np.float32]:
-    """Return the rows of ``W`` ``(P, n)`` as maps ``(N, n, h, w)``, all on the finest grid."""
+def _build_maps(
+    amounts: Tensor, grids: Sequence[torch.Size], centers: Sequence[CellCenters | None]
+) -> tuple[NDArray[np.float32], list[CellCenters | None]]:
+    """Return the rows of ``W`` ``(P, n)`` as maps ``(N, n, h, w)``, all on the finest grid, and the cell centers.
+
+    Maps of another grid are resampled onto the finest one, stretched over their own input.
+    """
     finest = max(grids, key=lambda grid: grid.numel())
-    parts = amounts.split([grid.numel() for grid in grids])
-    on_one = [maps.resize(part.T.unflatten(1, grid), finest) for part, grid in zip(parts, grids, strict=True)]
-    return np.asarray(torch.stack(on_one).float().cpu().numpy(), np.float32)
+    by_image = amounts.split([grid.numel() for grid in grids])
+    parts = [part.T.unflatten(1, grid) for part, grid in zip(by_image, grids, strict=True)]
+    on_one = [
+        part if part.shape[1:] == finest else resample(part, own, finest, None)
+        for part, own in zip(parts, centers, strict=True)
+    ]
+    placed = [own if grid == finest else None for grid, own in zip(grids, centers, strict=True)]
+    return np.asarray(torch.stack(on_one).float().cpu().numpy(), np.float32), placed
 
 
 def _build_legend_entry(color: tuple[int, int, int], votes: Sequence[Vote], share: float) -> LegendEntry:

@@ -138,6 +138,24 @@ def test_maps_of_several_input_sizes_are_resized_to_the_finest_grid() -> None:
     assert not ours.maps[0, where["green"]].max() > 1e-4
 
 
+def test_concepts_lie_where_heatmaps_lie() -> None:
+    """Three strided convolutions with padding look 3.5 pixels up and to the left of the stretched grid."""
+    convolutions = [nn.Conv2d(3, 3, 3, 2, 1, bias=False) for _ in range(3)]
+    for convolution in convolutions:
+        nn.init.constant_(convolution.weight, 1)
+    model = nn.Sequential(*convolutions, Apply(lambda a: a.mean((2, 3))), nn.Linear(3, 2, bias=False))
+    nn.init.constant_(model[-1].weight, 1)
+    spot = torch.zeros(1, 3, 64, 64)
+    spot[..., 30, 34] = 1
+    ours = concepts(model, spot, 1, layer="2", transform=None)
+    assert ours.centers[0] is not None
+    assert (ours.centers[0].axes[0].offset, ours.centers[0].axes[0].stride) == (0.5, 8)
+    heat = camtool.explain(model, spot[0], 1, layer="2").heatmap
+    assert_close(ours.heatmaps(0)[0], heat, rtol=0, atol=1e-4)
+    rows = heat.sum(1) @ (np.arange(64) + 0.5) / heat.sum()
+    assert rows == pytest.approx(30.5, abs=1)
+
+
 def test_one_image_tensors_and_a_module_as_layer_are_accepted() -> None:
     model = ColorNet()
     batch = torch.stack([Resize()(photo) for photo in PHOTOS])
