@@ -1,4 +1,4 @@
-"""The faithfulness of maps that are stretched, or placed by centers.
+"""The faithfulness of maps, stretched or placed by centers.
 
 Run ``python -m benchmarks placement --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
 ``labels.csv`` (file, imagenet_index). Each photo is divided into 4 x 4 cells. Single deletion is Spearman's correlation

@@ -32,7 +32,6 @@ from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
-from camtool.layers.centers import find_centers
 from camtool.layers.selection import find_layers
 from camtool.methods import Method, MethodFunction, check_model_support, check_options, find_method, merges
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
@@ -387,7 +386,9 @@ class Explainer(Generic[Result]):
             if self._needs_layers:
                 index = -1 if call_index is None else call_index
                 layers = find_layers(self._model, batch.inputs, self._layers, call_index=index)
-            forward_pass = ForwardPass(self._model, batch.inputs, layers, black=black, call_index=call_index)
+            forward_pass = ForwardPass(
+                self._model, batch.inputs, layers, black=black, call_index=call_index, placement=self._placement
+            )
             if is_last_try or all(layer.layout.fits(forward_pass.layer_outputs[layer.name].shape) for layer in layers):
                 break
             # The user changed the model since the layouts were cached, so they are read again.
@@ -412,7 +413,7 @@ class Explainer(Generic[Result]):
             at_input=method.ignores_layer,
         )
         choice = describe_chosen_tensor(forward_pass.output)
-        centers = [self._find_centers(forward_pass, each) for each in evidence]
+        centers = [each.find_centers() for each in evidence]
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         merged, place = self._compute_maps(method, evidence, centers)
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
@@ -442,15 +443,6 @@ class Explainer(Generic[Result]):
             explanations.append(explanation)
         return explanations
 
-    def _find_centers(self, forward_pass: ForwardPass, evidence: Evidence) -> CellCenters | None:
-        """Return where the cells of the evidence's layer lie in the input; ``None`` if its grid is stretched."""
-        if self._placement == "stretch" or not evidence.layer:
-            return None
-        with forward_pass.restore_autocast():
-            return find_centers(
-                self._model, forward_pass.inputs, evidence.get_layer(), call_index=forward_pass.call_index
-            )
-
     def _compute_maps(
         self, method: Method, evidence: Sequence[Evidence], centers: Sequence[CellCenters | None]
     ) -> tuple[Tensor, CellCenters | None]:
@@ -465,7 +457,7 @@ class Explainer(Generic[Result]):
                 _check_maps(method, each, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
             places = [
-                place if place is not None and raw.shape[1:] == each.activations.shape[2:] else None
+                place if place is not None and each.is_on_layer(raw) else None
                 for place, raw, each in zip(centers, maps, evidence, strict=True)
             ]
             merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence), places)

@@ -145,9 +145,11 @@ def _add_centers(
 
 
 def _describe_centers(centers: CellCenters) -> str:
-    """Return the pixels around which the first cells lie, along each axis unless all are the same."""
-    axes = [", ".join(f"{center:.4g}" for center in axis.list_centers(3)) for axis in centers.axes]
-    return f"   its cells lie around pixels {' x '.join(f'{each}, ...' for each in dict.fromkeys(axes))}"
+    """Return where the first cells lie in the input and how many pixels each sees; one number if all axes agree."""
+    axes = [", ".join(f"{center:.1f}".removesuffix(".0") for center in axis.list_centers(2)) for axis in centers.axes]
+    lie = " x ".join(f"{each}, ..." for each in dict.fromkeys(axes))
+    see = " x ".join(dict.fromkeys(f"{axis.field:.0f}" for axis in centers.axes))
+    return f"   cells at {lie} see {see} pixels"
 
 
 def _describe_verdict(candidate: Candidate) -> str:

@@ -113,7 +113,7 @@ def test_the_printed_table_has_grids_above_and_verdicts_below(model: nn.Module) 
         "",
         "   no mark: good, but not the deepest",
         ">  chosen: the deepest that the score's gradient reaches",
-        "   its cells lie around pixels 0.5, 8.5, 16.5, ...",
+        "   cells at 0.5, 8.5, ... see 11 pixels",
     ]
     assert str(Candidates()) == "No layer can carry a map."
 

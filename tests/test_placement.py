@@ -35,6 +35,18 @@ class Spot(nn.Module):
         return self.head(self.features(x).flatten(2).sum(2))
 
 
+class Rectified(Spot):
+    """With ReLUs, and with a class that does not see the spot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(c, 1, 3, 2, 1, bias=False) for c in (3, 1, 1)]
+        for layer in layers:
+            nn.init.constant_(layer.weight, 0.3)
+        self.features = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+        self.head.weight.data[0] = 0
+
+
 def find_centroid(heatmap: np.ndarray) -> np.ndarray:
     """The bump is as wide as its neighbors, so its centroid is the place of the spot between the cells."""
     lines = [np.moveaxis(heatmap, axis, 0).reshape(size, -1).sum(1) for axis, size in enumerate(heatmap.shape)]
@@ -102,6 +114,18 @@ def test_layers_are_merged_at_their_own_places() -> None:
         together = camtool.explain(model, image, 1, layer=["features.0", "features"], merge=merge, placement="centers")
         assert np.abs(find_centroid(together[0].heatmap) - (30.5, 37.5)).max() < 0.2 * CELL
         assert together[0].raw.shape == (32, 32)
+
+
+@pytest.mark.parametrize("method", ["tta:gradcam", "sess:gradcam", "cameras", "groupcam"])
+def test_methods_that_resize_or_mirror_maps_themselves(method: str) -> None:
+    """Mirrored images, windows, other sizes, and maps at the size of the input: the heat lies on the spot."""
+    model, image = Rectified(), torch.zeros(1, 3, 64, 64)
+    image[..., 30, 37] = 1
+    (result,) = camtool.explain(model, image, 1, method=method, layer="features", placement="centers")
+    (stretched,) = camtool.explain(model, image, 1, method=method, layer="features", placement="stretch")
+    off, off_before = (np.abs(find_centroid(each.heatmap) - (30.5, 37.5)).max() / CELL for each in (result, stretched))
+    assert off < 0.2
+    assert off_before > 0.3
 
 
 def test_raw_is_the_same_and_the_shift_is_told() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
+from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.layers.selection import Layer, find_layers
 from camtool.maps import upcast
 from camtool.state.thread_state import enable_gradients
@@ -135,6 +136,23 @@ class Evidence:
                 "or, for attention, run within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
 
+    def find_centers(self) -> CellCenters | None:
+        """Return where the layer's cells lie in the input; ``None`` if its grid is stretched, or there is no layer."""
+        return None if self._layer is None else self.forward_pass.find_centers(self._layer)
+
+    def resize_to_input(self, maps: Tensor) -> Tensor:
+        """Return maps at the input's size, ``(M, *size)``. The cells of the layer's grid lie at their centers.
+
+        Args:
+            maps: ``(M, *grid)``. Maps on another grid than the layer's are stretched over the input.
+        """
+        centers = self.find_centers() if self.is_on_layer(maps) else None
+        return resample(maps, centers, self.inputs.shape[2:], None)
+
+    def is_on_layer(self, maps: Tensor) -> bool:
+        """Return True for maps ``(M, *grid)`` on the layer's grid; methods may return maps on another one."""
+        return self._layer is not None and maps.shape[1:] == self.activations.shape[2:]
+
     def get_layer(self) -> Layer:
         """Return the observed layer with its layout.
 
@@ -198,7 +216,9 @@ class Evidence:
                 layers = find_layers(
                     self.model, replaced, [self.layer], like=layers[0].layout, call_index=old.call_index
                 )
-            new = ForwardPass(self.model, replaced, layers, black=self.black, call_index=old.call_index)
+            new = ForwardPass(
+                self.model, replaced, layers, black=self.black, call_index=old.call_index, placement=old.placement
+            )
         return gather_evidence(new, self.targets, self.images)[0]
 
     def at_layer(self, layer: str) -> Evidence:
@@ -209,7 +229,8 @@ class Evidence:
         """
         old = self.forward_pass
         with old.restore_autocast():
-            new = ForwardPass(self.model, old.inputs, find_layers(self.model, old.inputs, [layer]), black=self.black)
+            layers = find_layers(self.model, old.inputs, [layer])
+            new = ForwardPass(self.model, old.inputs, layers, black=self.black, placement=old.placement)
         return gather_evidence(new, self.targets, self.images)[0]
 
 

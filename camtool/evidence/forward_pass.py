@@ -13,12 +13,14 @@ from camtool import targets
 from camtool.errors import CamtoolError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
+from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import get_call, observe
 from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
+from camtool.layers.centers import find_centers
 from camtool.layers.selection import Layer
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, predictions
@@ -40,6 +42,7 @@ class ForwardPass:
         black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
         call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is
             the last, too; the user then gets a warning that there are others.
+        placement: Where the cells of a layer lie in the image input.
 
     Attributes:
         model: The model.
@@ -53,6 +56,7 @@ class ForwardPass:
         black: As above.
         call_index: As above, -1 for ``None``.
         is_call_chosen: True if ``call_index`` was given.
+        placement: As above.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
@@ -64,11 +68,13 @@ class ForwardPass:
         *,
         black: Tensor | None = None,
         call_index: int | None = None,
+        placement: Placement = "centers",
     ) -> None:
         main = find_main_tensor(inputs)
         if main is None:
             raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
         self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
+        self.placement = placement
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
         observed = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
@@ -169,6 +175,16 @@ class ForwardPass:
             with self.restore_autocast():
                 self._attention[hold_inputs] = capture_attention(self.model, self.inputs, hold_inputs=hold_inputs)
         return self._attention[hold_inputs]
+
+    def find_centers(self, layer: Layer) -> CellCenters | None:
+        """Return where a layer's cells lie in the image input; ``None`` if its grid is stretched over the image.
+
+        The first call for a model, a layer and an input size runs the model.
+        """
+        if self.placement == "stretch":
+            return None
+        with self.restore_autocast():
+            return find_centers(self.model, self.inputs, layer, call_index=self.call_index)
 
     def fold_model(self) -> FoldedModel:
         """Return the model for many forward passes in a row; the first call builds it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -55,6 +55,12 @@ class CellCenters:
         """Return the centers of a grid that is stretched over the input."""
         strides = [pixels / cells for cells, pixels in zip(grid, size, strict=True)]
         return cls(tuple(size), tuple(AxisCenters(stride / 2, stride) for stride in strides))
+
+    def mirror(self, grid: Sequence[int]) -> CellCenters:
+        """Return the centers of the cells of a mirrored input, after the map is mirrored back along the last axis."""
+        last = self.axes[-1]
+        first = self.size[-1] - last.offset - last.stride * (grid[-1] - 1)
+        return replace(self, axes=(*self.axes[:-1], replace(last, offset=first)))
 
     def compute_shift(self, grid: Sequence[int]) -> tuple[float, ...]:
         """Return how far the middle of the grid lies from the middle of the input, in pixels, along each axis.

@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate, pad
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
+from camtool.geometry.cell_centers import resample
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods.families.eigencam import compute_first_component
@@ -60,7 +61,7 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
     def iterate_maps(*, mirrored: bool) -> Iterator[Tensor]:
         for factor in factors:
             maps = method(_change_image(evidence, factor, mirrored=mirrored))
-            yield maps.flip(-1) if mirrored else maps
+            yield _mirror_back(evidence, maps) if mirrored else maps
 
     upright = _average(iterate_maps(mirrored=False), len(factors))
     is_local = [target.has_place() for target in evidence.targets]
@@ -79,6 +80,15 @@ def _change_image(evidence: Evidence, factor: float, *, mirrored: bool) -> Evide
         inputs = black + factor * (inputs - black)
     inputs = inputs.flip(-1) if mirrored else inputs
     return evidence.for_inputs(inputs) if mirrored or factor != 1 else evidence
+
+
+def _mirror_back(evidence: Evidence, maps: Tensor) -> Tensor:
+    """Return maps ``(R, *grid)`` of mirrored images on the grid of the image that is not mirrored."""
+    centers, mirrored = evidence.find_centers(), maps.flip(-1)
+    if centers is None or not evidence.is_on_layer(maps):
+        return mirrored
+    # A layer may look to the left of its cells, and then to the right in the image that is mirrored back.
+    return resample(mirrored, centers.mirror(maps.shape[1:]), maps.shape[1:], centers)
 
 
 @wrapper("noise", paper="arXiv 1706.03825")
@@ -195,10 +205,10 @@ class _Window:
     corner: tuple[int, int]
 
     def explain(self, evidence: Evidence, method: Method) -> tuple[Tensor, Tensor]:
-        """Return the maps ``(R, *grid)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
+        """Return the maps ``(R, *size)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
         inside = evidence if self.large == self.size else evidence.for_inputs(self.cut(evidence.inputs))
         maps = scale_min_max(method(inside))
-        return maps, compute_class_confidence(inside).to(maps)
+        return inside.resize_to_input(maps), compute_class_confidence(inside).to(maps)
 
     def cut(self, inputs: Tensor) -> Tensor:
         """Return the window of the enlarged images, ``(N, C, *size)``."""
@@ -207,9 +217,9 @@ class _Window:
         return large[..., y : y + h, x : x + w].contiguous()
 
     def place(self, maps: Tensor) -> Tensor:
-        """Return maps ``(R, *grid)`` of the window at their position on the image, ``(R, *size)``."""
+        """Return maps ``(R, *size)`` of the window at their position on the image, ``(R, *size)``."""
         (h, w), (H, W), (y, x) = self.size, self.large, self.corner
-        return resize(pad(resize(maps, self.size), (x, W - w - x, y, H - h - y)), self.size)
+        return resize(pad(maps, (x, W - w - x, y, H - h - y)), self.size)
 
 
 def _make_windows(size: Sequence[int], scales: Sequence[float], step: float) -> list[_Window]:

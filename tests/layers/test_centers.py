@@ -15,6 +15,7 @@ import camtool
 from camtool.layers.centers import find_centers, read_centers
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer
+from camtool.structures.model_cache import forget_model
 from tests.state.test_no_trace import unchanged
 
 
@@ -102,7 +103,7 @@ def transposed(window: int, stride: int, padding: int) -> nn.Module:
 def read(model: nn.Module, image: Tensor) -> tuple[Any, Tensor]:
     image = image.requires_grad_()
     output = model(image)
-    return read_centers(output, image, output.shape[2:]), output
+    return read_centers([(output, output.shape[2:])], image)[0], output
 
 
 def measure(output: Tensor, image: Tensor, cell: tuple[int, ...]) -> list[float]:
@@ -196,10 +197,60 @@ def test_what_is_not_understood_moves_nothing(net: nn.Module) -> None:
     assert (centers is not None) == understood
 
 
+def build_one_sided(sides: tuple[float, ...], *, filters: int = 32) -> nn.Module:
+    """Return three strided convolutions whose filters have these mean weights along both axes."""
+    layers = [nn.Conv2d(channels, filters, 3, 2, 1) for channels in (3, filters, filters)]
+    for layer in layers:
+        scale = torch.tensor(sides)
+        layer.weight.data = torch.randn(layer.weight.shape) * scale * scale[:, None]
+    return nn.Sequential(*layers)
+
+
+def test_filters_that_weigh_one_side_more_move_the_centers() -> None:
+    """Trained networks have such filters. The gradients' centroids, over many projections, are the truth."""
+    torch.manual_seed(0)
+    image = torch.rand(1, 3, 64, 64)
+    centers, output = read(build_one_sided((2.0, 1.0, 0.5)), image)
+    total = torch.zeros_like(image)
+    for _ in range(200):
+        (gradient,) = torch.autograd.grad(output[0, :, 4, 4], image, torch.randn(32), retain_graph=True)
+        total += gradient.square()
+    lines = [total.sum((0, 1, 3)), total.sum((0, 1, 2))]
+    expected = [float((line * (torch.arange(64) + 0.5)).sum() / line.sum()) for line in lines]
+    found = [axis.offset + 4 * axis.stride for axis in centers.axes]
+    assert found == pytest.approx(expected, abs=0.5)
+    assert max(found) < 32.5 - 3  # where the kernels' middles are
+
+
+@pytest.mark.parametrize("filters", [7, 64])
+def test_random_filters_move_hardly_anything(filters: int) -> None:
+    torch.manual_seed(0)
+    centers, _ = read(build_one_sided((1.0, 1.0, 1.0), filters=filters), torch.rand(1, 3, 64, 64))
+    assert [axis.offset for axis in centers.axes] == pytest.approx([0.5, 0.5], abs=0 if filters < 8 else 0.2)
+    few, _ = read(build_one_sided((2.0, 1.0, 0.5), filters=7), torch.rand(1, 3, 64, 64))
+    assert [axis.offset for axis in few.axes] == [0.5, 0.5]  # too few to tell a habit from chance
+
+
+def test_autocast_and_frozen_weights_make_no_difference() -> None:
+    torch.manual_seed(0)
+    model, image = build_one_sided((2.0, 1.0, 0.5)), torch.rand(1, 3, 64, 64)
+    layer = Layer("2", Layout("channels first", (8, 8)))
+    expected = find_centers(model, image, layer)
+    assert expected is not None
+    assert expected.axes[0].offset < -1
+    forget_model(model)
+    with torch.autocast("cpu"):
+        in_half = find_centers(model, image, layer)
+    assert in_half is not None
+    assert in_half.axes[0].offset == pytest.approx(expected.axes[0].offset, abs=0.01)
+    forget_model(model.requires_grad_(False))
+    assert find_centers(model, image, layer) == expected
+
+
 def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:
     image = torch.rand(1, 1, 8, 8, requires_grad=True)
-    assert read_centers(torch.rand(1, 1, 4, 4), image, (4, 4)) is None
-    assert read_centers(nn.Conv2d(1, 1, 2, 2)(torch.rand(1, 1, 8, 8)), image, (4, 4)) is None
+    assert read_centers([(torch.rand(1, 1, 4, 4), (4, 4))], image) == [None]
+    assert read_centers([(nn.Conv2d(1, 1, 2, 2)(torch.rand(1, 1, 8, 8)), (4, 4))], image) == [None]
 
 
 def build_net() -> nn.Module:
@@ -275,6 +326,8 @@ def test_known_architectures(name: str, layer: str, expected: tuple[float, float
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None).eval()
+    for parameter in model.parameters():  # random weights may weigh one side more, by chance
+        nn.init.constant_(parameter, 0.01)
     grid = (14, 14) if name == "vit_b_16" else (13, 13) if name == "squeezenet1_1" else (7, 7)
     layout = Layout("tokens", grid, 1) if name == "vit_b_16" else Layout("channels first", grid)
     centers = find_centers(model, torch.rand(1, 3, 224, 224), Layer(layer, layout))

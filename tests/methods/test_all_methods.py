@@ -18,6 +18,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.linear_head import get_linear_head
+from camtool.geometry.cell_centers import AxisCenters, CellCenters, Placement
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer
 from camtool.methods import METHODS, check_options, find_method, method
@@ -125,9 +126,12 @@ def deep_net(kind: str = "rectified") -> tuple[Net, Layer]:
     return Net(trunk, tail), Layer("trunk", layout)
 
 
-def look(net: nn.Module, layer: Layer, x: Tensor, target: Target | list[Target]) -> Evidence:
+def look(
+    net: nn.Module, layer: Layer, x: Tensor, target: Target | list[Target], placement: Placement = "stretch"
+) -> Evidence:
+    """Return evidence; masks are stretched over the image, as in the papers."""
     targets = target if isinstance(target, list) else [target] * len(x)
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer]), targets)
+    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement=placement), targets)
     return evidence
 
 
@@ -149,7 +153,7 @@ def test_every_method_has_an_oracle() -> None:
     assert not ORACLES.keys() - METHODS.keys()
 
 
-def case_of(net: Net, layer: Layer, x: Tensor, index: int) -> Case:
+def case_of(net: Net, layer: Layer, x: Tensor, index: int, first: float = 0.5) -> Case:
     """Return the case of one image ``(1, C, H, W)`` for an oracle: numbers, and functions of numbers."""
 
     def at(picture: Tensor, of: int = index) -> tuple[Tensor, Tensor]:
@@ -177,6 +181,7 @@ def case_of(net: Net, layer: Layer, x: Tensor, index: int) -> Case:
         observe=lambda picture: tuple(each.tolist() for each in at(as_batch(picture))),  # type: ignore[arg-type]
         class_gradient=lambda other: at(x, other)[1].tolist(),
         input_gradient=compute_input_gradient,
+        first=first,
     )
 
 
@@ -201,6 +206,25 @@ def test_method_equals_its_oracle(name: str, make: Any, kind: str, seed: int) ->
     ours = METHODS[name](look(net, layer, x, [ClassScore(index) for index in classes]), **options)
     assert ours.dtype == torch.float64
     close_to_peak(ours, torch.tensor(expected, dtype=torch.float64), 1e-10)
+
+
+PLACED = ["scorecam", "sscam", "iscam", "polycam", "groupcam", "opticam", "cameras", "guided-gradcam", "fullgrad"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PLACED)
+def test_masks_lie_at_the_centers_of_cells(name: str, kind: str) -> None:
+    """The convolution looks at 2 j - 1 to 2 j + 1: its first cell has its center at 0.5 pixels, a quarter of a cell."""
+    torch.manual_seed(1)
+    net, layer = pooled_net(kind)
+    net.double()
+    x, options = torch.randn(2, *IMAGES, dtype=torch.float64), FEWER.get(name, {})
+    if name.startswith("guided-") and kind != "rectified":
+        pytest.skip("there is no ReLU to guide")
+    evidence = look(net, layer, x, ClassScore(3), "centers")
+    expected = [ORACLES[name](case_of(net, layer, x[n : n + 1], 3, first=0.25), **options) for n in range(2)]
+    close_to_peak(METHODS[name](evidence, **options), torch.tensor(expected, dtype=torch.float64), 1e-10)
+    assert evidence.find_centers() == CellCenters((6, 8), (AxisCenters(0.5, 2, 3),) * 2)
 
 
 # ------------------------------------------------------------------------------------------------------- by hand

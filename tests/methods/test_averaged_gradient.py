@@ -101,7 +101,7 @@ def test_hessian_products_of_rows_of_one_image_equal_single_rows() -> None:
     net, layer = deep_net()
     x, images = torch.randn(2, *IMAGES), [1, 0, 1, 1]
     wanted: list[Target] = [ClassScore(2), Probability(1), ClassScore(5), Probability(0)]
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer]), wanted, images)
+    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement="stretch"), wanted, images)
     direction = torch.randn_like(evidence.activations)
     ours = evidence.hessian_vector_product(direction)
     for row, image in enumerate(images):
@@ -478,7 +478,7 @@ def test_rows_equal_single_rows_and_a_batch_equals_single_images(name: str) -> N
     net, layer = net_for(name)
     x, images = torch.randn(2, 3, 18, 18, dtype=torch.float64), [1, 0, 1]
     wanted: list[Target] = [ClassScore(n) for n in (2, 5, 4)]
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer]), wanted, images)
+    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement="stretch"), wanted, images)
     ours = METHODS[name](evidence)
     for row, image in enumerate(images):
         alone = METHODS[name](look(net, layer, x[image : image + 1], wanted[row]))

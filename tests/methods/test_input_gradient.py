@@ -212,7 +212,7 @@ def test_guided_backprop_ends_if_the_model_fails() -> None:
 
 def test_guided_gradcam_shows_detail_where_gradcam_is_high() -> None:
     net, x = relu_net(), pictures()
-    forward_pass = ForwardPass(net, x, [Layer("3", Layout("channels first", (6, 6)))])
+    forward_pass = ForwardPass(net, x, [Layer("3", Layout("channels first", (6, 6)))], placement="stretch")
     (inside,) = gather_evidence(forward_pass, [ClassScore(2)] * 2)
     cam = functional.interpolate(METHODS["gradcam"](inside)[:, None], size=(8, 8), mode="bilinear")[:, 0]
     guided = METHODS["guided-backprop"](ask(net, x, [ClassScore(2)] * 2), cap=1)

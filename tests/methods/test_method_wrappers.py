@@ -56,7 +56,9 @@ def look(
     black: Tensor | None = BLACK,
 ) -> Evidence:
     wanted = target if isinstance(target, list) else [target] * len(x)
-    (evidence,) = gather_evidence(ForwardPass(model, x, find_layers(model, x, ["0"]), black=black), wanted, images)
+    (evidence,) = gather_evidence(
+        ForwardPass(model, x, find_layers(model, x, ["0"]), black=black, placement="stretch"), wanted, images
+    )
     return evidence
 
 
@@ -574,7 +576,7 @@ class Prepare:
 def test_tta_changes_the_brightness_of_the_photo() -> None:
     photo = np.random.default_rng(0).integers(0, 200, (8, 10, 3), dtype=np.uint8)
     model, prepare = net(), Prepare()
-    result = camtool.explain(model, photo, 2, method="tta:layercam", layer="0", transform=prepare)
+    result = camtool.explain(model, photo, 2, method="tta:layercam", layer="0", transform=prepare, placement="stretch")
     assert (result.method, result.layer) == ("tta:layercam", "0")
     total = torch.zeros(4, 5)
     for factor in (0.9, 1.0, 1.1):

@@ -61,7 +61,7 @@ def look(
     model: nn.Module, x: Tensor, targets: list[Target] | None = None, images: list[int] | None = None, layer: str = "0"
 ) -> Evidence:
     grid = tuple(-(-length // 2) for length in x.shape[2:])
-    forward_pass = ForwardPass(model, x, [Layer(layer, Layout("channels first", grid))])
+    forward_pass = ForwardPass(model, x, [Layer(layer, Layout("channels first", grid))], placement="stretch")
     return gather_evidence(forward_pass, targets or [ClassScore(1)] * len(x), images)[0]
 
 

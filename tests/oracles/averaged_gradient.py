@@ -77,8 +77,8 @@ def cameras(case: Case, scales: tuple[float, ...] = (1.0, 1.5, 2.0)) -> Map:
         cells = round(rows * scale), round(columns * scale)
         size = round(height / rows * cells[0]), round(width / columns * cells[1])
         A, g = case.observe([resized(plane, *size) for plane in case.x])
-        all_A.append([resized(values, height, width) for values in regrouped(A, channels, *cells)])
-        all_g.append([resized(values, height, width) for values in regrouped(g, channels, *cells)])
+        all_A.append([resized(values, height, width, case.first) for values in regrouped(A, channels, *cells)])
+        all_g.append([resized(values, height, width, case.first) for values in regrouped(g, channels, *cells)])
     for k in range(channels):
         for i, j in positions(result):
             A_mean = sum(A[k][i][j] for A in all_A) / len(scales)
@@ -87,11 +87,11 @@ def cameras(case: Case, scales: tuple[float, ...] = (1.0, 1.5, 2.0)) -> Map:
     return relu(result)
 
 
-def resized(values: Map, height: int, width: int) -> Map:
+def resized(values: Map, height: int, width: int, first: float = 0.5) -> Map:
     """Resize linearly between the centers of cells; beyond the outermost centers values are constant."""
 
     def between(place: int, many: int, few: int) -> tuple[int, int, float]:
-        at = min(max((place + 0.5) * few / many - 0.5, 0.0), few - 1.0)
+        at = min(max((place + 0.5) * few / many - first, 0.0), few - 1.0)
         low = floor(at)
         return low, min(low + 1, few - 1), at - low
 

@@ -30,6 +30,7 @@ class Case:
         observe: Another picture's activations and gradients.
         class_gradient: The gradient of any class' score.
         input_gradient: The gradient of the class' score towards another picture.
+        first: The center of the layer's first cell in the picture, in cells: 0.5 for a grid that is stretched over it.
     """
 
     A: Maps
@@ -42,6 +43,7 @@ class Case:
     observe: Callable[[Maps], tuple[Maps, Maps]]
     class_gradient: Callable[[int], Maps]
     input_gradient: Callable[[Maps], Maps]
+    first: float = 0.5
 
 
 Oracle: TypeAlias = Callable[..., Map]

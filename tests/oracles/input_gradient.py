@@ -62,7 +62,7 @@ def guided_gradcam(case: Case) -> Map:
             total += case.g[k][i][j]
         for i, j in positions(case.A[k]):
             cam[i][j] += total / Z * case.A[k][i][j]
-    guided, coarse = absolute_sum(guided_gradient(case)), upsampled(relu(cam), case.x[0])
+    guided, coarse = absolute_sum(guided_gradient(case)), upsampled(relu(cam), case.x[0], case.first)
     return [[guided[u][v] * coarse[u][v] for v in range(len(guided[u]))] for u in range(len(guided))]
 
 
@@ -103,9 +103,9 @@ def fullgrad(case: Case) -> Map:
             if case.A[k][i][j] != 0:
                 from_biases[k][i][j] = bias[k][i][j] * case.g[k][i][j]
     result = zeros_like(case.x[0])
-    for term in (from_pixels, from_biases):
+    for term, first in ((from_pixels, 0.5), (from_biases, case.first)):
         for channel in scaled(term):
-            large = upsampled(channel, case.x[0])
+            large = upsampled(channel, case.x[0], first)
             for u, v in positions(result):
                 result[u][v] += large[u][v]
     return result
@@ -196,12 +196,12 @@ def scaled(values: Maps) -> Maps:
     return [[[(abs(value) - lowest) / (highest - lowest) for value in row] for row in channel] for channel in values]
 
 
-def upsampled(values: Map, like: Map) -> Map:
+def upsampled(values: Map, like: Map, first: float) -> Map:
     """Resize linearly between the centers of cells; beyond the outermost centers values are constant."""
     h, w, H, W = len(values), len(values[0]), len(like), len(like[0])
     result = zeros_like(like)
     for u, v in positions(like):
-        y, x = min(max((u + 0.5) * h / H - 0.5, 0.0), h - 1), min(max((v + 0.5) * w / W - 0.5, 0.0), w - 1)
+        y, x = min(max((u + 0.5) * h / H - first, 0.0), h - 1), min(max((v + 0.5) * w / W - first, 0.0), w - 1)
         top, left = int(y), int(x)
         bottom, right = min(top + 1, h - 1), min(left + 1, w - 1)
         upper = values[top][left] * (1 - (x - left)) + values[top][right] * (x - left)

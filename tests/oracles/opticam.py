@@ -20,13 +20,13 @@ def opticam(case: Case) -> Map:
     u, m, v, unit = [0.0] * K, [0.0] * K, [0.0] * K, 1.0
     for t in range(1, 101):
         S = weighted_sum(softmax(u), A)
-        up = upsampled(S, H, W)
+        up = upsampled(S, H, W, case.first)
         G = case.input_gradient(times(x, scaled(up)))
         towards_mask = zeros_like(up)
         for p, q in positions(up):
             for channel in range(len(x)):
                 towards_mask[p][q] += G[channel][p][q] * x[channel][p][q]
-        towards_S = upsampled_backwards(scaled_backwards(towards_mask, up), S)
+        towards_S = upsampled_backwards(scaled_backwards(towards_mask, up), S, case.first)
         gradient = softmax_backwards([inner(towards_S, A[k]) for k in range(K)], softmax(u))
         if t == 1:
             unit = max(map(abs, gradient)) or 1.0
@@ -83,14 +83,14 @@ def scaled_backwards(slopes: Map, values: Map) -> Map:
     return result
 
 
-def upsampled(values: Map, H: int, W: int) -> Map:
+def upsampled(values: Map, H: int, W: int, first: float) -> Map:
     """Resize linearly between the centers of cells; beyond the outermost centers values are constant."""
-    rows, columns = taps(len(values), H), taps(len(values[0]), W)
+    rows, columns = taps(len(values), H, first), taps(len(values[0]), W, first)
     return [[sum(a * b * values[i][j] for i, a in rows[p] for j, b in columns[q]) for q in range(W)] for p in range(H)]
 
 
-def upsampled_backwards(slopes: Map, like: Map) -> Map:
-    rows, columns = taps(len(like), len(slopes)), taps(len(like[0]), len(slopes[0]))
+def upsampled_backwards(slopes: Map, like: Map, first: float) -> Map:
+    rows, columns = taps(len(like), len(slopes), first), taps(len(like[0]), len(slopes[0]), first)
     result = zeros_like(like)
     for p, q in positions(slopes):
         for i, a in rows[p]:
@@ -99,11 +99,11 @@ def upsampled_backwards(slopes: Map, like: Map) -> Map:
     return result
 
 
-def taps(coarse: int, fine: int) -> list[list[tuple[int, float]]]:
+def taps(coarse: int, fine: int, first: float) -> list[list[tuple[int, float]]]:
     """Return for each fine position the two coarse positions around it, with their weights."""
     result = []
     for place in range(fine):
-        at = min(max((place + 0.5) * coarse / fine - 0.5, 0.0), coarse - 1.0)
+        at = min(max((place + 0.5) * coarse / fine - first, 0.0), coarse - 1.0)
         before = floor(at)
         result.append([(before, 1 - (at - before)), (min(before + 1, coarse - 1), at - before)])
     return result

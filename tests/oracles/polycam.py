@@ -16,7 +16,7 @@ def polycam(case: Case) -> Map:
     whole, nothing = softmax(case.model(x))[c], softmax(case.model([zeros_like(channel) for channel in x]))[c]
     weights = []
     for k in range(len(A)):
-        mask = scaled(upsampled(A[k], H, W))
+        mask = scaled(upsampled(A[k], H, W, case.first))
         rest = [[1 - value for value in row] for row in mask]
         shown, hidden = softmax(case.model(times(x, mask)))[c], softmax(case.model(times(x, rest)))[c]
         weights.append(max(0.0, shown - nothing + whole - hidden))

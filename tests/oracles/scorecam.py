@@ -15,7 +15,7 @@ __all__ = ["blur", "groupcam", "iscam", "scorecam", "sscam"]
 def scorecam(case: Case) -> Map:
     """Wang et al. 2020, Algorithm 1: ``α = softmax_k(S_k)``, ``S_k = f(X ∘ s(Up(A_k))) - f(X_b)``; ``X_b`` is black."""
     black = case.model([zeros_like(channel) for channel in case.x])[case.index]
-    scores = [case.model(masked(case.x, scaled(resized(a, case.x[0]))))[case.index] - black for a in case.A]
+    scores = [case.model(masked(case.x, scaled(resized(a, case.x[0], case.first))))[case.index] - black for a in case.A]
     return relu(weighted_sum(softmax(scores), case.A))
 
 
@@ -30,7 +30,7 @@ def sscam(case: Case, samples: int = 10, sigma: float = 2.0) -> Map:
             noisy = zeros_like(a)
             for i, j in positions(a):
                 noisy[i][j] = a[i][j] + sigma * noise[n][i][j]
-            total += case.model(masked(case.x, scaled(resized(noisy, case.x[0]))))[case.index]
+            total += case.model(masked(case.x, scaled(resized(noisy, case.x[0], case.first))))[case.index]
         scores.append(total / samples)
     return relu(weighted_sum(softmax(scores), case.A))
 
@@ -40,7 +40,7 @@ def iscam(case: Case, samples: int = 10) -> Map:
     """Naidu et al. 2020, as an integral: the mean over i of the scores of ``i/n X ∘ s(Up(A_k))``."""
     scores = []
     for a in case.A:
-        mask, total = scaled(resized(a, case.x[0])), 0.0
+        mask, total = scaled(resized(a, case.x[0], case.first)), 0.0
         for i in range(1, samples + 1):
             part = [[i / samples * value for value in row] for row in mask]
             total += case.model(masked(case.x, part))[case.index]
@@ -62,7 +62,7 @@ def groupcam(case: Case, groups: int = 32, theta: float = 0.7, radius: int = 25,
             values = [value for row in g[k] for value in row]
             for i, j in positions(A[k]):
                 total[i][j] += sum(values) / len(values) * A[k][i][j]
-        mask = scaled(resized(denoised(relu(total), theta), x[0]))
+        mask = scaled(resized(denoised(relu(total), theta), x[0], case.first))
         shown = [zeros_like(channel) for channel in x]
         for c in range(len(x)):
             for i, j in positions(mask):
@@ -76,21 +76,21 @@ def groupcam(case: Case, groups: int = 32, theta: float = 0.7, radius: int = 25,
 # ------------------------------------------------------------------------------------------------- their arithmetic
 
 
-def resized(values: Map, like: Map) -> Map:
+def resized(values: Map, like: Map, first: float = 0.5) -> Map:
     """Linear between the centers of cells; beyond the outer centers, the outer values."""
     result = zeros_like(like)
     for i, j in positions(like):
-        upper, lower, down = between(i, len(like), len(values))
-        left, right, across = between(j, len(like[0]), len(values[0]))
+        upper, lower, down = between(i, len(like), len(values), first)
+        left, right, across = between(j, len(like[0]), len(values[0]), first)
         above = (1 - across) * values[upper][left] + across * values[upper][right]
         below = (1 - across) * values[lower][left] + across * values[lower][right]
         result[i][j] = (1 - down) * above + down * below
     return result
 
 
-def between(index: int, length: int, source: int) -> tuple[int, int, float]:
+def between(index: int, length: int, source: int, first: float) -> tuple[int, int, float]:
     """Return the two source cells around a cell's center, and its position between them."""
-    center = (index + 0.5) * source / length - 0.5
+    center = (index + 0.5) * source / length - first
     center = min(max(center, 0.0), source - 1.0)
     return floor(center), min(floor(center) + 1, source - 1), center - floor(center)
 

@@ -21,6 +21,8 @@ READ = [
     *("alexnet", "vgg11_bn", "resnet50", "convnext_tiny", "vit_b_16", "resnetblur18", "deit_tiny_patch16_224"),
     *("convnextv2_atto", "darknet53", "cspresnet50", "edgenext_xx_small", "poolformer_s12"),
     *("twins_svt_small", "ese_vovnet19b_dw", "focalnet_tiny_srf", "inception_next_tiny", "coatnet_0_rw_224"),
+    *("davit_tiny", "convformer_s18", "caformer_s18", "mambaout_femto", "visformer_tiny", "resmlp_12_224"),
+    *("densenet121", "nest_tiny", "cait_xxs24_224"),
 ]
 """Families whose graph is understood."""
 

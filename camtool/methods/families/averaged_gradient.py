@@ -13,8 +13,9 @@ from torch import Tensor
 
 from camtool.errors import MethodError, TargetError
 from camtool.evidence.evidence import Evidence
+from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.inference.chunks import compute_chunk_size
-from camtool.maps import find_peaks, resize
+from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions
 from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers
 from camtool.methods.registry import method, sum_weighted_channels, weighting
@@ -132,25 +133,26 @@ def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) ->
     chunk = compute_chunk_size(rows * size.numel(), result)
     for first in range(0, channels, chunk):
         part = slice(first, first + chunk)
-        A, g = (_average_at_size(size, [maps[:, part] for maps in kind]) for kind in zip(*by_scale, strict=True))
+        A = _average_at_size(size, [(activations[:, part], centers) for activations, _, centers in by_scale])
+        g = _average_at_size(size, [(gradients[:, part], centers) for _, gradients, centers in by_scale])
         result = result + sum_weighted_channels(g, A)
     return result.relu()
 
 
-def _average_at_size(size: Sequence[int], several: Sequence[Tensor]) -> Tensor:
-    """Return the mean ``(R, C, *size)`` of several maps ``(R, C, *grid)``, each on a grid of its own."""
-    return torch.stack([_resize_channels(maps, size) for maps in several]).mean(0)
+def _average_at_size(size: Sequence[int], several: Sequence[tuple[Tensor, CellCenters | None]]) -> Tensor:
+    """Return the mean ``(R, C, *size)`` of several maps ``(R, C, *grid)``, each with the centers of its cells."""
+    return torch.stack([_resize_channels(maps, size, centers) for maps, centers in several]).mean(0)
 
 
-def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the activations and gradients, ``(R, C, *grid)`` each, for the image at another size."""
+def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor, CellCenters | None]:
+    """Return the activations and gradients, ``(R, C, *grid)`` each, and the centers for the image at another size."""
     inputs, grid = evidence.inputs, evidence.activations.shape[2:]
     size = [
         max(1, round(pixels / cells * max(1, round(cells * scale))))
         for pixels, cells in zip(inputs.shape[2:], grid, strict=True)
     ]
     if list(inputs.shape[2:]) == size:
-        return evidence.activations, evidence.gradients
+        return evidence.activations, evidence.gradients, evidence.find_centers()
     try:
         other = evidence.for_inputs(_resize_channels(inputs, size))
     except (TargetError, torch.OutOfMemoryError):  # not caused by the size
@@ -160,9 +162,9 @@ def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor]
             f"method 'cameras' ran the model on images of {' x '.join(map(str, size))} (scales={scale}), and the model "
             f"did not accept them ({error}). For a model with a fixed input size use scales=(1,) or method='hirescam'."
         ) from error
-    return other.activations, other.gradients
+    return other.activations, other.gradients, other.find_centers()
 
 
-def _resize_channels(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps ``(N, C, *grid)`` at another size, ``(N, C, *size)``."""
-    return resize(maps.flatten(0, 1), size).reshape(*maps.shape[:2], *size)
+def _resize_channels(maps: Tensor, size: Sequence[int], centers: CellCenters | None = None) -> Tensor:
+    """Return maps ``(N, C, *grid)`` at another size, ``(N, C, *size)``; without centers they are stretched."""
+    return resample(maps.flatten(0, 1), centers, size, None).reshape(*maps.shape[:2], *size)

@@ -19,7 +19,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from camtool.evidence.evidence import Evidence
-from camtool.maps import resize, scale_min_max, upcast
+from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.layers.centers import read_centers
+from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
 
@@ -49,12 +51,11 @@ def fullgrad(evidence: Evidence) -> Tensor:
     Raises:
         MethodError: No gradient reaches the input.
     """
-    from_pixels, from_biases = compute_full_gradients(evidence)
-    size = from_pixels.shape[2:]
-    placed = [term for term in from_biases if _has_positions(term, from_pixels)]
-    total = torch.zeros_like(from_pixels[:, 0])
-    for term in (from_pixels, *placed):
-        total += resize(scale_min_max(term.abs()).sum(1), size)
+    from_pixels, from_biases = _compute_placed_terms(evidence)
+    total = scale_min_max(from_pixels.abs()).sum(1)
+    for term, centers in from_biases:
+        if _has_positions(term, from_pixels):
+            total += resample(scale_min_max(term.abs()).sum(1), centers, total.shape[1:], None)
     return total
 
 
@@ -84,15 +85,25 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     Raises:
         MethodError: No gradient reaches the input.
     """
+    from_pixels, from_biases = _compute_placed_terms(evidence)
+    return from_pixels, [term for term, _ in from_biases]
+
+
+def _compute_placed_terms(evidence: Evidence) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
+    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
     inputs, calls = get_row_inputs(evidence), list[_BiasedCall]()
+    centers: list[CellCenters | None] = []
 
     def find_outputs(leaf: Tensor) -> list[Tensor]:
         calls.extend(_select_dependent(recorded.calls, leaf))
+        if evidence.forward_pass.placement == "centers":
+            centers.extend(read_centers([(call.output, call.get_grid()) for call in calls], leaf))
         return [call.output for call in calls]
 
     with _RecordBiases() as recorded:
         input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
-    return inputs * input_gradient, [call.compute_term(g) for call, g in zip(calls, gradients, strict=True)]
+    terms = [call.compute_term(g) for call, g in zip(calls, gradients, strict=True)]
+    return inputs * input_gradient, list(zip(terms, centers or [None] * len(terms), strict=True))
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,10 @@ class _BiasedCall:
     output: Tensor
     bias: Tensor
     channels_last: bool
+
+    def get_grid(self) -> torch.Size:
+        """Return the size of the output's grid."""
+        return self.output.shape[1:-1] if self.channels_last else self.output.shape[2:]
 
     def compute_term(self, gradient: Tensor) -> Tensor:
         """Return the bias times the gradient, ``(R, C, ...)``."""

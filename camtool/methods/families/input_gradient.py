@@ -24,7 +24,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.inference.chunks import iterate_chunks
-from camtool.maps import resize, upcast
+from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method, sum_weighted_channels
@@ -125,7 +125,7 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     """
     check_number("cap", cap, above=0, most=1)
     cam = sum_weighted_channels(gradcam(evidence), evidence.activations).relu()
-    fine = _compute_guided_gradients(evidence) * resize(cam, evidence.inputs.shape[2:])[:, None]
+    fine = _compute_guided_gradients(evidence) * evidence.resize_to_input(cam)[:, None]
     return _compute_sensitivity(fine, cap)
 
 
@@ -254,10 +254,13 @@ def _compute_contribution(contributions: Tensor, cap: float, *, signed: bool) ->
 
 
 def _clip_to_percentile(maps: Tensor, cap: float) -> Tensor:
-    """Return each map with values above the percentile clipped to it."""
+    """Return each map, nonnegative, with values above the percentile clipped to it.
+
+    A map whose few positive pixels are all above the percentile is not clipped: it would be empty.
+    """
     flat = maps.flatten(1)
     highest = flat.kthvalue(math.ceil(cap * flat.shape[1]), dim=1, keepdim=True).values
-    return torch.where(flat > highest, highest, flat).reshape(maps.shape)
+    return torch.where((highest > 0) & (flat > highest), highest, flat).reshape(maps.shape)
 
 
 # --------------------------------------------------------------------------------------------------- guided ReLUs

@@ -10,7 +10,7 @@ from torch import Tensor
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.inference.chunks import iterate_chunks
-from camtool.maps import find_peaks, resize, scale_min_max
+from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 from camtool.state.thread_state import enable_gradients
@@ -51,7 +51,7 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
 
         def compute_gradient(u: Tensor) -> Tensor:
             u = u.requires_grad_()
-            masks = scale_min_max(resize(combine_channels(u), inputs.shape[2:]))
+            masks = scale_min_max(evidence.resize_to_input(combine_channels(u)))
             scores = score_with_graph(evidence, inputs * masks[:, None].to(inputs))
             return torch.autograd.grad(scores.sum(), u)[0]
 

@@ -1,8 +1,9 @@
 """Score-CAM and its relatives: the channels of a layer mask the image, and the masked images are scored.
 
-``x`` is the input and ``f`` the score. ``up`` resizes a map to the input's size, and ``s`` scales a map to [0, 1]; a
-constant map becomes zeros. The masks are computed in chunks from the small maps, so the memory does not grow with their
-number. The rows of one image share the forward passes.
+``x`` is the input and ``f`` the score. ``up`` resizes a map to the input's size, each cell at its center, and ``s``
+scales a map to [0, 1]; a constant map becomes zeros. The papers stretch the grid over the input instead, as
+``placement="stretch"`` does. The masks are computed in chunks from the small maps, so the memory does not grow with
+their number. The rows of one image share the forward passes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
-from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
+from camtool.maps import is_constant, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
@@ -40,8 +41,8 @@ __all__ = [
     "sscam",
 ]
 
-MaskInput: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``mask_input(x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
+MaskInput: TypeAlias = Callable[[Evidence, Tensor, Tensor, Tensor], Tensor]
+"""``mask_input(evidence, x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
 
 ``samples`` ``(M,)`` are the indices of the random samples or steps, for methods that score a mask several times.
 """
@@ -144,10 +145,10 @@ def sscam(
     generator = torch.Generator().manual_seed(seed)
     drawn = noise * torch.randn(samples, *shape, generator=generator).to(A)
 
-    def mask_input(x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+    def mask_input(evidence: Evidence, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
         if on == "activations":
-            return _mask_input(x, maps + drawn[sample])
-        return _mask_input(x, maps) + drawn[sample]
+            return _mask_input(evidence, x, maps + drawn[sample])
+        return _mask_input(evidence, x, maps) + drawn[sample]
 
     scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
     return unsqueeze_like(scores.softmax(1), A)
@@ -176,8 +177,8 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) ->
     check_count("chunk", chunk, optional=True)
     A = evidence.activations
 
-    def mask_input(x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
-        return _mask_input(align_with_input((sample + 1).to(maps) / samples, x) * x, maps)
+    def mask_input(evidence: Evidence, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+        return _mask_input(evidence, align_with_input((sample + 1).to(maps) / samples, x) * x, maps)
 
     scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
     return unsqueeze_like(scores.softmax(1), A)
@@ -233,7 +234,7 @@ def groupcam(
         with_empty = torch.cat([maps, torch.zeros_like(maps[:1])])
         unblur: MaskInput = partial(_unblur_by_mask, blur_input(x, radius, sigma))
         scores = _score_masks_of_image(evidence, [row], with_empty, unblur, chunk=chunk, convert_target=convert)[:, 0]
-        results.append(_sum_masks(scores[:-1] - scores[-1], maps, x.shape[1:]).relu())
+        results.append(_sum_masks(evidence, scores[:-1] - scores[-1], maps).relu())
     return torch.stack(results)
 
 
@@ -255,16 +256,16 @@ def compute_percentile(values: Tensor, fraction: float) -> Tensor:
     return lower + (rank - math.floor(rank)) * (upper - lower)
 
 
-def _unblur_by_mask(blurred: Tensor, x: Tensor, maps: Tensor, _: Tensor) -> Tensor:
-    mask = align_with_input(scale_min_max(resize(maps, x.shape[1:])), x)
+def _unblur_by_mask(blurred: Tensor, evidence: Evidence, x: Tensor, maps: Tensor, _: Tensor) -> Tensor:
+    mask = align_with_input(scale_min_max(evidence.resize_to_input(maps)), x)
     return mask * x + (1 - mask) * blurred
 
 
-def _sum_masks(weights: Tensor, maps: Tensor, size: Sequence[int]) -> Tensor:
+def _sum_masks(evidence: Evidence, weights: Tensor, maps: Tensor) -> Tensor:
     """Return the weighted sum ``(*size)`` of the masks of maps ``(M, *grid)``, with weights ``(M,)``."""
-    total = maps.new_zeros(size)
+    total = maps.new_zeros(evidence.inputs.shape[2:])
     for part, part_weights in zip(maps.split(MASKS_AT_ONCE), weights.split(MASKS_AT_ONCE), strict=True):
-        total += torch.tensordot(part_weights, scale_min_max(resize(part, size)), 1)
+        total += torch.tensordot(part_weights, scale_min_max(evidence.resize_to_input(part)), 1)
     return total
 
 
@@ -347,7 +348,7 @@ def _compute_gains(
         return score_variants(rows, count, lambda part: make_masks(part)[:, None].to(x) * x).to(A)
 
     def make_masks(part: slice) -> Tensor:
-        return scale_min_max(resize(A[varied[part]], x.shape[1:]))
+        return scale_min_max(evidence.resize_to_input(A[varied[part]]))
 
     gains = A.new_zeros(len(A), len(rows))
     if len(varied):
@@ -401,7 +402,7 @@ def _score_masks_of_image(
 
     def make_variants(part: slice) -> Tensor:
         numbers = torch.arange(part.start, part.stop, device=maps.device)
-        return mask_input(x, distinct[numbers % count], numbers // count).to(x.dtype)
+        return mask_input(evidence, x, distinct[numbers % count], numbers // count).to(x.dtype)
 
     scores = score_inputs(
         evidence, rows, samples * count, make_variants, chunk=chunk, convert_target=convert_target
@@ -410,10 +411,12 @@ def _score_masks_of_image(
     return mean[index]
 
 
-def _mask_input(x: Tensor, maps: Tensor, _: Tensor | None = None, *, scale_first: bool = False) -> Tensor:
+def _mask_input(
+    evidence: Evidence, x: Tensor, maps: Tensor, _: Tensor | None = None, *, scale_first: bool = False
+) -> Tensor:
     """Return an input ``(C, *size)``, or one per map, times the maps as masks: ``(M, C, *size)``."""
-    size = x.shape[-(maps.ndim - 1) :]
-    mask = resize(scale_min_max(maps), size) if scale_first else scale_min_max(resize(maps, size))
+    enlarge = evidence.resize_to_input
+    mask = enlarge(scale_min_max(maps)) if scale_first else scale_min_max(enlarge(maps))
     return mask[:, None] * x
 
 
