@@ -1,7 +1,7 @@
 """Draw the images in this folder: ``python assets/make.py --photo DOG-AND-CAT.png --weights FILE``.
 
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
-``placement.jpg``: two photos, explained by MobileNetV2 with the heat stretched and by centers.
+``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
@@ -40,8 +40,7 @@ _SPOT, _SPOT_SIDE, _LINE = (104, 120), 224, (120, 200, 255)
 def main(
     photo: Annotated[Path | None, typer.Option(help="a photo of a dog and a cat")] = None,
     weights: Annotated[Path | None, typer.Option(help="ImageNet weights of SqueezeNet 1.1")] = None,
-    robin: Annotated[Path | None, typer.Option(help="a photo of a robin")] = None,
-    sea_lion: Annotated[Path | None, typer.Option(help="a photo of a sea lion")] = None,
+    animal: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
 ) -> None:
     """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
@@ -53,8 +52,8 @@ def main(
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if photo and weights:
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
-    if robin and sea_lion and mobilenet:
-        write_image(_HERE / "placement.jpg", _draw_placements([robin, sea_lion], mobilenet), quality=90)
+    if animal and mobilenet:
+        write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
 
 
 def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:

@@ -2,18 +2,20 @@
 
 Run ``python -m benchmarks placement --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
 ``labels.csv`` (file, imagenet_index). Each photo is divided into 4 x 4 cells. Single deletion is Spearman's correlation
-of the mean heat of a cell with the drop of the logit when the cell is set to the mean color. The same maps are placed
-both ways, so the difference is paired. On the demo's scenes, the energy is the share of the heat that lies on the
-object that is explained.
+of the mean heat of a cell with the drop of the logit when the cell is set to the mean color. In the pointing game,
+four photos make a mosaic, and the energy is the share of the heat in the quarter of the class that is explained. On the
+demo's scenes it is the share of the heat on the object. Both placements answer the same questions, so their difference
+is paired.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 
 import camtool
 from benchmarks.photos import read_photos
+from benchmarks.rivals import read_confident_photos
 from camtool.demo.bundled import load_honest_model
 from camtool.demo.camnet import prepare_images
 from camtool.demo.measure import UNSEEN
@@ -32,16 +35,27 @@ from camtool.trust.metrics.localization import compute_energy_in_mask
 
 METHODS = (
     "gradcam", "hirescam", "layercam", "gradcam++", "xgradcam", "gradcam-elementwise", "cam", "odam", "shapleycam",
-    "liftcam", "integratedgradcam", "eigencam", "eigengradcam", "kpcacam", "fem", "reciprocam", "ablationcam",
-    "groupcam", "rivalcam",
+    "liftcam", "integratedgradcam", "smoothgradcam++", "cameras", "guided-gradcam", "fullgrad", "tta:gradcam",
+    "sess:gradcam", "eigencam", "eigengradcam", "kpcacam", "fem", "reciprocam", "ablationcam", "groupcam", "scorecam",
+    "opticam", "rivalcam",
 )  # fmt: skip
+_FEWER: dict[str, dict[str, Any]] = {"scorecam": {"max_channels": 64}, "opticam": {"steps": 20}}
+"""Options of methods with many passes, so that all are measured in half an hour."""
+
 _CELLS = 4
+
+Explain: TypeAlias = Callable[[Tensor, list[int]], "list[tuple[NDArray[np.float32], NDArray[np.float32]]]"]
+"""A function of an image and classes: for each class its stretched heatmap, and that by centers."""
+
+Pairs: TypeAlias = NDArray[np.float64]
+"""Results of questions ``(Q, 2)``, with stretched maps and with maps placed by centers."""
 
 
 def main(
     photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv.")],
     weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
     method: Annotated[list[str], typer.Option(help="Method; may be repeated.")] = list(METHODS),  # noqa: B006
+    mosaics: Annotated[int, typer.Option(help="Number of mosaics of four photos.")] = 10,
     scenes: Annotated[int, typer.Option(help="Number of the demo's scenes.")] = 100,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
@@ -52,48 +66,66 @@ def main(
         loaded = camtool.load(name, file)
         images = list(read_photos(loaded, photos))
         drops = [_measure_drops(loaded.model, image, index) for image, index in images]
-        rows += [_compare(name, each, measure_deletion(loaded, images, drops, each)) for each in method]
+        measures = {
+            "single deletion": partial(measure_deletion, images=images, drops=drops),
+            "pointing game": partial(measure_pointing, images=read_confident_photos(loaded, photos), mosaics=mosaics),
+        }
+        rows += _compare_all(name, loaded.model, method, measures)
     if scenes:
-        rows += [_compare("demo, energy on the object", each, measure_energy(each, scenes)) for each in method]
+        rows += _compare_all(
+            "demo", load_honest_model().model, method, {"energy on the object": partial(measure_energy, scenes=scenes)}
+        )
     Path(__file__).with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def measure_deletion(
-    loaded: camtool.Loaded, images: Sequence[tuple[Tensor, int]], drops: Sequence[NDArray[Any]], method: str
-) -> NDArray[np.float64] | None:
-    """Return the correlations of each photo, stretched and by centers: ``(P, 2)``; None if the method does not fit."""
-    try:
-        found = [
-            camtool.explain(loaded.model, image[None], index, method=method, placement="centers")[0]
-            for image, index in images
-        ]
-    except camtool.MethodError:
-        return None
-    both = [(replace(each, centers=None).heatmap, each.heatmap) for each in found]
+def measure_deletion(explain: Explain, images: Sequence[tuple[Tensor, int]], drops: Sequence[NDArray[Any]]) -> Pairs:
+    """Return Spearman's correlation of each photo's heat with the drop of the logit."""
+    found = [explain(image, [index]) for image, index in images]
     return np.array(
-        [
-            [spearmanr(_average_cells(heatmap), drop).statistic if heatmap.any() else 0.0 for heatmap in pair]
-            for pair, drop in zip(both, drops, strict=True)
-        ]
+        [[_correlate(heatmap, drop) for heatmap in pair] for (pair,), drop in zip(found, drops, strict=True)]
     )
 
 
-def measure_energy(method: str, scenes: int) -> NDArray[np.float64] | None:
-    """Return the energy on the object in each of the demo's scenes, stretched and by centers: ``(S, 2)``."""
-    model = load_honest_model().model
+def measure_pointing(explain: Explain, images: Sequence[tuple[Tensor, int]], mosaics: int) -> Pairs:
+    """Return the share of the heat in the right quarter of each mosaic, for each of its four classes."""
+    generator, rows = random.Random(0), []
+    for _ in range(mosaics):
+        four = generator.sample(images, 4)
+        mosaic = torch.cat([torch.cat([image for image, _ in four[i : i + 2]], 2) for i in (0, 2)], 1)
+        found = explain(mosaic, [index for _, index in four])
+        for quarter, pair in enumerate(found):
+            mask = np.kron(np.eye(4)[quarter].reshape(2, 2), np.ones(four[0][0].shape[1:])) > 0
+            rows.append([compute_energy_in_mask(heatmap, mask) for heatmap in pair])
+    return np.array(rows)
+
+
+def measure_energy(explain: Explain, scenes: int) -> Pairs:
+    """Return the share of the heat on each object of the demo's scenes."""
     rows = []
     for seed in range(UNSEEN, UNSEEN + scenes):
         scene = draw_scene(seed, objects=2)
-        for item in scene.objects:
-            try:
-                (found,) = camtool.explain(
-                    model, prepare_images(scene.image[None]), item.index, method=method, placement="centers"
-                )
-            except camtool.MethodError:
-                return None
-            pair = (replace(found, centers=None).heatmap, found.heatmap)
-            rows.append([compute_energy_in_mask(heatmap, item.mask) for heatmap in pair])
+        found = explain(prepare_images(scene.image[None])[0], [item.index for item in scene.objects])
+        rows += [
+            [compute_energy_in_mask(heatmap, item.mask) for heatmap in pair]
+            for item, pair in zip(scene.objects, found, strict=True)
+        ]
     return np.array(rows)
+
+
+def _explain_both_ways(
+    model: torch.nn.Module, method: str, image: Tensor, classes: list[int]
+) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Return for each class of an image the heatmap that is stretched, and the one that is placed by centers."""
+    options = _FEWER.get(method, {})
+    ways = [
+        camtool.explain(model, image[None], [classes], method=method, placement=placement, **options)[0]
+        for placement in ("stretch", "centers")
+    ]
+    return [(stretched.heatmap, placed.heatmap) for stretched, placed in zip(*ways, strict=True)]
+
+
+def _correlate(heatmap: NDArray[np.float32], drops: NDArray[Any]) -> float:
+    return float(spearmanr(_average_cells(heatmap), drops).statistic) if heatmap.any() else 0.0
 
 
 def _measure_drops(model: torch.nn.Module, image: Tensor, index: int) -> NDArray[Any]:
@@ -115,18 +147,32 @@ def _average_cells(heatmap: NDArray[np.float32]) -> NDArray[Any]:
     return cells
 
 
-def _compare(name: str, method: str, values: NDArray[np.float64] | None) -> dict[str, Any]:
-    """Return the row of a model and a method, and print it."""
-    row: dict[str, Any] = {"model": name, "method": method}
-    if values is None:
-        print(f"{name:28}{method:22}does not fit")
+def _compare_all(
+    name: str, model: torch.nn.Module, methods: Sequence[str], measures: Mapping[str, Callable[[Explain], Pairs]]
+) -> list[dict[str, Any]]:
+    """Return a row for each method and measure."""
+    return [
+        _compare(name, measure, method, partial(run, partial(_explain_both_ways, model, method)))
+        for method in methods
+        for measure, run in measures.items()
+    ]
+
+
+def _compare(model: str, measure: str, method: str, run: Callable[[], Pairs]) -> dict[str, Any]:
+    """Return the row of a model, a measure and a method, and print it."""
+    row: dict[str, Any] = {"model": model, "measure": measure, "method": method}
+    try:
+        values = run()
+    except camtool.MethodError:
+        print(f"{model:16}{measure:22}{method:20}does not fit", flush=True)
         return row | {"fits": False}
     stretch, centers = values.mean(0)
     gains = values[:, 1] - values[:, 0]
     error = gains.std(ddof=1) / len(gains) ** 0.5
-    print(f"{name:28}{method:22}{stretch:.3f} -> {centers:.3f}   gain {gains.mean():+.3f} +- {error:.3f}")
-    numbers = {"stretch": stretch, "centers": centers, "gain": gains.mean(), "standard_error": error}
-    return row | {"count": len(gains)} | {key: round(float(value), 4) for key, value in numbers.items()}
+    numbers = f"{stretch:.3f} -> {centers:.3f}  {gains.mean():+.3f} +- {error:.3f}"
+    print(f"{model:16}{measure:22}{method:20}{numbers}", flush=True)
+    figures = {"stretch": stretch, "centers": centers, "gain": gains.mean(), "standard_error": error}
+    return row | {"count": len(gains)} | {key: round(float(value), 4) for key, value in figures.items()}
 
 
 if __name__ == "__main__":

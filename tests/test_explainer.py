@@ -416,7 +416,7 @@ def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
         return
     row, column = np.unravel_index(tabby.heatmap.argmax(), tabby.heatmap.shape)
     assert row > 130
-    assert column > 56
+    assert column > 44  # its tail
     for dog in (mastiff, boxer):
         row, column = np.unravel_index(dog.heatmap.argmax(), dog.heatmap.shape)
         assert row < 112

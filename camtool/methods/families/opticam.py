@@ -11,6 +11,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import find_peaks, scale_min_max
+from camtool.methods.families.scorecam import Masks, get_enlargement
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 from camtool.state.thread_state import enable_gradients
@@ -19,7 +20,7 @@ __all__ = ["opticam"]
 
 
 @method("opticam", paper="arXiv 2301.07002", needs="gradients, forwards", cost="many passes")
-def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tensor:
+def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Masks = "stretch") -> Tensor:
     """Optimize a mask to keep the score highest.
 
     ``S_u = Σ_k softmax(u)_k A_k``, where Adam, starting from ``u = 0``, maximizes the score of ``x ⊙ n(up(S_u))``.
@@ -34,6 +35,8 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
         evidence: The activations, and the model to run on masked inputs.
         steps: The number of steps of Adam; each needs a forward and a backward pass.
         rate: The learning rate of Adam.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         Maps ``S_u`` ``(R, *grid)``, in the units of the activations.
@@ -43,6 +46,7 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
     """
     check_count("steps", steps)
     check_number("rate", rate, above=0)
+    enlarge = get_enlargement(evidence, masks)
     with enable_gradients():
         A, inputs = evidence.activations.clone(), evidence.inputs[evidence.images]
 
@@ -51,7 +55,7 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1) -> Tenso
 
         def compute_gradient(u: Tensor) -> Tensor:
             u = u.requires_grad_()
-            masks = scale_min_max(evidence.resize_to_input(combine_channels(u)))
+            masks = scale_min_max(enlarge(combine_channels(u)))
             scores = score_with_graph(evidence, inputs * masks[:, None].to(inputs))
             return torch.autograd.grad(scores.sum(), u)[0]
 

@@ -1,9 +1,12 @@
 """Score-CAM and its relatives: the channels of a layer mask the image, and the masked images are scored.
 
-``x`` is the input and ``f`` the score. ``up`` resizes a map to the input's size, each cell at its center, and ``s``
-scales a map to [0, 1]; a constant map becomes zeros. The papers stretch the grid over the input instead, as
-``placement="stretch"`` does. The masks are computed in chunks from the small maps, so the memory does not grow with
-their number. The rows of one image share the forward passes.
+``x`` is the input and ``f`` the score. ``up`` resizes a map to the input's size, and ``s`` scales a map to [0, 1]; a
+constant map becomes zeros. The masks are computed in chunks from the small maps, so the memory does not grow with their
+number. The rows of one image share the forward passes.
+
+As in the papers, ``up`` stretches the grid over the input. ``masks="centers"`` masks the input where the cells look
+instead, see :mod:`camtool.layers.centers`; it was measured, and did not make the maps more faithful. The map itself is
+drawn by the centers in either case.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +23,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
-from camtool.maps import is_constant, scale_by_peak, scale_min_max, unsqueeze_like, upcast
+from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
@@ -29,10 +32,12 @@ from camtool.targets import Target
 
 __all__ = [
     "MASKS_AT_ONCE",
+    "Masks",
     "align_with_input",
     "blur_input",
     "compute_percentile",
     "convert_to_probability",
+    "get_enlargement",
     "groupcam",
     "iscam",
     "polycam",
@@ -41,8 +46,14 @@ __all__ = [
     "sscam",
 ]
 
-MaskInput: TypeAlias = Callable[[Evidence, Tensor, Tensor, Tensor], Tensor]
-"""``mask_input(evidence, x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
+Masks: TypeAlias = Literal["stretch", "centers"]
+"""Placement of masks on the input: the grid is stretched over it, or each cell lies at its center."""
+
+Enlarge: TypeAlias = Callable[[Tensor], Tensor]
+"""A function that resizes maps ``(M, *grid)`` to the input's size, ``(M, *size)``."""
+
+MaskInput: TypeAlias = Callable[[Enlarge, Tensor, Tensor, Tensor], Tensor]
+"""``mask_input(enlarge, x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
 
 ``samples`` ``(M,)`` are the indices of the random samples or steps, for methods that score a mask several times.
 """
@@ -62,6 +73,7 @@ def scorecam(
     scale_first: bool = False,
     max_channels: int | None = None,
     chunk: int | None = None,
+    masks: Masks = "stretch",
 ) -> Tensor:
     """Weigh channels by their score as masks.
 
@@ -79,6 +91,8 @@ def scorecam(
         max_channels: Use only this number of channels, those with the largest standard deviation over the positions
             (Faster-Score-CAM); the others get no weight.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -92,10 +106,11 @@ def scorecam(
     A = evidence.activations
     chosen = _select_varied_channels(A, max_channels)
     mask_input: MaskInput = partial(_mask_input, scale_first=scale_first)
+    enlarge = get_enlargement(evidence, masks)
     convert = _require_probability if weighting == "probability" else None
     # Channels that are not chosen become zeros, so all of them share one pass.
     maps = A.where(unsqueeze_like(chosen, A), 0)
-    scores = _score_masks(evidence, maps, mask_input, chunk=chunk, convert_target=convert)
+    scores = _score_masks(evidence, maps, mask_input, enlarge, chunk=chunk, convert_target=convert)
     if weighting == "probability":
         varies = ~is_constant(A.flatten(0, 1)).reshape(chosen.shape)
         return unsqueeze_like(scores.where(chosen & varies, 0), A)
@@ -111,6 +126,7 @@ def sscam(
     on: Literal["activations", "input"] = "activations",
     seed: int = 0,
     chunk: int | None = None,
+    masks: Masks = "stretch",
 ) -> Tensor:
     """Average Score-CAM over noise.
 
@@ -128,6 +144,8 @@ def sscam(
         on: Add the noise to the ``"activations"`` or to the masked ``"input"``.
         seed: The seed of the noise, which is the same for every image.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -145,17 +163,17 @@ def sscam(
     generator = torch.Generator().manual_seed(seed)
     drawn = noise * torch.randn(samples, *shape, generator=generator).to(A)
 
-    def mask_input(evidence: Evidence, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+    def mask_input(enlarge: Enlarge, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
         if on == "activations":
-            return _mask_input(evidence, x, maps + drawn[sample])
-        return _mask_input(evidence, x, maps) + drawn[sample]
+            return _mask_input(enlarge, x, maps + drawn[sample])
+        return _mask_input(enlarge, x, maps) + drawn[sample]
 
-    scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
+    scores = _score_masks(evidence, A, mask_input, get_enlargement(evidence, masks), samples=samples, chunk=chunk)
     return unsqueeze_like(scores.softmax(1), A)
 
 
 @weighting("iscam", paper="arXiv 2010.03023", needs="activations, forwards", cost="many passes")
-def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) -> Tensor:
+def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, masks: Masks = "stretch") -> Tensor:
     """Average Score-CAM while masks are turned up.
 
     ``w = softmax_k(1/n Σ_i f(i/n · x · s(up(A_k))))`` for ``i = 1 ... n`` (Naidu et al. 2020). This approximates the
@@ -166,6 +184,8 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) ->
         evidence: The activations, and the model to run on masked inputs.
         samples: The number of steps ``n``.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -177,10 +197,10 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None) ->
     check_count("chunk", chunk, optional=True)
     A = evidence.activations
 
-    def mask_input(evidence: Evidence, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
-        return _mask_input(evidence, align_with_input((sample + 1).to(maps) / samples, x) * x, maps)
+    def mask_input(enlarge: Enlarge, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
+        return _mask_input(enlarge, align_with_input((sample + 1).to(maps) / samples, x) * x, maps)
 
-    scores = _score_masks(evidence, A, mask_input, samples=samples, chunk=chunk)
+    scores = _score_masks(evidence, A, mask_input, get_enlargement(evidence, masks), samples=samples, chunk=chunk)
     return unsqueeze_like(scores.softmax(1), A)
 
 
@@ -197,6 +217,7 @@ def groupcam(
     sigma: float = 50.0,
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
+    masks: Masks = "stretch",
 ) -> Tensor:
     """Score the image unblurred by channel groups.
 
@@ -213,6 +234,8 @@ def groupcam(
         score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
             else the target's own score. ``"target"``: always the target's own score.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         The maps ``(R, *size)``, at the input's size.
@@ -226,14 +249,16 @@ def groupcam(
     check_number("sigma", sigma, above=0)
     check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
-    convert = prefer_probability if score == "probability" else None
+    convert, enlarge = prefer_probability if score == "probability" else None, get_enlargement(evidence, masks)
     results = []
     for row, maps in enumerate(_compute_group_maps(evidence, groups, denoise)):
         x = evidence.inputs[evidence.images[row]]
         # An empty mask gives the blurred input, the baseline b.
         with_empty = torch.cat([maps, torch.zeros_like(maps[:1])])
         unblur: MaskInput = partial(_unblur_by_mask, blur_input(x, radius, sigma))
-        scores = _score_masks_of_image(evidence, [row], with_empty, unblur, chunk=chunk, convert_target=convert)[:, 0]
+        scores = _score_masks_of_image(
+            evidence, [row], with_empty, unblur, enlarge, chunk=chunk, convert_target=convert
+        )[:, 0]
         results.append(_sum_masks(evidence, scores[:-1] - scores[-1], maps).relu())
     return torch.stack(results)
 
@@ -256,8 +281,8 @@ def compute_percentile(values: Tensor, fraction: float) -> Tensor:
     return lower + (rank - math.floor(rank)) * (upper - lower)
 
 
-def _unblur_by_mask(blurred: Tensor, evidence: Evidence, x: Tensor, maps: Tensor, _: Tensor) -> Tensor:
-    mask = align_with_input(scale_min_max(evidence.resize_to_input(maps)), x)
+def _unblur_by_mask(blurred: Tensor, enlarge: Enlarge, x: Tensor, maps: Tensor, _: Tensor) -> Tensor:
+    mask = align_with_input(scale_min_max(enlarge(maps)), x)
     return mask * x + (1 - mask) * blurred
 
 
@@ -298,6 +323,7 @@ def polycam(
     variant: Variant = "+-",
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
+    masks: Masks = "stretch",
 ) -> Tensor:
     """Weigh channels by score gained and lost.
 
@@ -315,6 +341,8 @@ def polycam(
         score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
             else the target's own score. ``"target"``: always the target's own score.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
+            where the cells look.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -328,14 +356,19 @@ def polycam(
     A = evidence.activations
     convert = prefer_probability if score == "probability" else None
     score_variants = partial(score_inputs, evidence, chunk=chunk, convert_target=convert)
+    enlarge = get_enlargement(evidence, masks)
     weights = A.new_zeros(A.shape[:2])
     for rows in evidence.rows_by_image:
-        weights[rows] = _compute_gains(evidence, rows, variant, score_variants).relu().T.to(A)
+        weights[rows] = _compute_gains(evidence, rows, variant, score_variants, enlarge).relu().T.to(A)
     return unsqueeze_like(weights, A)
 
 
 def _compute_gains(
-    evidence: Evidence, rows: Sequence[int], variant: Variant, score_variants: Callable[..., Tensor]
+    evidence: Evidence,
+    rows: Sequence[int],
+    variant: Variant,
+    score_variants: Callable[..., Tensor],
+    enlarge: Enlarge,
 ) -> Tensor:
     """Return the weight of each channel for the rows of one image, ``(C, rows)``.
 
@@ -348,7 +381,7 @@ def _compute_gains(
         return score_variants(rows, count, lambda part: make_masks(part)[:, None].to(x) * x).to(A)
 
     def make_masks(part: slice) -> Tensor:
-        return scale_min_max(evidence.resize_to_input(A[varied[part]]))
+        return scale_min_max(enlarge(A[varied[part]]))
 
     gains = A.new_zeros(len(A), len(rows))
     if len(varied):
@@ -364,10 +397,21 @@ def _compute_gains(
 # ------------------------------------------------------------------------------------------------- shared functions
 
 
+def get_enlargement(evidence: Evidence, masks: Masks) -> Enlarge:
+    """Return the function that resizes maps of the layer to the input's size.
+
+    Raises:
+        MethodError: ``masks`` is neither ``"stretch"`` nor ``"centers"``.
+    """
+    check_choice("masks", masks, get_args(Masks))
+    return evidence.resize_to_input if masks == "centers" else partial(resize, grid=evidence.inputs.shape[2:])
+
+
 def _score_masks(
     evidence: Evidence,
     maps: Tensor,
     mask_input: MaskInput,
+    enlarge: Enlarge,
     *,
     samples: int = 1,
     chunk: int | None = None,
@@ -377,7 +421,14 @@ def _score_masks(
     scores = maps.new_empty(maps.shape[:2])
     for rows in evidence.rows_by_image:
         scores[rows] = _score_masks_of_image(
-            evidence, rows, maps[rows[0]], mask_input, samples=samples, chunk=chunk, convert_target=convert_target
+            evidence,
+            rows,
+            maps[rows[0]],
+            mask_input,
+            enlarge,
+            samples=samples,
+            chunk=chunk,
+            convert_target=convert_target,
         ).T
     return scores
 
@@ -387,6 +438,7 @@ def _score_masks_of_image(
     rows: Sequence[int],
     maps: Tensor,
     mask_input: MaskInput,
+    enlarge: Enlarge,
     *,
     samples: int = 1,
     chunk: int | None = None,
@@ -402,7 +454,7 @@ def _score_masks_of_image(
 
     def make_variants(part: slice) -> Tensor:
         numbers = torch.arange(part.start, part.stop, device=maps.device)
-        return mask_input(evidence, x, distinct[numbers % count], numbers // count).to(x.dtype)
+        return mask_input(enlarge, x, distinct[numbers % count], numbers // count).to(x.dtype)
 
     scores = score_inputs(
         evidence, rows, samples * count, make_variants, chunk=chunk, convert_target=convert_target
@@ -412,10 +464,9 @@ def _score_masks_of_image(
 
 
 def _mask_input(
-    evidence: Evidence, x: Tensor, maps: Tensor, _: Tensor | None = None, *, scale_first: bool = False
+    enlarge: Enlarge, x: Tensor, maps: Tensor, _: Tensor | None = None, *, scale_first: bool = False
 ) -> Tensor:
     """Return an input ``(C, *size)``, or one per map, times the maps as masks: ``(M, C, *size)``."""
-    enlarge = evidence.resize_to_input
     mask = enlarge(scale_min_max(maps)) if scale_first else scale_min_max(enlarge(maps))
     return mask[:, None] * x
 
