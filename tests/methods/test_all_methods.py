@@ -228,6 +228,20 @@ def test_masks_lie_at_the_centers_of_cells(name: str, kind: str) -> None:
     assert evidence.find_centers() == CellCenters((6, 8), (AxisCenters(0.5, 2, 3),) * 2)
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "masks" in method.options])
+def test_masks_are_stretched_by_default(name: str) -> None:
+    torch.manual_seed(1)
+    net, layer = pooled_net()
+    x, options = torch.randn(12, *IMAGES), FEWER.get(name, {})
+    ways = ("stretch", {}), ("centers", {}), ("centers", {"masks": "centers"})
+    papers, default, placed = (
+        METHODS[name](look(net, layer, x, ClassScore(3), placement), **options, **masks) for placement, masks in ways
+    )
+    if name != "groupcam":  # its map is the sum of its masks, which lies at the centers in any case
+        assert_close(default, papers)
+    assert not torch.allclose(placed, default)
+
+
 # ------------------------------------------------------------------------------------------------------- by hand
 
 
