@@ -17,6 +17,7 @@ layer's size: a step that was not understood, e.g. patches merged by a reshape, 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -29,7 +30,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.selection import Layer, describe_shapes
-from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
+from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value, get_version
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.nested_tensors import ModelInputs
 
@@ -69,27 +70,67 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
         a reshape.
     """
 
-    def find() -> CellCenters | None:
+    def find() -> _Answer:
+        weights = _Weights()
         # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
-        with saved_tensors_hooks(_keep_weights, lambda kept: kept if isinstance(kept, Tensor) else _make_empty(kept)):
+        with saved_tensors_hooks(weights.pack, weights.unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
         output = get_call(layer.name, calls[layer.name], call_index)
-        return read_centers([(output, layer.layout.grid)], image)[0]
+        (centers,) = read_centers([(output, layer.layout.grid)], image)
+        return _Answer(centers, [(weakref.ref(each), get_version(each)) for each in weights.found])
 
-    return remember_for_model(model, ("centers", describe_shapes(inputs), layer, call_index), find)
+    question = "centers", describe_shapes(inputs), layer, call_index
+    return remember_for_model(model, question, find, _Answer.is_valid).centers
 
 
-def _keep_weights(tensor: Tensor) -> Tensor | torch.Size:
-    """Return a tensor that holds parameters, and only the shape of any other."""
+@dataclass(frozen=True)
+class _Answer:
+    """Centers, and the weights that they depend on, with their versions."""
+
+    centers: CellCenters | None
+    weights: list[tuple[weakref.ref[Tensor], int]]
+
+    def is_valid(self) -> bool:
+        """Return True unless weights were trained, loaded or replaced."""
+        tensors = [(reference(), version) for reference, version in self.weights]
+        return all(tensor is not None and get_version(tensor) == version for tensor, version in tensors)
+
+
+class _Weights:
+    """What autograd saves: the weights of convolutions whose windows have several taps, and of all else the shapes.
+
+    Attributes:
+        found: The weights.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    def pack(self, tensor: Tensor) -> Tensor | torch.Size:
+        """Return the tensor if it is a weight, otherwise its shape."""
+        if tensor.ndim < _FEWEST_AXES or max(tensor.shape[2:]) == 1:
+            return tensor.shape
+        source = _find_source(tensor)
+        if isinstance(source, nn.Parameter):
+            self.found.append(source)
+            return tensor
+        # Frozen weights are copied to half precision without a trace of the parameter.
+        is_frozen_copy = source is not None and not source.requires_grad and source.is_floating_point()
+        return tensor if is_frozen_copy else tensor.shape
+
+    def unpack(self, kept: Tensor | torch.Size) -> Tensor:
+        """Return the weight, or an empty tensor of the shape."""
+        return kept if isinstance(kept, Tensor) else torch.empty(kept, device="meta")
+
+
+def _find_source(tensor: Tensor) -> Tensor | None:
+    """Return the leaf that a tensor is, or that it is a copy of in half precision, under autocast; None for results."""
     node = tensor.grad_fn
-    if node is not None and node.name() == "ToCopyBackward0":  # a parameter in half precision, under autocast
-        (source, _), *_ = node.next_functions
-        node = None if source is not None and get_saved_value(source, "variable") is not None else node
-    return tensor if node is None else tensor.shape
-
-
-def _make_empty(shape: torch.Size) -> Tensor:
-    return torch.empty(shape, device="meta")
+    if node is None:
+        return tensor
+    source = node.next_functions[0][0] if node.name() == "ToCopyBackward0" else None
+    leaf: Tensor | None = None if source is None else get_saved_value(source, "variable")
+    return leaf
 
 
 def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor) -> list[CellCenters | None]:
@@ -277,6 +318,9 @@ def _find_middles(weight: Tensor) -> list[float]:
             middles[axis] += shift * (1 - (error / shift) ** 2)
     return middles
 
+
+_FEWEST_AXES = 3
+"""Axes of the weight of a convolution over signals; those over images and volumes have more."""
 
 _FEWEST_FILTERS, _STANDARD_ERRORS = 8, 2.5
 """What it takes to see that the filters of a convolution weigh one side more."""

@@ -6,7 +6,7 @@ modules that were swapped in.
 
 The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
 depends on such values, the caller compares it with the output of the model, e.g. with
-:meth:`camtool.layers.layouts.Layout.fits`, and calls :func:`forget_model` if it does not fit.
+:meth:`camtool.layers.layouts.Layout.fits`, and calls :func:`forget_model` if it does not fit, or it passes a check.
 
 Answers are stored outside of the model, so they are not copied or pickled with it. The cache keeps neither the model
 nor a replaced module alive. Each step is a single dictionary operation. So threads need no lock, and a forked process
@@ -30,7 +30,9 @@ __all__ = ["forget_model", "remember_for_model"]
 _T = TypeVar("_T")
 
 
-def remember_for_model(model: nn.Module, question: Hashable, compute: Callable[[], _T]) -> _T:
+def remember_for_model(
+    model: nn.Module, question: Hashable, compute: Callable[[], _T], is_valid: Callable[[_T], bool] | None = None
+) -> _T:
     """Return the cached answer to a question about a model, or compute and cache it.
 
     Args:
@@ -38,6 +40,8 @@ def remember_for_model(model: nn.Module, question: Hashable, compute: Callable[[
         question: The key of the answer among all answers about this model.
         compute: Computes the answer. It is called without arguments if no valid answer is cached. The answer must not
             hold a reference to the model, which would keep it alive. Exceptions are not cached.
+        is_valid: Checks a cached answer that depends on more than the structure; if it fails, the answer is computed
+            again.
     """
     known = _CACHE.get(id(model))
     if known is None or known.model() is not model or not known.is_valid_for(model):
@@ -46,6 +50,8 @@ def remember_for_model(model: nn.Module, question: Hashable, compute: Callable[[
         # If two threads compute the same answer, both return the one that was stored first.
         known.answers.setdefault(question, compute())
     found: _T = known.answers[question]
+    if is_valid is not None and not is_valid(found):
+        found = known.answers[question] = compute()
     return found
 
 

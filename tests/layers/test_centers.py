@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -245,6 +246,29 @@ def test_autocast_and_frozen_weights_make_no_difference() -> None:
     assert in_half.axes[0].offset == pytest.approx(expected.axes[0].offset, abs=0.01)
     forget_model(model.requires_grad_(False))
     assert find_centers(model, image, layer) == expected
+    forget_model(model)
+    with torch.autocast("cpu"):
+        frozen_in_half = find_centers(model, image, layer)
+    assert frozen_in_half is not None
+    assert frozen_in_half.axes[0].offset == pytest.approx(expected.axes[0].offset, abs=0.01)
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "assign", "in place"])
+def test_loaded_or_trained_weights_are_noticed(how: str) -> None:
+    torch.manual_seed(0)
+    model, other, image = build_one_sided((1.0, 1.0, 1.0)), build_one_sided((2.0, 1.0, 0.5)), torch.rand(1, 3, 64, 64)
+    layer = Layer("2", Layout("channels first", (8, 8)))
+    before = find_centers(model, image, layer)
+    if how == "in place":
+        with torch.no_grad():
+            for own, new in zip(model.parameters(), other.parameters(), strict=True):
+                own.mul_(0).add_(new)
+    else:
+        model.load_state_dict(other.state_dict(), assign=how == "assign")
+    after = find_centers(model, image, layer)
+    assert before is not None
+    assert after == find_centers(other, image, layer)
+    assert after.axes[0].offset < before.axes[0].offset - 1
 
 
 def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:
@@ -260,12 +284,15 @@ def build_net() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-def test_the_model_runs_once_and_is_left_as_it_was() -> None:
-    model, image = build_net().train(), torch.rand(2, 3, 32, 32)
+@pytest.mark.parametrize("change", [lambda net: net, lambda net: net.requires_grad_(False)], ids=["usual", "frozen"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_model_runs_once_and_is_left_as_it_was(autocast: bool, change: Callable[[nn.Module], nn.Module]) -> None:
+    model, image = change(build_net().train()), torch.rand(2, 3, 32, 32)
     layer, runs = Layer("4", Layout("channels first", (8, 8))), []
     handle = model[0].register_forward_pre_hook(lambda *_: runs.append(1))
-    with unchanged(model):
+    with unchanged(model), torch.autocast("cpu", enabled=autocast):
         first = find_centers(model, image, layer)
+        gc.collect()
         assert find_centers(model, image, layer) is first
     handle.remove()
     assert runs == [1]
