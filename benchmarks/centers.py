@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import torchvision
 import typer
+from torch import nn
 
 from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
 from camtool.layers.centers import find_centers
@@ -31,9 +32,8 @@ def main(
     torch.set_num_threads(threads)
     rows = [_measure(name, turns) for name in MODELS]
     for row in rows:
-        print(
-            "{model:18}first call {first_call_forwards:.2f} forward passes, later {later_calls_us:.0f} µs".format(**row)
-        )
+        first, later = row["first_call_forwards"], row["later_calls_us"]
+        print(f"{row['model']:18}first call {first:.2f} forward passes, later {later:.0f} µs")
     result = {"machine": describe_machine(threads), "turns": turns, "rows": rows}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -41,6 +41,9 @@ def main(
 def _measure(name: str, turns: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model, image = torchvision.models.get_model(name, weights=None).eval(), torch.randn(1, 3, 224, 224)
+    for parameter in model.parameters():
+        if not parameter.any():  # a head of zeros has no gradient, so no layer would be found
+            nn.init.normal_(parameter, std=0.01)
     (layer,) = find_layers(model, image)
 
     def find_first() -> None:

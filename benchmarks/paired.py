@@ -75,7 +75,7 @@ def make_forward(model: nn.Module, batch: Tensor) -> Run:
 def describe_machine(threads: int) -> dict[str, Any]:
     """Return the processor and the versions that the numbers were measured with."""
     return {
-        "processor": platform.processor() or platform.describe_machine(),
+        "processor": platform.processor() or platform.machine(),
         "threads": threads,
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,

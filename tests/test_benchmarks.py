@@ -46,3 +46,11 @@ def test_the_call_path_lists_its_files() -> None:
     total, *files = run_benchmark("call_path").splitlines()
     assert total.startswith(f"{len(files)} files, ")
     assert "  explainer.py" in files
+
+
+def test_the_machine_is_described() -> None:
+    from benchmarks.paired import describe_machine
+
+    described = describe_machine(2)
+    assert described["threads"] == 2
+    assert described["processor"]
