@@ -457,7 +457,7 @@ class Explainer(Generic[Result]):
                 _check_maps(method, each, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
             places = [
-                place if place is not None and each.is_on_layer(raw) else None
+                place if not method.at_input_size and each.is_on_layer(raw) else None
                 for place, raw, each in zip(centers, maps, evidence, strict=True)
             ]
             merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence), places)

@@ -245,11 +245,6 @@ def get_saved_integers(node: Node, name: str) -> tuple[int, ...]:
     return tuple(int(number) - 2**64 if number >= 2**63 else int(number) for number in numbers)
 
 
-def get_version(tensor: Tensor) -> int:
-    """Return how often a tensor was written to in place; 0 for tensors made in inference mode, which do not count."""
-    return 0 if tensor.is_inference() else int(tensor._version)
-
-
 def get_backward_pass_id() -> int:
     """Return the number of the backward pass that runs in this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())

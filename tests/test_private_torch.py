@@ -298,13 +298,3 @@ def test_nodes_of_the_graph_tell_what_they_saved():
         check(private_torch.get_saved_value(leaf, "weight") is None)
     with use_of("get_node_shape"):
         check(private_torch.get_node_shape(convolved.grad_fn) == (1, 4, 4, 4))
-
-
-def test_tensors_count_how_often_they_are_written_to():
-    tensor = torch.zeros(3)
-    with use_of("get_version"):
-        before = private_torch.get_version(tensor)
-        tensor.add_(1)
-        check(private_torch.get_version(tensor) == before + 1)
-        with torch.inference_mode():
-            check(private_torch.get_version(torch.zeros(3).add_(1)) == 0)

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count
 from camtool.arguments.models import get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters, Placement, resample
 from camtool.hooks.observation import observe
 from camtool.inputs.input_preparer import InputPreparer, PreparedInput, Source, group_into_batches
 from camtool.layers.centers import find_centers
@@ -63,7 +64,7 @@ class Concepts(image_writing.Displayable):
         layer: Dotted name of the layer.
         warnings: Reasons to doubt the result; empty if there are none.
         centers: For each image where the cells of its maps lie in the model's input; ``None`` for a grid that is
-            stretched over the input. Empty if all are stretched.
+            stretched over the input. Empty stands for ``None`` everywhere.
     """
 
     maps: NDArray[np.float32]
@@ -146,6 +147,7 @@ def concepts(
     device: torch.device | str | None = None,
     batch_size: int = 32,
     seed: int = 0,
+    placement: Placement = "centers",
 ) -> Concepts:
     """Find concepts that a model sees in a set of images, each shown in its own color.
 
@@ -170,12 +172,14 @@ def concepts(
         device: Device of the inputs; the default is the model's.
         batch_size: Largest number of images in a forward pass.
         seed: Seed of the random starts. The global generators are not used.
+        placement: Where the maps are drawn, as in :func:`camtool.explain`.
 
     Raises:
         MethodError: ``n`` is less than 1, or more than the layer's positions or channels.
         LayerError: The layer is unknown, has no grid, or has no positive activation.
         CamtoolError: Another argument is invalid; the classes are in :mod:`camtool.errors`.
     """
+    check_choice("placement", placement, get_args(Placement))
     loaded = to_loaded(model)
     layer = layer and unwrap_layer(get_module(model), layer)
     prepare = InputPreparer(loaded.model, transform or loaded.transform, device)
@@ -184,7 +188,7 @@ def concepts(
         raise CamtoolError("img holds no image; pass one or more.")
     if batch_size < 1:
         raise CamtoolError(f"batch_size is {batch_size}; pass 1 or more.")
-    used, grids, centers = _collect_activations(loaded.model, inputs, layer, batch_size)
+    used, grids, centers = _collect_activations(loaded.model, inputs, layer, batch_size, placement)
     points = torch.cat([grid.flatten(1).T for grid in grids])
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
         W, H, explained = factorize(_check_positive(points, used.name), n, seed=seed)
@@ -206,7 +210,11 @@ def concepts(
 
 
 def _collect_activations(
-    model: nn.Module, inputs: Sequence[PreparedInput], layer: str | nn.Module | None, batch_size: int
+    model: nn.Module,
+    inputs: Sequence[PreparedInput],
+    layer: str | nn.Module | None,
+    batch_size: int,
+    placement: Placement,
 ) -> tuple[Layer, list[Tensor], list[CellCenters | None]]:
     """Return the layer, with its layout for the first image, and for each image its activations and cell centers.
 
@@ -223,7 +231,7 @@ def _collect_activations(
         activations = used.layout.to_grid(output.detach())
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
-        centers += [find_centers(model, tensor, used)] * len(batch)
+        centers += [find_centers(model, tensor, used) if placement == "centers" else None] * len(batch)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         found.append(used)

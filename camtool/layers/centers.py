@@ -30,7 +30,8 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.selection import Layer, describe_shapes
-from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value, get_version
+from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value, get_write_count
+from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.nested_tensors import ModelInputs
 
@@ -57,7 +58,7 @@ class _UnreadableError(Exception):
 
 
 def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
-    """Return the centers of a layer's cells; the first call for a model, a layer and an input size runs the model once.
+    """Return the centers of a layer's cells; the model runs once for each layer and input size.
 
     Args:
         model: Any module. Its state is preserved.
@@ -67,17 +68,20 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
 
     Returns:
         The centers, or None if arithmetic does not determine them, e.g. for Swin transformers, which merge patches by
-        a reshape.
+        a reshape, and for weights made in inference mode.
     """
 
     def find() -> _Answer:
-        weights = _Weights()
-        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
-        with saved_tensors_hooks(weights.pack, weights.unpack):
+        if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
+            return _Answer(None, [])
+        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory. It is read
+        # while the model is preserved, as checkpointed parts of the model run again when they are read.
+        with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
-        output = get_call(layer.name, calls[layer.name], call_index)
-        (centers,) = read_centers([(output, layer.layout.grid)], image)
-        return _Answer(centers, [(weakref.ref(each), get_version(each)) for each in weights.found])
+            output = get_call(layer.name, calls[layer.name], call_index)
+            (centers,) = read_centers([(output, layer.layout.grid)], image)
+        weights = [parameter for parameter in model.parameters() if _has_taps(parameter)]
+        return _Answer(centers, [(weakref.ref(weight), _get_state(weight)) for weight in weights])
 
     question = "centers", describe_shapes(inputs), layer, call_index
     return remember_for_model(model, question, find, _Answer.is_valid).centers
@@ -85,42 +89,39 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
 
 @dataclass(frozen=True)
 class _Answer:
-    """Centers, and the weights that they depend on, with their versions."""
+    """Centers, and the weights that they depend on with their states."""
 
     centers: CellCenters | None
-    weights: list[tuple[weakref.ref[Tensor], int]]
+    weights: list[tuple[weakref.ref[Tensor], tuple[int, int]]]
 
     def is_valid(self) -> bool:
-        """Return True unless weights were trained, loaded or replaced."""
-        tensors = [(reference(), version) for reference, version in self.weights]
-        return all(tensor is not None and get_version(tensor) == version for tensor, version in tensors)
+        """Return True unless weights were trained, loaded or replaced; writes to ``parameter.data`` are not noticed."""
+        tensors = [(reference(), state) for reference, state in self.weights]
+        return all(tensor is not None and _get_state(tensor) == state for tensor, state in tensors)
 
 
-class _Weights:
-    """What autograd saves: the weights of convolutions whose windows have several taps, and of all else the shapes.
+def _get_state(weight: Tensor) -> tuple[int, int]:
+    """Return numbers that change when a weight is written to, or gets other memory."""
+    return get_write_count(weight), weight.data_ptr()
 
-    Attributes:
-        found: The weights.
-    """
 
-    def __init__(self) -> None:
-        self.found: list[Tensor] = []
+def _has_taps(tensor: Tensor) -> bool:
+    """Return True for a shape of the weight of a convolution whose window has several taps."""
+    return tensor.ndim >= _FEWEST_AXES and max(tensor.shape[2:]) > 1
 
-    def pack(self, tensor: Tensor) -> Tensor | torch.Size:
-        """Return the tensor if it is a weight, otherwise its shape."""
-        if tensor.ndim < _FEWEST_AXES or max(tensor.shape[2:]) == 1:
-            return tensor.shape
-        source = _find_source(tensor)
-        if isinstance(source, nn.Parameter):
-            self.found.append(source)
-            return tensor
-        # Frozen weights are copied to half precision without a trace of the parameter.
-        is_frozen_copy = source is not None and not source.requires_grad and source.is_floating_point()
-        return tensor if is_frozen_copy else tensor.shape
 
-    def unpack(self, kept: Tensor | torch.Size) -> Tensor:
-        """Return the weight, or an empty tensor of the shape."""
-        return kept if isinstance(kept, Tensor) else torch.empty(kept, device="meta")
+def _keep_weights(tensor: Tensor) -> Tensor | torch.Size:
+    """Return what autograd saves: the weights of convolutions with several taps, and of all else the shape."""
+    source = _find_source(tensor) if _has_taps(tensor) else None
+    if source is None:  # activations, and weights that are computed from parameters
+        return tensor.shape
+    # Under autocast, the half-precision copy of a frozen weight is a leaf.
+    is_frozen_copy = not source.requires_grad and source.dtype in (torch.float16, torch.bfloat16)
+    return tensor if isinstance(source, nn.Parameter) or is_frozen_copy else tensor.shape
+
+
+def _unpack(kept: Tensor | torch.Size) -> Tensor:
+    return kept if isinstance(kept, Tensor) else torch.empty(kept, device="meta")
 
 
 def _find_source(tensor: Tensor) -> Tensor | None:
@@ -153,14 +154,14 @@ def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor)
             known[node] = start if get_saved_value(node, "variable") is image else _pass_node(node, children)
         return known[root]
 
-    def find_centers(root: Node | None, grid: Sequence[int]) -> CellCenters | None:
+    def compute_centers(root: Node | None, grid: Sequence[int]) -> CellCenters | None:
         try:
             found = None if root is None else find_grid(root)
         except _UnreadableError:
             return None
         return None if found is None or found.size != tuple(grid) else CellCenters(size, found.axes)
 
-    return [find_centers(output.grad_fn, grid) for output, grid in outputs]
+    return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
 
 
 def _iterate_upwards(root: Node, known: Container[Node]) -> Iterator[Node]:
@@ -189,7 +190,8 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
             return _join(children, shape)
         # Weights and indices that follow the first input carry no grid of their own.
         return rule(node, children[0], shape)
-    except (AttributeError, IndexError, TypeError, ValueError):  # this torch saves other values in the node
+    # This torch saves other values in the node, or what was saved cannot be read, e.g. because of checkpointing.
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         _refuse()
 
 
@@ -242,7 +244,7 @@ def _slide(
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
-    middles: Sequence[float] | None = None,
+    taps: Sequence[float] | None = None,
 ) -> _Grid:
     """Return the grid after a window that slides over the last axes, as in a convolution or a pooling.
 
@@ -253,9 +255,9 @@ def _slide(
         stride: Its step.
         padding: The cells that are added on both sides.
         dilation: The distance of its taps.
-        middles: The tap in its middle; by default the middle one.
+        taps: The tap around which it is centered; by default the middle one.
     """
-    middles = [(length - 1) / 2 for length in kernel] if middles is None else middles
+    taps = [(length - 1) / 2 for length in kernel] if taps is None else taps
     if len(kernel) < len(grid.size):
         # Frames are folded into the batch, or tokens are in a row: only windows of one cell keep the grid.
         return grid if set(kernel + stride) == {1} else _refuse()
@@ -267,7 +269,7 @@ def _slide(
         if not cells <= shape[-back] <= cells + 1:
             _refuse()
         axes[-back] = AxisCenters(
-            old.offset + old.stride * (dilation[-back] * middles[-back] - padding[-back]),
+            old.offset + old.stride * (dilation[-back] * taps[-back] - padding[-back]),
             old.stride * stride[-back],
             old.field + old.stride * reach,
         )
@@ -278,13 +280,13 @@ def _slide(
 def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     if grid is None:
         return None
-    weight = get_saved_value(node, "weight")
+    weight = _get_weight(node)
     kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (
         _repeat(get_saved_integers(node, name), len(kernel)) for name in ("stride", "padding", "dilation")
     )
     if not get_saved_value(node, "transposed"):
-        return _slide(grid, shape, kernel, stride, padding, dilation, _find_middles(weight))
+        return _slide(grid, shape, kernel, stride, padding, dilation, _find_central_taps(weight))
     if len(kernel) != len(grid.size):
         return _refuse()
     axes = []
@@ -295,28 +297,38 @@ def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return _Grid(shape[-len(axes) :], tuple(axes))
 
 
-def _find_middles(weight: Tensor) -> list[float]:
+def _get_weight(node: Node) -> Tensor:
+    """Return the weight of a convolution. The graph leads to a trainable one, also where saved tensors are dropped."""
+    source = node.next_functions[1][0] if len(node.next_functions) > 1 else None
+    parameter = None if source is None else get_saved_value(source, "variable")
+    weight: Tensor = get_saved_value(node, "weight") if parameter is None else parameter
+    return weight
+
+
+def _find_central_taps(weight: Tensor) -> list[float]:
     """Return for each axis the tap around which a convolution's filters have their weight.
 
     It is the mean over the filters of the centroid of their squared weights. Trained convolutions may weigh one side
     more, above all strided ones. Random ones do not: the middle tap is returned unless the mean differs from it by
-    more than chance, and what chance adds to the difference on average is taken off it (James and Stein's shrinkage).
+    more than chance, and the part that chance explains is subtracted (James and Stein's shrinkage).
 
     Args:
         weight: ``(O, C, *kernel)``.
     """
-    middles = [(length - 1) / 2 for length in weight.shape[2:]]
-    if weight.is_meta or len(weight) < _FEWEST_FILTERS or max(weight.shape[2:]) == 1:
-        return middles
+    taps = [(length - 1) / 2 for length in weight.shape[2:]]
+    if weight.is_meta or max(weight.shape[2:]) == 1:
+        return taps
     energy = weight.detach().float().square().sum(1)
     energy = energy[energy.flatten(1).sum(1) > 0]
-    for axis, middle in enumerate(middles):
+    if len(energy) < _FEWEST_FILTERS:
+        return taps
+    for axis, middle in enumerate(taps):
         line = energy.movedim(axis + 1, -1).flatten(1, -2).sum(1) if energy.ndim > 2 else energy
         centroids = (line * torch.arange(line.shape[1]).to(line)).sum(1) / line.sum(1)
         shift, error = float(centroids.mean()) - middle, float(centroids.std()) / len(energy) ** 0.5
         if abs(shift) > max(_STANDARD_ERRORS * error, _ROUNDING):
-            middles[axis] += shift * (1 - (error / shift) ** 2)
-    return middles
+            taps[axis] += shift * (1 - (error / shift) ** 2)
+    return taps
 
 
 _FEWEST_AXES = 3
@@ -384,6 +396,14 @@ def _crop(grid: _Grid, starts: dict[int, tuple[float, float]], shape: Sizes) -> 
 
 def _shift(axis: AxisCenters, start: float, step: float) -> AxisCenters:
     return replace(axis, offset=axis.offset + axis.stride * start, stride=axis.stride * step)
+
+
+def _flip(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Refuse a mirrored image, whose centers run backwards; other axes may be mirrored."""
+    dims = {dim % len(shape) for dim in get_saved_integers(node, "dims")}
+    if grid is not None and any(dim and shape[dim] in grid.size for dim in dims):
+        return _refuse()
+    return grid
 
 
 def _resample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
@@ -455,6 +475,7 @@ _REDUCING = ("Mean", "Sum", "Amax", "Amin", "Var", "VarMean", "Std", "StdMean", 
 _RULES: dict[str, _Rule] = {
     "Convolution": _convolve,
     "Slice": _slice,
+    "Flip": _flip,
     "ConstantPadNd": _pad,
     "PixelShuffle": _shuffle,
     "PixelUnshuffle": _shuffle,

@@ -83,6 +83,7 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
         cost="some passes" if method.cost == "a pass" and not outer.needs_weights else method.cost,
         ignores_layer=method.ignores_layer,
         weights=method.weights if outer.needs_weights else None,
+        at_input_size=outer.at_input_size or method.at_input_size,
     )
 
 

@@ -61,7 +61,7 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
     def iterate_maps(*, mirrored: bool) -> Iterator[Tensor]:
         for factor in factors:
             maps = method(_change_image(evidence, factor, mirrored=mirrored))
-            yield _mirror_back(evidence, maps) if mirrored else maps
+            yield _mirror_back(evidence, method, maps) if mirrored else maps
 
     upright = _average(iterate_maps(mirrored=False), len(factors))
     is_local = [target.has_place() for target in evidence.targets]
@@ -82,10 +82,10 @@ def _change_image(evidence: Evidence, factor: float, *, mirrored: bool) -> Evide
     return evidence.for_inputs(inputs) if mirrored or factor != 1 else evidence
 
 
-def _mirror_back(evidence: Evidence, maps: Tensor) -> Tensor:
+def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
     """Return maps ``(R, *grid)`` of mirrored images on the grid of the image that is not mirrored."""
     centers, mirrored = evidence.find_centers(), maps.flip(-1)
-    if centers is None or not evidence.is_on_layer(maps):
+    if centers is None or method.at_input_size or not evidence.is_on_layer(maps):
         return mirrored
     # A layer may look to the left of its cells, and then to the right in the image that is mirrored back.
     return resample(mirrored, centers.mirror(maps.shape[1:]), maps.shape[1:], centers)
@@ -135,7 +135,7 @@ def _average(maps: Iterable[Tensor], count: int) -> Tensor:
 # -------------------------------------------------------------------------------------------- windows of the image
 
 
-@wrapper("sess", paper="arXiv 2207.01769")
+@wrapper("sess", paper="arXiv 2207.01769", at_input_size=True)
 def sess(
     evidence: Evidence,
     method: Method,
@@ -208,7 +208,8 @@ class _Window:
         """Return the maps ``(R, *size)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
         inside = evidence if self.large == self.size else evidence.for_inputs(self.cut(evidence.inputs))
         maps = scale_min_max(method(inside))
-        return inside.resize_to_input(maps), compute_class_confidence(inside).to(maps)
+        placed = maps if method.at_input_size else inside.resize_to_input(maps)
+        return placed, compute_class_confidence(inside).to(maps)
 
     def cut(self, inputs: Tensor) -> Tensor:
         """Return the window of the enlarged images, ``(N, C, *size)``."""

@@ -76,6 +76,7 @@ class Method:
             of a transformer's tokens.
         weights: The function that computes only the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``, for methods that
             weigh activations; None for other methods.
+        at_input_size: Whether the maps are at the input's size although they are made from a layer.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Method:
     cost: Cost = "a pass"
     ignores_layer: bool = False
     weights: MethodFunction | None = None
+    at_input_size: bool = False
 
     def __call__(self, evidence: Evidence, **options: Any) -> Tensor:
         """Compute the raw maps, ``(R, *grid)``."""
@@ -110,12 +112,14 @@ class Wrapper:
         function: The function from evidence and a method to raw maps.
         paper: The source; empty if there is none.
         needs_weights: Whether the wrapper accepts only methods that weigh activations, see :func:`weighting`.
+        at_input_size: Whether the maps are at the input's size.
     """
 
     name: str
     function: WrapperFunction
     paper: str = ""
     needs_weights: bool = False
+    at_input_size: bool = False
 
 
 METHODS: dict[str, Method] = {}
@@ -133,6 +137,7 @@ def method(
     cost: Cost = "a pass",
     ignores_layer: bool = False,
     weights: MethodFunction | None = None,
+    at_input_size: bool = False,
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a function from evidence to maps as a method.
 
@@ -145,6 +150,7 @@ def method(
         cost: The cost in addition to that forward pass.
         ignores_layer: Whether the ``layer`` argument has no effect.
         weights: The function that computes only the weights ``(R, C, *grid)``, if the method weighs activations.
+        at_input_size: Whether the maps are at the input's size although they are made from a layer.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -154,7 +160,7 @@ def method(
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        _add_method(Method(name, function, paper, needs, cost, ignores_layer, weights))
+        _add_method(Method(name, function, paper, needs, cost, ignores_layer, weights, at_input_size))
         return function
 
     return register
@@ -180,7 +186,9 @@ def weighting(
     return register
 
 
-def wrapper(name: str, *, paper: str = "", needs_weights: bool = False) -> Callable[[WrapperFunction], WrapperFunction]:
+def wrapper(
+    name: str, *, paper: str = "", needs_weights: bool = False, at_input_size: bool = False
+) -> Callable[[WrapperFunction], WrapperFunction]:
     """Register a function from evidence and a method to maps as a wrapper.
 
     The arguments are those of :class:`Wrapper`. Users pass the wrapper's options beside the method's options, so the
@@ -192,7 +200,7 @@ def wrapper(name: str, *, paper: str = "", needs_weights: bool = False) -> Calla
 
     def register(function: WrapperFunction) -> WrapperFunction:
         _check_name_is_free("wrapper", name)
-        WRAPPERS[name] = Wrapper(name, function, paper, needs_weights)
+        WRAPPERS[name] = Wrapper(name, function, paper, needs_weights, at_input_size)
         return function
 
     return register

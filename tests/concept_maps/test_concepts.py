@@ -154,6 +154,20 @@ def test_concepts_lie_where_heatmaps_lie() -> None:
     assert_close(ours.heatmaps(0)[0], heat, rtol=0, atol=1e-4)
     rows = heat.sum(1) @ (np.arange(64) + 0.5) / heat.sum()
     assert rows == pytest.approx(30.5, abs=1)
+    stretched = concepts(model, spot, 1, layer="2", transform=None, placement="stretch")
+    expected = camtool.explain(model, spot[0], 1, layer="2", placement="stretch").heatmap
+    drawn = stretched.heatmaps(0)[0]  # scaled on the grid, before its peak between two pixels is interpolated
+    assert_close(drawn / drawn.max(), expected, rtol=0, atol=1e-4)
+    with pytest.raises(CamtoolError, match=r"placement must be one of 'centers', 'stretch', got 'center'"):
+        concepts(model, spot, 1, layer="2", transform=None, placement="center")  # type: ignore[arg-type]
+
+
+def test_concepts_of_a_model_made_in_inference_mode_are_stretched() -> None:
+    with torch.inference_mode():
+        model = ColorNet()
+    ours = find_concepts(*PHOTOS, model=model)
+    assert ours.labels == ["red", "blue", "green"]
+    assert ours.centers == (None,) * 3
 
 
 def test_one_image_tensors_and_a_module_as_layer_are_accepted() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import camtool
 from camtool.layers.centers import find_centers, read_centers
@@ -253,13 +254,19 @@ def test_autocast_and_frozen_weights_make_no_difference() -> None:
     assert frozen_in_half.axes[0].offset == pytest.approx(expected.axes[0].offset, abs=0.01)
 
 
-@pytest.mark.parametrize("how", ["load_state_dict", "assign", "in place"])
-def test_loaded_or_trained_weights_are_noticed(how: str) -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("how", ["load_state_dict", "assign", "in place", "data"])
+def test_loaded_or_trained_weights_are_noticed(how: str, frozen: bool) -> None:
     torch.manual_seed(0)
     model, other, image = build_one_sided((1.0, 1.0, 1.0)), build_one_sided((2.0, 1.0, 0.5)), torch.rand(1, 3, 64, 64)
     layer = Layer("2", Layout("channels first", (8, 8)))
-    before = find_centers(model, image, layer)
-    if how == "in place":
+    model.requires_grad_(not frozen)
+    with torch.autocast("cpu", enabled=frozen):  # under autocast frozen weights are copies without a trace
+        before = find_centers(model, image, layer)
+    if how == "data":
+        for own, new in zip(model.parameters(), other.parameters(), strict=True):
+            own.data = new.data
+    elif how == "in place":
         with torch.no_grad():
             for own, new in zip(model.parameters(), other.parameters(), strict=True):
                 own.mul_(0).add_(new)
@@ -268,7 +275,55 @@ def test_loaded_or_trained_weights_are_noticed(how: str) -> None:
     after = find_centers(model, image, layer)
     assert before is not None
     assert after == find_centers(other, image, layer)
+    assert after is not None
     assert after.axes[0].offset < before.axes[0].offset - 1
+
+
+@pytest.mark.parametrize("nonzero", [0, 1, 7])
+def test_filters_of_zeros_do_not_count(nonzero: int) -> None:
+    """A residual branch that starts at zero has no weights to look at; one with 7 filters has too few."""
+    model = build_one_sided((2.0, 1.0, 0.5), filters=16)
+    for layer in model:
+        layer.weight.data[nonzero:] = 0
+    centers, _ = read(model, torch.rand(1, 3, 64, 64))
+    assert [axis.offset for axis in centers.axes] == [0.5, 0.5]
+
+
+def test_checkpointed_parts_are_read_and_leave_no_trace() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = build_one_sided((2.0, 1.0, 0.5)).insert(1, nn.BatchNorm2d(32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.parts, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    model, image = Checkpointed().train(), torch.rand(2, 3, 64, 64)
+    layer = Layer("parts", Layout("channels first", (8, 8)))
+    expected = find_centers(model.parts, image, Layer("3", layer.layout))
+    with unchanged(model):
+        assert find_centers(model, image, layer) == expected
+
+
+def test_computed_weights_count_as_random_ones_trainable_or_frozen() -> None:
+    torch.manual_seed(0)
+    model, image = build_one_sided((2.0, 1.0, 0.5)), torch.rand(1, 3, 64, 64)
+    for convolution in model:
+        nn.utils.parametrizations.weight_norm(convolution)
+    layer = Layer("2", Layout("channels first", (8, 8)))
+    trainable = find_centers(model, image, layer)
+    forget_model(model.requires_grad_(False))
+    assert find_centers(model, image, layer) == trainable
+    assert trainable is not None
+    assert trainable.axes[0].offset == 0.5
+
+
+def test_a_mirrored_image_is_not_understood() -> None:
+    centers, _ = read(nn.Sequential(Apply(lambda x: x.flip(-1)), average(3, 2, 1)), torch.rand(1, 1, 32, 32))
+    assert centers is None
+    centers, _ = read(nn.Sequential(Apply(lambda x: x.flip(1)), average(3, 2, 1)), torch.rand(1, 1, 32, 32))
+    assert centers is not None
 
 
 def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:

@@ -573,6 +573,19 @@ class Prepare:
         return (numbers - torch.tensor(self.mean).reshape(3, 1, 1)) / torch.tensor(self.std).reshape(3, 1, 1)
 
 
+@pytest.mark.parametrize("method", ["guided-gradcam", "cameras", "groupcam", "sess:gradcam", "tta:guided-gradcam"])
+def test_maps_at_the_size_of_the_input_are_not_placed_again(method: str) -> None:
+    """A layer with as many cells as pixels: its grid has the shape of the map, which is at the right place already."""
+    trunk = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=2))
+    model = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).eval()
+    x = torch.rand(1, 3, 16, 16)
+    (cam,) = camtool.explain(model, x, 1, method="gradcam", layer="0")
+    (fine,) = camtool.explain(model, x, 1, method=method, layer="0")
+    assert cam.centers is not None
+    assert cam.raw.shape == fine.raw.shape == (16, 16)
+    assert fine.centers is None
+
+
 def test_tta_changes_the_brightness_of_the_photo() -> None:
     photo = np.random.default_rng(0).integers(0, 200, (8, 10, 3), dtype=np.uint8)
     model, prepare = net(), Prepare()

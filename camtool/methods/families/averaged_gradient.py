@@ -102,7 +102,7 @@ def _compute_gradcam_above(baseline: Tensor, evidence: Evidence) -> Tensor:
     return sum_weighted_channels(average_over_positions(evidence.gradients), evidence.activations - baseline).relu()
 
 
-@method("cameras", paper="arXiv 2106.10649", needs="gradients, forwards", cost="some passes")
+@method("cameras", paper="arXiv 2106.10649", needs="gradients, forwards", cost="some passes", at_input_size=True)
 def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) -> Tensor:
     """Combine Grad-CAM over several image sizes.
 

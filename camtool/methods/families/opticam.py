@@ -9,9 +9,10 @@ from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
+from camtool.geometry.cell_centers import Placement
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import find_peaks, scale_min_max
-from camtool.methods.families.scorecam import Masks, get_enlargement
+from camtool.methods.families.scorecam import get_enlargement
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 from camtool.state.thread_state import enable_gradients
@@ -20,7 +21,7 @@ __all__ = ["opticam"]
 
 
 @method("opticam", paper="arXiv 2301.07002", needs="gradients, forwards", cost="many passes")
-def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Masks = "stretch") -> Tensor:
+def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Placement = "stretch") -> Tensor:
     """Optimize a mask to keep the score highest.
 
     ``S_u = Σ_k softmax(u)_k A_k``, where Adam, starting from ``u = 0``, maximizes the score of ``x ⊙ n(up(S_u))``.
@@ -35,8 +36,8 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: M
         evidence: The activations, and the model to run on masked inputs.
         steps: The number of steps of Adam; each needs a forward and a backward pass.
         rate: The learning rate of Adam.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         Maps ``S_u`` ``(R, *grid)``, in the units of the activations.
@@ -55,8 +56,8 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: M
 
         def compute_gradient(u: Tensor) -> Tensor:
             u = u.requires_grad_()
-            masks = scale_min_max(enlarge(combine_channels(u)))
-            scores = score_with_graph(evidence, inputs * masks[:, None].to(inputs))
+            scaled = scale_min_max(enlarge(combine_channels(u)))
+            scores = score_with_graph(evidence, inputs * scaled[:, None].to(inputs))
             return torch.autograd.grad(scores.sum(), u)[0]
 
         u = _maximize_by_adam(compute_gradient, A.new_zeros(A.shape[:2]), steps, rate)

@@ -4,9 +4,9 @@
 constant map becomes zeros. The masks are computed in chunks from the small maps, so the memory does not grow with their
 number. The rows of one image share the forward passes.
 
-As in the papers, ``up`` stretches the grid over the input. ``masks="centers"`` masks the input where the cells look
-instead, see :mod:`camtool.layers.centers`; it was measured, and did not make the maps more faithful. The map itself is
-drawn by the centers in either case.
+As in the papers, ``up`` stretches the grid over the input. With ``masks="centers"`` each cell masks the pixels around
+its center, see :mod:`camtool.layers.centers`. This was measured, and did not make the maps more faithful. The map
+itself is drawn by the centers in either case.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
+from camtool.geometry.cell_centers import Placement
 from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
 from camtool.methods.options import check_choice, check_count, check_number
@@ -32,7 +33,6 @@ from camtool.targets import Target
 
 __all__ = [
     "MASKS_AT_ONCE",
-    "Masks",
     "align_with_input",
     "blur_input",
     "compute_percentile",
@@ -45,9 +45,6 @@ __all__ = [
     "scorecam",
     "sscam",
 ]
-
-Masks: TypeAlias = Literal["stretch", "centers"]
-"""Placement of masks on the input: the grid is stretched over it, or each cell lies at its center."""
 
 Enlarge: TypeAlias = Callable[[Tensor], Tensor]
 """A function that resizes maps ``(M, *grid)`` to the input's size, ``(M, *size)``."""
@@ -73,7 +70,7 @@ def scorecam(
     scale_first: bool = False,
     max_channels: int | None = None,
     chunk: int | None = None,
-    masks: Masks = "stretch",
+    masks: Placement = "stretch",
 ) -> Tensor:
     """Weigh channels by their score as masks.
 
@@ -91,8 +88,8 @@ def scorecam(
         max_channels: Use only this number of channels, those with the largest standard deviation over the positions
             (Faster-Score-CAM); the others get no weight.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -126,7 +123,7 @@ def sscam(
     on: Literal["activations", "input"] = "activations",
     seed: int = 0,
     chunk: int | None = None,
-    masks: Masks = "stretch",
+    masks: Placement = "stretch",
 ) -> Tensor:
     """Average Score-CAM over noise.
 
@@ -144,8 +141,8 @@ def sscam(
         on: Add the noise to the ``"activations"`` or to the masked ``"input"``.
         seed: The seed of the noise, which is the same for every image.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -173,7 +170,7 @@ def sscam(
 
 
 @weighting("iscam", paper="arXiv 2010.03023", needs="activations, forwards", cost="many passes")
-def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, masks: Masks = "stretch") -> Tensor:
+def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, masks: Placement = "stretch") -> Tensor:
     """Average Score-CAM while masks are turned up.
 
     ``w = softmax_k(1/n Σ_i f(i/n · x · s(up(A_k))))`` for ``i = 1 ... n`` (Naidu et al. 2020). This approximates the
@@ -184,8 +181,8 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, ma
         evidence: The activations, and the model to run on masked inputs.
         samples: The number of steps ``n``.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -207,7 +204,7 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, ma
 # ------------------------------------------------------------------------------------------------------- Group-CAM
 
 
-@method("groupcam", paper="arXiv 2103.13859", needs="gradients, forwards", cost="some passes")
+@method("groupcam", paper="arXiv 2103.13859", needs="gradients, forwards", cost="some passes", at_input_size=True)
 def groupcam(
     evidence: Evidence,
     *,
@@ -217,7 +214,7 @@ def groupcam(
     sigma: float = 50.0,
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
-    masks: Masks = "stretch",
+    masks: Placement = "stretch",
 ) -> Tensor:
     """Score the image unblurred by channel groups.
 
@@ -234,8 +231,8 @@ def groupcam(
         score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
             else the target's own score. ``"target"``: always the target's own score.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         The maps ``(R, *size)``, at the input's size.
@@ -323,7 +320,7 @@ def polycam(
     variant: Variant = "+-",
     score: Literal["probability", "target"] = "probability",
     chunk: int | None = None,
-    masks: Masks = "stretch",
+    masks: Placement = "stretch",
 ) -> Tensor:
     """Weigh channels by score gained and lost.
 
@@ -341,8 +338,8 @@ def polycam(
         score: The score ``f``. ``"probability"`` as in the paper: the probability of the class if the target has one,
             else the target's own score. ``"target"``: always the target's own score.
         chunk: The number of masked inputs in one pass; by default as many as fit into memory.
-        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: the input is masked
-            where the cells look.
+        masks: ``"stretch"`` as in the paper: the grid is stretched over the input. ``"centers"``: each cell masks the
+            pixels around its center.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
@@ -397,13 +394,15 @@ def _compute_gains(
 # ------------------------------------------------------------------------------------------------- shared functions
 
 
-def get_enlargement(evidence: Evidence, masks: Masks) -> Enlarge:
+def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
     """Return the function that resizes maps of the layer to the input's size.
 
     Raises:
-        MethodError: ``masks`` is neither ``"stretch"`` nor ``"centers"``.
+        MethodError: ``masks`` is unknown, or ``"centers"`` although maps are stretched.
     """
-    check_choice("masks", masks, get_args(Masks))
+    check_choice("masks", masks, get_args(Placement))
+    if masks == "centers" and evidence.forward_pass.placement == "stretch":
+        raise MethodError("masks='centers' needs placement='centers', got placement='stretch'; leave masks= out.")
     return evidence.resize_to_input if masks == "centers" else partial(resize, grid=evidence.inputs.shape[2:])
 
 
