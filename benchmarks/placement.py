@@ -62,7 +62,7 @@ def main(
     weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
     method: Annotated[list[str], typer.Option(help="Method; may be repeated.")] = list(METHODS),  # noqa: B006
     mosaics: Annotated[int, typer.Option(help="Number of mosaics of four photos.")] = 10,
-    scenes: Annotated[int, typer.Option(help="Number of the demo's scenes.")] = 100,
+    scenes: Annotated[int, typer.Option(help="Number of the demo's scenes.")] = 60,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file in this folder."""
