@@ -334,8 +334,11 @@ def _find_central_taps(weight: Tensor) -> list[float]:
 _FEWEST_AXES = 3
 """Axes of the weight of a convolution over signals; those over images and volumes have more."""
 
-_FEWEST_FILTERS, _STANDARD_ERRORS = 8, 2.5
-"""What it takes to see that the filters of a convolution weigh one side more."""
+_FEWEST_FILTERS = 8
+"""With fewer filters, the middle tap is used: their mean depends too much on chance."""
+
+_STANDARD_ERRORS = 2.5
+"""A shift from the middle tap that is smaller than this number of standard errors is chance."""
 
 _ROUNDING = 1e-4
 """A smaller shift, in taps, is rounding."""
