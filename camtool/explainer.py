@@ -33,7 +33,15 @@ from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.layers.selection import find_layers
-from camtool.methods import Method, MethodFunction, check_model_support, check_options, find_method, merges
+from camtool.methods import (
+    Method,
+    MethodFunction,
+    check_model_support,
+    check_options,
+    find_asked_depths,
+    find_method,
+    merges,
+)
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.state.cleanup import Cleanup
@@ -316,6 +324,7 @@ class Explainer(Generic[Result]):
         self._placement = placement
         check_options(self._methods, options)
         check_model_support(self._methods, self._model)
+        self._depths = find_asked_depths(self._methods, options)
         for name, given in (("method", self._methods), ("layer", self._layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -387,9 +396,18 @@ class Explainer(Generic[Result]):
                 index = -1 if call_index is None else call_index
                 layers = find_layers(self._model, batch.inputs, self._layers, call_index=index)
             forward_pass = ForwardPass(
-                self._model, batch.inputs, layers, black=black, call_index=call_index, placement=self._placement
+                self._model,
+                batch.inputs,
+                layers,
+                black=black,
+                call_index=call_index,
+                placement=self._placement,
+                depths=self._depths,
             )
-            if is_last_try or all(layer.layout.fits(forward_pass.layer_outputs[layer.name].shape) for layer in layers):
+            outputs = forward_pass.layer_outputs
+            if is_last_try or all(
+                layer.layout.fits(outputs[layer.name].shape) for layer in forward_pass.observed_layers
+            ):
                 break
             # The user changed the model since the layouts were cached, so they are read again.
             model_cache.forget_model(self._model)
@@ -413,9 +431,8 @@ class Explainer(Generic[Result]):
             at_input=method.ignores_layer,
         )
         choice = describe_chosen_tensor(forward_pass.output)
-        centers = [each.find_centers() for each in evidence]
         # Single numbers are read from here on, which arrays give several times faster than tensors.
-        merged, place = self._compute_maps(method, evidence, centers)
+        merged, place = self._compute_maps(method, evidence)
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class = forward_pass.compute_probabilities()
         probabilities = [None] * len(items) if by_class is None else by_class.cpu().numpy()
@@ -436,16 +453,14 @@ class Explainer(Generic[Result]):
                 probability=target.get_probability(context),
                 method=method.name,
                 layer=layer,
-                warnings=(*item.notes, *notes, *choices, *doubts),
+                warnings=(*item.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
                 box=target.get_box(),
                 centers=place,
             )
             explanations.append(explanation)
         return explanations
 
-    def _compute_maps(
-        self, method: Method, evidence: Sequence[Evidence], centers: Sequence[CellCenters | None]
-    ) -> tuple[Tensor, CellCenters | None]:
+    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
         options = {name: value for name, value in self._options.items() if name in method.options}
         device = evidence[0].scores.device.type
@@ -457,8 +472,8 @@ class Explainer(Generic[Result]):
                 _check_maps(method, each, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
             places = [
-                place if not method.at_input_size and each.is_on_layer(raw) else None
-                for place, raw, each in zip(centers, maps, evidence, strict=True)
+                None if method.at_input_size else each.find_centers(raw)
+                for each, raw in zip(evidence, maps, strict=True)
             ]
             merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence), places)
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
@@ -507,6 +522,11 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
 def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
     """Return the mean gradient of each layer for each row, ``(L, R)``, the mean of Grad-CAM's weights."""
     return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
+
+
+def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[str]:
+    """Return what the method tells the user about a row's map, each note once."""
+    return list(dict.fromkeys(note for each in evidence for note in each.notes.get(row, [])))
 
 
 def _to_list(value: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns
 __all__ = ["format_method", "format_method_list"]
 
 _FAMILIES = {
-    "Gradients at a layer": ("gradient", "rivalcam"),
+    "Gradients at a layer": ("gradient", "competition"),
     "Gradients averaged over changed images": ("averaged_gradient",),
     "Patterns in the activations": ("activation", "eigencam"),
     "Attention of a transformer": ("attention",),

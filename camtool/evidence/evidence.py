@@ -53,6 +53,7 @@ class Evidence:
         layer: The layer's dotted name; empty without a layer.
         call_count: The number of calls of the layer in the forward pass; one of them is observed.
         black: A black pixel as the model gets it, ``(C,)``; ``None`` where the preprocessing is not known.
+        notes: Row to what the method tells the user about its map, see :meth:`add_note`.
     """
 
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
@@ -66,6 +67,7 @@ class Evidence:
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
         self._has_zero_gradient: list[bool] | None = None
+        self.notes: dict[int, list[str]] = {}
 
     # ------------------------------------------------------------------------------------------------ the layer
 
@@ -136,22 +138,38 @@ class Evidence:
                 "or, for attention, run within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
 
-    def find_centers(self) -> CellCenters | None:
-        """Return where the layer's cells lie in the input; ``None`` if its grid is stretched, or there is no layer."""
-        return None if self._layer is None else self.forward_pass.find_centers(self._layer)
-
-    def resize_to_input(self, maps: Tensor) -> Tensor:
-        """Return maps at the input's size, ``(M, *size)``. The cells of the layer's grid lie at their centers.
+    def find_centers(self, maps: Tensor | None = None) -> CellCenters | None:
+        """Return where the cells of maps lie in the input; ``None`` if their grid is stretched over the input.
 
         Args:
-            maps: ``(M, *grid)``. Maps on another grid than the layer's are stretched over the input.
+            maps: ``(M, *grid)``, on the grid of the layer, or on that of one of its depths. Methods may return maps on
+                other grids; those are stretched. By default maps on the layer's grid.
         """
-        centers = self.find_centers() if self.is_on_layer(maps) else None
-        return resample(maps, centers, self.inputs.shape[2:], None)
+        if self._layer is None:
+            return None
+        for layer in [self._layer, *self.depths]:
+            if maps is None or tuple(maps.shape[1:]) == tuple(layer.layout.grid):
+                return self.forward_pass.find_centers(layer)
+        return None
 
-    def is_on_layer(self, maps: Tensor) -> bool:
-        """Return True for maps ``(M, *grid)`` on the layer's grid; methods may return maps on another one."""
-        return self._layer is not None and maps.shape[1:] == self.activations.shape[2:]
+    def resize_to_input(self, maps: Tensor) -> Tensor:
+        """Return maps at the input's size, ``(M, *size)``, with the cells at their centers, see :meth:`find_centers`.
+
+        Args:
+            maps: ``(M, *grid)``.
+        """
+        return resample(maps, self.find_centers(maps), self.inputs.shape[2:], None)
+
+    @property
+    def depths(self) -> list[Layer]:
+        """Other layers on the way to the layer, from shallow to deep, for a method with an option ``depths``."""
+        return [] if self._layer is None else self.forward_pass.depths[self._layer.name]
+
+    def add_note(self, row: int, note: str) -> None:
+        """Tell the user something about the map of a row: the note is among the warnings of its explanation."""
+        notes = self.notes.setdefault(row, [])
+        if note not in notes:  # wrappers run a method several times
+            notes.append(note)
 
     def get_layer(self) -> Layer:
         """Return the observed layer with its layout.
@@ -217,9 +235,17 @@ class Evidence:
                     self.model, replaced, [self.layer], like=layers[0].layout, call_index=old.call_index
                 )
             new = ForwardPass(
-                self.model, replaced, layers, black=self.black, call_index=old.call_index, placement=old.placement
+                self.model,
+                replaced,
+                layers,
+                black=self.black,
+                call_index=old.call_index,
+                placement=old.placement,
+                depths=old.asked_depths,
             )
-        return gather_evidence(new, self.targets, self.images)[0]
+        (about_others,) = gather_evidence(new, self.targets, self.images)
+        about_others.notes = self.notes
+        return about_others
 
     def at_layer(self, layer: str) -> Evidence:
         """Return evidence about the same targets and images at another layer, from a new forward pass.
@@ -230,7 +256,9 @@ class Evidence:
         old = self.forward_pass
         with old.restore_autocast():
             layers = find_layers(self.model, old.inputs, [layer])
-            new = ForwardPass(self.model, old.inputs, layers, black=self.black, placement=old.placement)
+            new = ForwardPass(
+                self.model, old.inputs, layers, black=self.black, placement=old.placement, depths=old.asked_depths
+            )
         return gather_evidence(new, self.targets, self.images)[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,25 @@ from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
 from camtool.layers.centers import find_centers
+from camtool.layers.depths import Depths, find_depths
 from camtool.layers.selection import Layer
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, predictions
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_batch
+from camtool.structures.weight_states import WeightStates
 
 __all__ = ["ForwardPass"]
+
+
+class _BlankOutputs(NamedTuple):
+    """The outputs of layers for a blank image, with all that they depend on."""
+
+    key: object
+    outputs: dict[str, Tensor]
+    weights: WeightStates
 
 
 class ForwardPass:
@@ -43,12 +54,15 @@ class ForwardPass:
         call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is
             the last, too; the user then gets a warning that there are others.
         placement: Where the cells of a layer lie in the image input.
+        depths: Other layers on the way to each layer that are observed as well, see
+            :func:`camtool.layers.depths.find_depths`; by default none.
 
     Attributes:
         model: The model.
         inputs: The model's inputs.
         image_input: The image input ``(N, C, *size)``, detached.
-        layers: The observed layers.
+        layers: The layers to explain.
+        depths: Layer name to the other layers on the way to it that are observed, from shallow to deep.
         layer_outputs: Layer name to the output of the observed call, in the layer's own layout, on the graph.
         call_counts: Layer name to the number of its calls.
         output: The model's output, on the graph that starts at the earliest layer.
@@ -57,6 +71,7 @@ class ForwardPass:
         call_index: As above, -1 for ``None``.
         is_call_chosen: True if ``call_index`` was given.
         placement: As above.
+        asked_depths: The argument ``depths``.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
@@ -69,6 +84,7 @@ class ForwardPass:
         black: Tensor | None = None,
         call_index: int | None = None,
         placement: Placement = "centers",
+        depths: Depths = 0,
     ) -> None:
         main = find_main_tensor(inputs)
         if main is None:
@@ -77,7 +93,9 @@ class ForwardPass:
         self.placement = placement
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
-        observed = observe(model, [layer.name for layer in layers], inputs, grad=bool(layers))
+        self.asked_depths = depths
+        self.depths = {layer.name: self._find_depths(layer) for layer in layers}
+        observed = observe(model, [layer.name for layer in self.observed_layers], inputs, grad=bool(layers))
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
         self.output: Any = predictions.to_batch(observed.output, len(main))
@@ -98,6 +116,11 @@ class ForwardPass:
         self._attention: dict[bool, CapturedAttention] = {}
         self._tail_chunk_sizes: dict[str, int] = {}
         self._folded_model: FoldedModel | None = None
+
+    @property
+    def observed_layers(self) -> list[Layer]:
+        """The layers to explain and all their depths, each once."""
+        return list({each.name: each for layer in self.layers for each in [*self.depths[layer.name], layer]}.values())
 
     @property
     def logits(self) -> Tensor:
@@ -122,7 +145,8 @@ class ForwardPass:
         if latest is None or latest.targets != list(wanted) or latest.images != list(images):
             with enable_gradients():
                 scores = targets.score_targets(wanted, self.output, images)
-            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, self.layer_outputs)
+            outputs = {layer.name: self.layer_outputs[layer.name] for layer in self.layers}
+            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs)
         return latest
 
     def find_link(self) -> class_scores.Link | None:
@@ -152,6 +176,10 @@ class ForwardPass:
         if not isinstance(self.predictions, Tensor) or link is None:
             return None
         return class_scores.compute_probabilities(upcast(self.predictions), link)
+
+    def get_image_output(self, image: int) -> targets.ImageOutput:
+        """Return the output for one image, for targets that are resolved on it."""
+        return targets.ImageOutput(self.predictions[image], link=self.find_link())
 
     def find_class_vectors(self) -> Tensor | None:
         """Return the weights of the linear layer that gives the K scores, ``(K, C)``; ``None`` if there is none.
@@ -185,6 +213,39 @@ class ForwardPass:
             return None
         with self.restore_autocast():
             return find_centers(self.model, self.inputs, layer, call_index=self.call_index)
+
+    def find_blank_outputs(self) -> dict[str, Tensor]:
+        """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.
+
+        Zeros are the mean color of normalized inputs. The answer is remembered, as it changes only with the weights,
+        unless the model has other inputs beside the image.
+        """
+        blank = torch.zeros_like(self.image_input)
+        if len(find_tensors(self.inputs)) > 1:
+            return self._observe_images(blank)
+        key = blank[:1].shape, blank.dtype, blank.device, self._autocast, self.call_index
+
+        def compute() -> _BlankOutputs:
+            weights = WeightStates([*self.model.parameters(), *self.model.buffers()])
+            return _BlankOutputs(key, self._observe_images(blank[:1]), weights)
+
+        question = "blank outputs", tuple(layer.name for layer in self.observed_layers)
+        # Only the latest is kept for each set of layers, as these are tensors.
+        return remember_for_model(
+            self.model, question, compute, lambda known: known.key == key and known.weights.are_unchanged()
+        ).outputs
+
+    def _observe_images(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the outputs of the observed layers for other images, without a graph."""
+        names = [layer.name for layer in self.observed_layers]
+        with self.restore_autocast():
+            calls = observe(self.model, names, self.replace_image_input(images, range(len(images))), grad=False).calls
+        return {name: get_call(name, calls[name], self.call_index) for name in names}
+
+    def _find_depths(self, layer: Layer) -> list[Layer]:
+        if self.asked_depths == 0:
+            return []
+        return find_depths(self.model, self.inputs, layer, self.asked_depths, call_index=self.call_index)
 
     def fold_model(self) -> FoldedModel:
         """Return the model for many forward passes in a row; the first call builds it."""

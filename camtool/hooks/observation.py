@@ -129,8 +129,13 @@ def observe_with_trunk(
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     leaves: list[Tensor] = []
 
-    def keep_output(layer: str, _: nn.Module, output: Any) -> None:
-        calls[layer] += [kept for kept in [find_main_tensor(output)] if kept is not None]
+    def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
+        kept = find_main_tensor(output)
+        if kept is None:
+            return None
+        calls[layer].append(kept)
+        # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
+        return replace_main_tensor(output, kept.clone())
 
     def start_graph(_: nn.Module, output: Any) -> Any:
         images = output[0]

@@ -17,11 +17,10 @@ layer's size: a step that was not understood, e.g. patches merged by a reshape, 
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +29,13 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.selection import Layer, describe_shapes
-from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value, get_write_count
+from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.nested_tensors import ModelInputs
+from camtool.structures.weight_states import WeightStates
 
-__all__ = ["find_centers", "read_centers"]
+__all__ = ["find_centers", "iterate_graph", "read_centers"]
 
 Sizes: TypeAlias = "tuple[int, ...]"
 
@@ -73,36 +73,28 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
 
     def find() -> _Answer:
         if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-            return _Answer(None, [])
+            return _Answer(None, WeightStates([]))
         # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory. It is read
         # while the model is preserved, as checkpointed parts of the model run again when they are read.
         with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image)
-        weights = [parameter for parameter in model.parameters() if _has_taps(parameter)]
-        return _Answer(centers, [(weakref.ref(weight), _get_state(weight)) for weight in weights])
+        return _Answer(centers, WeightStates(filter(_has_taps, model.parameters())))
 
     question = "centers", describe_shapes(inputs), layer, call_index
     return remember_for_model(model, question, find, _Answer.is_valid).centers
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Centers, and the weights that they depend on with their states."""
+class _Answer(NamedTuple):
+    """Centers, and the states of the weights that they depend on."""
 
     centers: CellCenters | None
-    weights: list[tuple[weakref.ref[Tensor], tuple[int, int]]]
+    weights: WeightStates
 
     def is_valid(self) -> bool:
-        """Return True unless weights were trained, loaded or replaced; writes to ``parameter.data`` are not noticed."""
-        tensors = [(reference(), state) for reference, state in self.weights]
-        return all(tensor is not None and _get_state(tensor) == state for tensor, state in tensors)
-
-
-def _get_state(weight: Tensor) -> tuple[int, int]:
-    """Return numbers that change when a weight is written to, or gets other memory."""
-    return get_write_count(weight), weight.data_ptr()
+        """Return True unless weights were trained, loaded or replaced."""
+        return self.weights.are_unchanged()
 
 
 def _has_taps(tensor: Tensor) -> bool:
@@ -149,7 +141,7 @@ def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor)
     known: dict[Node, _Grid | None] = {}
 
     def find_grid(root: Node) -> _Grid | None:
-        for node in _iterate_upwards(root, known):
+        for node in iterate_graph(root, known):
             children = [known.get(child) for child, _ in node.next_functions if child is not None]
             known[node] = start if get_saved_value(node, "variable") is image else _pass_node(node, children)
         return known[root]
@@ -164,7 +156,7 @@ def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor)
     return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
 
 
-def _iterate_upwards(root: Node, known: Container[Node]) -> Iterator[Node]:
+def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
     """Yield the nodes of a graph that are not known yet, each after the nodes that it uses."""
     stack, entered = [root], set()
     while stack:

@@ -21,7 +21,7 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers"]
+__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers", "find_size_in_model"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _find_named(
     model: nn.Module, inputs: ModelInputs, names: Sequence[str], like: Layout | None, call_index: int
 ) -> list[Layer]:
     """Return the named layers, or raise an error if an output is no grid."""
-    size, calls = _find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
+    size, calls = find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
     reader, layers = LayoutReader(calls, size, count_queries(calls[-1].output)), []
     for name in names:
         module = find_module(model, name)
@@ -132,7 +132,7 @@ def _find_named(
     return layers
 
 
-def _find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:
+def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:
     """Return the size of the images behind the model's own preparation, which detectors have."""
     if find_detector_transform(model) is None:
         return find_image_size(inputs)

@@ -8,17 +8,17 @@ from camtool.methods.families import (
     activation,
     attention,
     averaged_gradient,
+    competition,
     eigencam,
     fullgrad,
     gradient,
     input_gradient,
     opticam,
     rise,
-    rivalcam,
     scorecam,
 )
 from camtool.methods.lookup import find_method, wrap_method
-from camtool.methods.method_checks import check_model_support, check_options
+from camtool.methods.method_checks import check_model_support, check_options, find_asked_depths
 from camtool.methods.method_wrappers import eigen, noise, sess, tta
 from camtool.methods.registry import (
     COSTS,
@@ -43,8 +43,10 @@ __all__ = [
     "averaged_gradient",
     "check_model_support",
     "check_options",
+    "competition",
     "eigen",
     "eigencam",
+    "find_asked_depths",
     "find_method",
     "fullgrad",
     "gradient",
@@ -53,7 +55,6 @@ __all__ = [
     "noise",
     "opticam",
     "rise",
-    "rivalcam",
     "scorecam",
     "sess",
     "tta",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -10,9 +11,11 @@ from camtool.arguments.messages import suggest_names
 from camtool.arguments.other_libraries import describe_foreign_argument
 from camtool.errors import MethodError
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
+from camtool.layers.depths import Depths
+from camtool.methods.options import check_depths
 from camtool.methods.registry import METHODS, Method
 
-__all__ = ["check_model_support", "check_options"]
+__all__ = ["check_model_support", "check_options", "find_asked_depths"]
 
 
 def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
@@ -32,6 +35,21 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
         raise MethodError(
             f"method {names} has no option {option!r}; known options: {listed}.{suggest_names(option, known)}"
         )
+
+
+def find_asked_depths(methods: Iterable[Method], options: Mapping[str, Any]) -> Depths:
+    """Return the option ``depths``, or its default, of the first method that has it; 0 if none has it.
+
+    Raises:
+        MethodError: The option is neither a number of depths nor the names of layers.
+    """
+    for method in methods:
+        if "depths" not in method.options:
+            continue
+        depths: Depths = options.get("depths", method.options["depths"])
+        check_depths(depths)
+        return depths
+    return 0
 
 
 def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:

@@ -84,8 +84,8 @@ def _change_image(evidence: Evidence, factor: float, *, mirrored: bool) -> Evide
 
 def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
     """Return maps ``(R, *grid)`` of mirrored images on the grid of the image that is not mirrored."""
-    centers, mirrored = evidence.find_centers(), maps.flip(-1)
-    if centers is None or method.at_input_size or not evidence.is_on_layer(maps):
+    centers, mirrored = None if method.at_input_size else evidence.find_centers(maps), maps.flip(-1)
+    if centers is None:
         return mirrored
     # A layer may look to the left of its cells, and then to the right in the image that is mirrored back.
     return resample(mirrored, centers.mirror(maps.shape[1:]), maps.shape[1:], centers)

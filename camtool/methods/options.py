@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
+from numbers import Integral
 
 from camtool.arguments import checks
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
+from camtool.layers.depths import Depths
 
-__all__ = ["check_choice", "check_count", "check_no_local_targets", "check_number", "check_numbers"]
+__all__ = ["check_choice", "check_count", "check_depths", "check_no_local_targets", "check_number", "check_numbers"]
 
 check_choice = partial(checks.check_choice, error=MethodError)
 check_count = partial(checks.check_count, error=MethodError)
 check_number = partial(checks.check_number, error=MethodError)
 check_numbers = partial(checks.check_numbers, error=MethodError)
+
+
+def check_depths(depths: Depths) -> None:
+    """Check that the option ``depths`` is a number of depths or the names of layers.
+
+    Raises:
+        MethodError: It is neither.
+    """
+    is_count = isinstance(depths, Integral) and not isinstance(depths, bool) and int(depths) > 0
+    is_names = isinstance(depths, (list, tuple)) and all(isinstance(name, str) for name in depths)
+    if not is_count and not is_names:
+        raise MethodError(
+            f"depths must be a whole number of 1 or more, or a list of the names of layers, got {depths!r}."
+        )
 
 
 def check_no_local_targets(evidence: Evidence, change: str) -> None:

@@ -195,6 +195,17 @@ class Target(ABC):
         """Return True if the score is the logit of the target's class alone, comparable with those of other classes."""
         return False
 
+    def find_rivals(self, image: ImageOutput, count: int) -> Sequence[Target]:
+        """Return up to ``count`` targets of the same kind that compete with this one, the strongest first.
+
+        A class competes with other classes, a detection with other detections. By default there are none.
+
+        Args:
+            image: The model's output for the image.
+            count: The largest number of rivals.
+        """
+        return ()
+
     def to_probability(self) -> Target | None:
         """Return a target whose score is the probability of this target's class.
 

@@ -31,6 +31,9 @@ _SAME_PLACE = 0.01
 """Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
 the same box up to rounding; among these the most confident one counts."""
 
+_OTHER_OBJECT = 0.5
+"""Detections whose boxes have a smaller intersection over union are of different objects."""
+
 
 @dataclass(frozen=True)
 class Detection(Target):
@@ -181,6 +184,14 @@ class MatchedDetection(Target):
     def has_place(self) -> bool:
         """Return True."""
         return True
+
+    def find_rivals(self, image: ImageOutput, count: int) -> Sequence[MatchedDetection]:
+        """Return the most confident detections of other objects, whose boxes hardly overlap this one."""
+        if not isinstance(image.prediction, Detections):
+            return ()
+        found = image.prediction.sort_by_confidence()
+        elsewhere = (found.compute_iou(self.model_box) < _OTHER_OBJECT).nonzero().flatten().tolist()
+        return [_match(found, which, image.geometry, self.iou_threshold) for which in elsewhere[:count]]
 
     def _score_image(self, found: Detections) -> Tensor:
         """Return the score ``()`` among one image's detections of the same class."""

@@ -94,7 +94,7 @@ def test_classes_in_chunks_give_the_same_map(at_once: int, monkeypatch: pytest.M
     x, net = torch.rand(2, 3, 4, 5).double(), pooled(torch.randn(6, 3).tolist(), [0.0] * 6)
     evidence = look(net, x, ClassScore(3), ClassScore(1), ClassScore(3), images=[0, 0, 1])
     expected, rows = rivalcam(evidence), []
-    monkeypatch.setattr("camtool.methods.families.rivalcam.compute_chunk_size", lambda numbers, like: at_once)
+    monkeypatch.setattr("camtool.methods.families.competition.compute_chunk_size", lambda numbers, like: at_once)
     about = Evidence.for_targets
     monkeypatch.setattr(Evidence, "for_targets", lambda self, *what: rows.append(len(what[0])) or about(self, *what))
     assert_close(rivalcam(evidence), expected)

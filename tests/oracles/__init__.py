@@ -12,13 +12,13 @@ from tests.oracles import (
     activation,
     attention,
     averaged_gradient,
+    competition,
     eigencam,
     gradient,
     input_gradient,
     opticam,
     polycam,
     rise,
-    rivalcam,
     scorecam,
 )
 from tests.oracles.base import ORACLES, Case
@@ -30,12 +30,12 @@ __all__ = [
     "activation",
     "attention",
     "averaged_gradient",
+    "competition",
     "eigencam",
     "gradient",
     "input_gradient",
     "opticam",
     "polycam",
     "rise",
-    "rivalcam",
     "scorecam",
 ]

@@ -1,0 +1,50 @@
+"""Contributions of positions at several depths of a network to one sum of a layer's activations."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from camtool.evidence.evidence import Evidence
+from camtool.evidence.gradients import compute_row_gradients
+from camtool.layers.selection import Layer
+from camtool.maps import upcast
+from camtool.state.thread_state import enable_gradients
+
+__all__ = ["trace_contributions"]
+
+
+def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
+    """Return what each position of each depth contributes to a weighted sum of the layer's activations.
+
+    With the sum ``S = Σ_kp w_k(p) A_k(p)`` over the channels and positions of the layer, the position q at depth l
+    contributes ``Σ_k (A_lk(q) - B_lk(q)) ∂S/∂A_lk(q)``, where ``B_l`` is what the depth returns for a blank image. So
+    biases and constant channels, which no image changes, contribute nothing. One backward pass serves all depths.
+
+    Args:
+        evidence: The evidence of the layer. Its depths are observed if a method has an option ``depths``.
+        weights: The weights ``w``, ``(R, C, *grid)``.
+
+    Returns:
+        For each depth, from shallow to the layer itself, ``(R, *grid)``.
+    """
+    layer, outputs = evidence.get_layer(), evidence.forward_pass.layer_outputs
+    gradients: list[Tensor] = []
+    if evidence.depths:
+        with enable_gradients():
+            activations = evidence.select_rows(upcast(layer.layout.to_grid(outputs[layer.name])))
+            sums = (weights.detach() * activations).flatten(1).sum(1)
+            gradients = compute_row_gradients(sums, evidence.images, [outputs[depth.name] for depth in evidence.depths])
+    traced = [upcast(depth.layout.to_grid(each)) for depth, each in zip(evidence.depths, gradients, strict=True)]
+    return [
+        (gradient * _subtract_blank(evidence, depth)).sum(1)
+        for depth, gradient in zip([*evidence.depths, layer], [*traced, weights], strict=True)
+    ]
+
+
+def _subtract_blank(evidence: Evidence, layer: Layer) -> Tensor:
+    """Return the activations of a layer less those of a blank image, ``(R, C, *grid)``."""
+    output, blank = (
+        upcast(layer.layout.to_grid(each[layer.name].detach()))
+        for each in (evidence.forward_pass.layer_outputs, evidence.forward_pass.find_blank_outputs())
+    )
+    return evidence.select_rows(output - blank)

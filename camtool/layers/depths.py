@@ -1,0 +1,183 @@
+"""Depths: layers on the way to a layer, at which the evidence for a score can be read as well.
+
+A layer is a depth of another one if all paths from the image to that one pass through it. Then everything that the
+score gets from the image is in the layer, and nothing bypasses it. Blocks of a residual network are depths; the
+convolutions inside of a block are not, because the shortcut bypasses them, and neither are the encoder's layers of a
+U-Net, which the skip connections bypass.
+
+The paths are counted on autograd's graph from the image to the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
+from math import ceil
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+
+from camtool.errors import LayerError
+from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.tracing import trace
+from camtool.layers.centers import iterate_graph
+from camtool.layers.image_variants import select_first_image
+from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.projections import has_matrix
+from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
+from camtool.layers.survey import group_grid_outputs
+from camtool.outputs.detections import count_queries
+from camtool.private_torch import get_saved_value
+from camtool.state.model_state import preserve_model
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.nested_tensors import ModelInputs
+
+__all__ = ["Depths", "find_depths"]
+
+Depths: TypeAlias = "int | Sequence[str]"
+"""A number of depths, with the explained layer, or the names of the others."""
+
+_PER_STAGE = 2
+"""Depths in each stage: its middle and its end."""
+
+
+class _Place(NamedTuple):
+    """A layer on the way: its name, the size of its grid, the index of its call, and the matrices that ran by then."""
+
+    name: str
+    grid: tuple[int, ...]
+    call: int
+    matrices: int
+
+
+def find_depths(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, depths: Depths, *, call_index: int = -1
+) -> list[Layer]:
+    """Return layers on the way to a layer, from shallow to deep, without the layer itself.
+
+    A stage is a part of the network whose layers have grids of one size. The middle and the end of each of the last
+    stages are taken: four depths are those of the last two stages. A network of a single stage, e.g. a ViT, is divided
+    into as many equal parts. The answer is remembered for each model and input shape.
+
+    Args:
+        model: Any module. Its state is preserved.
+        inputs: What the model is called with. Only their shapes matter.
+        layer: The explained layer, the deepest of the depths.
+        depths: Their number, with the explained layer; or the names of the others.
+        call_index: Which call of a layer is read if it runs more than once.
+
+    Returns:
+        The layers. Fewer than asked for, or none, if few layers are on all paths.
+
+    Raises:
+        LayerError: A named layer is unknown, is no grid, or does not lead to the explained layer.
+    """
+    key = depths if isinstance(depths, int) else tuple(depths)
+    question = "depths", describe_shapes(inputs), layer, key, call_index
+
+    def find() -> tuple[Layer, ...]:
+        if isinstance(depths, int):
+            names = _choose(model, inputs, layer, depths, call_index) if depths > 1 else []
+        else:
+            names = _check_names(model, inputs, layer, depths, call_index)
+        return tuple(find_layers(model, inputs, names, call_index=call_index)) if names else ()
+
+    return [*remember_for_model(model, question, find)]
+
+
+def _choose(model: nn.Module, inputs: ModelInputs, layer: Layer, count: int, call_index: int) -> list[str]:
+    """Return the names of the depths that are chosen without configuration."""
+    on_the_way = _list_places(model, inputs, layer, call_index)
+    paths = _count_paths(model, inputs, [place.name for place in on_the_way], layer, call_index)
+    # The explained layer itself ends the last stage; a layer of the same graph node is the same tensor.
+    complete = [place for place in on_the_way[:-1] if paths[place.name] == paths[layer.name] > 0]
+    # Norms and activations belong to the layer before them: without a matrix between them, two places show the same.
+    distinct = {(place.grid, place.matrices): place for place in [*complete, on_the_way[-1]]}
+    return [place.name for place in _select_depths([*distinct.values()], count)[:-1]]
+
+
+def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> list[_Place]:
+    """Return the layers with a grid that ran before a layer, in the order of their calls, and the layer itself."""
+    calls = trace(model, select_first_image(inputs))
+    reader = LayoutReader(calls, find_size_in_model(model, inputs), count_queries(calls[-1].output))
+    own = get_call(layer.name, [i for i, call in enumerate(calls) if call.name == layer.name], call_index)
+    matrices = [*accumulate(has_matrix(call.module) for call in calls)]
+    places = [
+        _Place(output.name, output.layouts[0].grid, output.calls[-1], matrices[output.calls[-1]])
+        for output in group_grid_outputs(calls, reader, call_index)
+        if output.calls[-1] < own and own not in output.calls
+    ]
+    return [*places, _Place(layer.name, layer.layout.grid, own, matrices[own])]
+
+
+def _select_depths(places: Sequence[_Place], count: int) -> list[_Place]:
+    """Return up to ``count`` places, spread over the last stages; the last place is always among them."""
+    stages = [list(stage) for _, stage in groupby(places, key=lambda place: place.grid)]
+    # A stage begins where the one before it ends.
+    starts = [stages[0][0].call, *(stage[-1].call for stage in stages[:-1])]
+    used = list(zip(starts, stages, strict=True))[-ceil(count / _PER_STAGE) :]
+    chosen = [place for start, stage in used for place in _spread(start, stage, ceil(count / len(used)))]
+    return chosen[-count:]
+
+
+def _spread(start: int, stage: Sequence[_Place], count: int) -> list[_Place]:
+    """Return up to ``count`` places at equal distances in a stage; the last one is its end."""
+    end = stage[-1].call
+    marks = [start + (end - start) * number / count for number in range(1, count + 1)]
+    # Of two that are equally near, the later one.
+    nearest = [min(reversed(stage), key=lambda place: abs(place.call - mark)) for mark in marks]
+    return list(dict.fromkeys(nearest))
+
+
+def _check_names(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, names: Sequence[str], call_index: int
+) -> list[str]:
+    """Return the names of depths that the user gave.
+
+    Raises:
+        LayerError: One of them does not lead to the layer, or is the layer.
+    """
+    find_layers(model, inputs, names, call_index=call_index)  # raises for unknown names
+    paths = _count_paths(model, inputs, names, layer, call_index)
+    for name in names:
+        if name == layer.name or not paths[name]:
+            raise LayerError(
+                f"depths: layer {name!r} does not lead to the explained layer {layer.name!r}; name layers before it."
+            )
+    return list(names)
+
+
+def _count_paths(
+    model: nn.Module, inputs: ModelInputs, names: Sequence[str], layer: Layer, call_index: int
+) -> Mapping[str, int]:
+    """Return the number of paths from the image to a layer through each of the named layers, and the number of all."""
+    # The graph is only read, so no tensor is kept.
+    with preserve_model(model), saved_tensors_hooks(_keep_nothing, torch.empty):
+        image, calls = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
+        nodes = {name: get_call(name, calls[name], call_index).grad_fn for name in calls}
+        return _count_paths_through(nodes, image, nodes[layer.name])
+
+
+def _keep_nothing(_: Tensor) -> int:
+    return 0
+
+
+def _count_paths_through(nodes: Mapping[str, Node | None], image: Tensor, end: Node | None) -> dict[str, int]:
+    """Return the number of paths from an image to a node of its graph that pass through each of some nodes."""
+    if end is None:
+        return dict.fromkeys(nodes, 0)
+    from_image: dict[Node, int] = {}
+    for node in iterate_graph(end, from_image):
+        if get_saved_value(node, "variable") is image:
+            from_image[node] = 1
+        else:
+            from_image[node] = sum(from_image[child] for child, _ in node.next_functions if child is not None)
+    to_end = dict.fromkeys(from_image, 0)
+    to_end[end] = 1
+    for node in reversed(from_image):  # a node comes after those that it uses
+        for child, _ in node.next_functions:
+            if child is not None:
+                to_end[child] += to_end[node]
+    return {name: 0 if node is None else from_image.get(node, 0) * to_end.get(node, 0) for name, node in nodes.items()}

@@ -1,0 +1,35 @@
+"""States of weights, with which a cached answer notices that they were trained, loaded or replaced."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from camtool.private_torch import get_write_count
+
+__all__ = ["WeightStates"]
+
+
+class WeightStates:
+    """The states of some weights at one moment. It does not keep the weights alive.
+
+    Args:
+        weights: Parameters or buffers.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._states = [(weakref.ref(weight), _get_state(weight)) for weight in weights]
+
+    def are_unchanged(self) -> bool:
+        """Return True if all weights exist and have their states; writes to ``parameter.data`` are not noticed."""
+        tensors = [(reference(), state) for reference, state in self._states]
+        return all(tensor is not None and _get_state(tensor) == state for tensor, state in tensors)
+
+
+def _get_state(weight: Tensor) -> tuple[int, int]:
+    """Return numbers that change when a weight is written to, or gets other memory."""
+    return get_write_count(weight), weight.data_ptr()
