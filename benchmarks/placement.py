@@ -71,7 +71,7 @@ def main(
     for name, file in (each.split("=", 1) for each in weights):
         loaded = camtool.load(name, file)
         images = list(read_photos(loaded, photos))
-        drops = [_measure_drops(loaded.model, image, index) for image, index in images]
+        drops = [measure_drops(loaded.model, image, index) for image, index in images]
         measures = {
             "single deletion": partial(measure_deletion, images=images, drops=drops),
             "pointing game": partial(measure_pointing, images=read_confident_photos(loaded, photos), mosaics=mosaics),
@@ -88,7 +88,7 @@ def measure_deletion(explain: Explain, images: Sequence[tuple[Tensor, int]], dro
     """Return Spearman's correlation of each photo's heat with the drop of the logit."""
     found = [explain(image, [index]) for image, index in images]
     return np.array(
-        [[_correlate(heatmap, drop) for heatmap in pair] for (pair,), drop in zip(found, drops, strict=True)]
+        [[correlate_cells(heatmap, drop) for heatmap in pair] for (pair,), drop in zip(found, drops, strict=True)]
     )
 
 
@@ -130,11 +130,11 @@ def _explain_both_ways(
     return [(stretched.heatmap, placed.heatmap) for stretched, placed in zip(*ways, strict=True)]
 
 
-def _correlate(heatmap: NDArray[np.float32], drops: NDArray[Any]) -> float:
+def correlate_cells(heatmap: NDArray[np.float32], drops: NDArray[Any]) -> float:
     return float(spearmanr(_average_cells(heatmap), drops).statistic) if heatmap.any() else 0.0
 
 
-def _measure_drops(model: torch.nn.Module, image: Tensor, index: int) -> NDArray[Any]:
+def measure_drops(model: torch.nn.Module, image: Tensor, index: int) -> NDArray[Any]:
     """Return by how much the logit drops when a cell is set to the mean color, ``(16,)``."""
     variants = image.repeat(_CELLS**2 + 1, 1, 1, 1)
     height, width = image.shape[1] // _CELLS, image.shape[2] // _CELLS

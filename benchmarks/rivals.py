@@ -83,22 +83,23 @@ def measure_single_photos(loaded: camtool.Loaded, images: list[tuple[Tensor, int
     gains, kept = [], []
     for x, index in images:
         result, usual = explainer(x, index), reference(x, index)
-        gains.append(_compute_insertion_minus_deletion(loaded, x, index, result.heatmap))
+        gains.append(compute_insertion_minus_deletion(loaded, x, index, result.heatmap))
         hot = usual.raw > _HOT * usual.raw.max()
         kept.append(float((result.raw[hot] > _HOT / 2 * result.raw.max()).mean()))
     figures = {"insertion_less_deletion": np.mean(gains), "hot_kept": np.mean(kept), "hot_kept_least": np.min(kept)}
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 
-def _compute_insertion_minus_deletion(
-    loaded: camtool.Loaded, x: Tensor, index: int, heat: NDArray[np.float32]
+def compute_insertion_minus_deletion(
+    loaded: camtool.Loaded, x: Tensor, index: int, heat: NDArray[np.float32], steps: int = _STEPS
 ) -> float:
+    """Return the mean probability of a class while the hottest pixels are inserted, less that while deleted."""
     order = torch.from_numpy(np.argsort(-heat.ravel(), kind="stable").copy())
     blurred = gaussian_blur(x, [51, 51], [10.0, 10.0])
     inserted, deleted = [], []
-    for step in range(_STEPS + 1):
+    for step in range(steps + 1):
         shown = torch.zeros(heat.size, dtype=torch.bool)
-        shown[order[: round(heat.size * step / _STEPS)]] = True
+        shown[order[: round(heat.size * step / steps)]] = True
         mask = shown.reshape(heat.shape)
         inserted.append(torch.where(mask, x, blurred))
         deleted.append(torch.where(mask, blurred, x))

@@ -47,4 +47,5 @@ def _subtract_blank(evidence: Evidence, layer: Layer) -> Tensor:
         upcast(layer.layout.to_grid(each[layer.name].detach()))
         for each in (evidence.forward_pass.layer_outputs, evidence.forward_pass.find_blank_outputs())
     )
-    return evidence.select_rows(output - blank)
+    # A model may fail on a blank image, e.g. if it divides by the norm of its features: then zeros are the reference.
+    return evidence.select_rows(output - blank.nan_to_num(0, 0, 0))

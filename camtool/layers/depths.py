@@ -115,8 +115,8 @@ def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index
 def _select_depths(places: Sequence[_Place], count: int) -> list[_Place]:
     """Return up to ``count`` places, spread over the last stages; the last place is always among them."""
     stages = [list(stage) for _, stage in groupby(places, key=lambda place: place.grid)]
-    # A stage begins where the one before it ends.
-    starts = [stages[0][0].call, *(stage[-1].call for stage in stages[:-1])]
+    # A stage begins where the one before it ends, the first one before the first call.
+    starts = [-1, *(stage[-1].call for stage in stages[:-1])]
     used = list(zip(starts, stages, strict=True))[-ceil(count / _PER_STAGE) :]
     chosen = [place for start, stage in used for place in _spread(start, stage, ceil(count / len(used)))]
     return chosen[-count:]

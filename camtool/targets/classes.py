@@ -64,15 +64,12 @@ class ClassScore(Target):
         return True
 
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[ClassScore]:
-        """Return the other classes with the highest scores; on a segmenter those that it predicts, by their area."""
+        """Return the other classes with the highest scores."""
         scores = image.prediction
-        if not isinstance(scores, Tensor) or len(scores) == 1:
+        if not isinstance(scores, Tensor) or scores.ndim > 1 or len(scores) == 1:
             return ()
-        is_plane = scores.ndim > 1
-        ranks = scores.argmax(0).flatten().bincount(minlength=len(scores)) if is_plane else scores
-        ranked = ranks.topk(min(count + 1, len(ranks))).indices.tolist()
-        others = [index for index in ranked if index != self.index and (ranks[index] > 0 or not is_plane)]
-        return [replace(self, index=index) for index in others[:count]]
+        ranked = scores.topk(min(count + 1, len(scores))).indices.tolist()
+        return [replace(self, index=index) for index in ranked if index != self.index][:count]
 
     def to_probability(self) -> Probability:
         """Return the probability of the class."""

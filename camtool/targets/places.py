@@ -89,6 +89,16 @@ class Region(Target):
         """Return True."""
         return True
 
+    def find_rivals(self, image: ImageOutput, count: int) -> Sequence[Region]:
+        """Return the other classes where the model predicts them, those with the largest areas first."""
+        if not isinstance(image.prediction, Tensor) or image.prediction.ndim == 1:
+            return ()
+        predicted = image.prediction.argmax(0)
+        areas = predicted.flatten().bincount(minlength=len(image.prediction))
+        ranked = areas.argsort(descending=True, stable=True).tolist()
+        others = [index for index in ranked if index != self.class_index and areas[index] > 0]
+        return [Region(index, predicted == index, self.of) for index in others[:count]]
+
     def fit_mask(self, plane: Tensor, geometry: Geometry | None = None) -> Tensor:
         """Return the mask at the size of a score plane.
 
