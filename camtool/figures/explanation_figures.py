@@ -394,7 +394,8 @@ def describe_differences(explanations: Sequence[Explanation]) -> list[Caption]:
         target = _describe_target(explanation)
         parts = [target.words] if "label" in differing else []
         parts += [getattr(explanation, name) for name in ("method", "layer") if name in differing]
-        return Caption(", ".join(parts), target.kept if "label" in differing else "")
+        # Methods that look at no layer have an empty one.
+        return Caption(", ".join(filter(None, parts)), target.kept if "label" in differing else "")
 
     return list(map(describe, explanations))
 

@@ -94,6 +94,10 @@ def test_shared_scale_accepts_constant_maps():
         ([make_explanation(layer="a"), make_explanation(layer="b")], ["photo", "a", "b"]),
         ([make_explanation(), make_explanation()], ["photo", "cat 42%", "cat 42%"]),
         (
+            [make_explanation(method="cam", layer="a"), make_explanation(method="fullgrad", layer="")],
+            ["photo", "cam, a", "fullgrad"],
+        ),
+        (
             [make_explanation("cat", method="a"), make_explanation("dog", method="b")],
             ["photo", "cat, a 42%", "dog, b 42%"],
         ),
