@@ -2,6 +2,7 @@
 
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
+``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
@@ -41,6 +42,7 @@ def main(
     photo: Annotated[Path | None, typer.Option(help="a photo of a dog and a cat")] = None,
     weights: Annotated[Path | None, typer.Option(help="ImageNet weights of SqueezeNet 1.1")] = None,
     animal: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
+    finer: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
 ) -> None:
     """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
@@ -54,6 +56,8 @@ def main(
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
     if animal and mobilenet:
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
+    if finer and mobilenet:
+        write_image(_HERE / "faithcam.jpg", _draw_finer(finer, mobilenet), quality=90)
 
 
 def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:
@@ -78,6 +82,19 @@ def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:
         centered = camtool.explain(loaded, photo, placement="centers")
         images += [centered.photo, replace(centered, centers=None).overlay(), centered.overlay()]
         captions += [centered.label, 'placement="stretch"', 'placement="centers"']
+    return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
+
+
+def _draw_finer(photos: list[Path], weights: Path) -> np.ndarray:
+    """Draw each photo with its top class's heatmap, by Grad-CAM as other libraries draw it, and by Faith-CAM."""
+    loaded, images, captions = camtool.load("mobilenet_v2", weights), [], []
+    for photo in photos:
+        usual, ours = (
+            camtool.explain(loaded, photo, method=method, placement=placement)
+            for method, placement in (("gradcam", "stretch"), ("faithcam", "centers"))
+        )
+        images += [ours.photo, usual.overlay(), ours.overlay()]
+        captions += [ours.label, "Grad-CAM, stretched", 'method="faithcam"']
     return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
 
 

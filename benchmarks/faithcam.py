@@ -92,6 +92,9 @@ def _keep_blank(evidence: Any, layer: Any) -> Tensor:
 
 _ADD_DEPTHS = competition._add_depths
 
+_SLOW = ("integrated-gradients", "ablationcam", "cameras")
+"""Methods of many passes, which are not measured on mosaics."""
+
 _STAGES = {
     "mobilenet_v2": ["features.3", "features.6", "features.13", "features"],
     "squeezenet1_1": ["features.4", "features.7", "features"],
@@ -158,7 +161,8 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads for torch; the cost is measured with one.")] = 2,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file in this folder."""
-    variants = {name: each for name, each in (ABLATIONS | OTHERS).items() if not only or any(o in name for o in only)}
+    everything = ABLATIONS | OTHERS
+    variants = {name: everything[name] for name in everything if not only or any(part in name for part in only)}
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
     torch.set_num_threads(threads)
     for model, file in (each.split("=", 1) for each in weights):
@@ -167,9 +171,12 @@ def main(
         drops = [measure_drops(loaded.model, image, index) for image, index in images]
         for name, variant in _iterate(variants, f"photos, {model}"):
             explain = partial(_explain, variant, model)
-            rows[name][model] = _measure_photos(explain, loaded, images, drops, confident, mosaics)
+            count = 0 if variant.method in _SLOW else mosaics
+            rows[name][model] = _measure_photos(explain, loaded, images, drops, confident, count)
             print(f"{name:30}", rows[name][model], flush=True)
-    for name, variant in _iterate(variants, "scenes") if scenes else ():
+    # Published merges of stages are measured where their layers are known.
+    without_layers = {name: each for name, each in variants.items() if not each.layers and scenes}
+    for name, variant in _iterate(without_layers, "scenes"):
         rows[name]["demo"] = _measure_scenes(partial(_explain, variant, "demo"), scenes)
         print(f"{name:30}", rows[name]["demo"], flush=True)
     costs = _measure_costs(turns) if turns else {}
@@ -222,13 +229,13 @@ def _measure_photos(
     def explain_pairs(image: Tensor, classes: list[int]) -> list[tuple[Any, Any]]:
         return [(heatmap, heatmap) for heatmap in explain(loaded.model, image, classes)]
 
-    inside = measure_pointing(explain_pairs, confident, mosaics)[:, 0]
     figures = {
         "single_deletion": single.mean(),
         "standard_error": single.std(ddof=1) / len(single) ** 0.5,
-        "pointing": inside.mean(),
         "insertion_minus_deletion": np.mean(curves),
     }
+    if mosaics:
+        figures["pointing"] = measure_pointing(explain_pairs, confident, mosaics)[:, 0].mean()
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 

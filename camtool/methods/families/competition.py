@@ -167,9 +167,12 @@ def faithcam(
 
     1. The target c contributes ``s(p) = Σ_k g_ck(p) A_k(p)`` at position p of the layer, and wins the share ``w(p)``
        against its rivals, as in :func:`rivalcam`.
+
     2. The evidence that it wins is ``S = Σ_p w(p)^power relu(s(p))``, in which w and g are constants.
+
     3. Position q of depth l contributes ``s_l(q) = Σ_k (A_lk(q) - B_lk(q)) ∂S/∂A_lk(q)``, where ``B_l`` is what the
        depth returns for a blank image, an input of zeros. One backward pass from the layer serves all depths.
+
     4. ``M = up(w^power (relu(s) / max s)^focus) Σ_l up(relu(s_l) / m_l)``, where ``m_l`` is the mean of ``relu(s_l)``
        over the positions, so that each depth counts alike. ``up`` takes a map to the finest grid of the depths, with
        the cells at their centers. A map on a finer grid than the layer's is smoothed by one cell before, because the
@@ -186,8 +189,8 @@ def faithcam(
 
     What was tried, and changed little or was worse: signed contributions; maps scaled by the peak or by the standard
     deviation; products of depths; positive parts of single channels; gradients of the log-probability; the mean of the
-    image in place of a blank one; and more depths, which cost more. ``python -m benchmarks faithcam`` switches each
-    choice off, one at a time.
+    image in place of a blank one. More depths are a little more faithful, and cost more. ``python -m benchmarks
+    faithcam`` switches each choice off, one at a time.
 
     Limits: contributions are first-order, so a saturated score is explained badly. The contributions of a depth add up
     to the evidence S only as far as the network between is linear, and rectified maps do not add up to the score. A
