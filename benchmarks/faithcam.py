@@ -1,4 +1,4 @@
-"""The accuracy and cost of faithcam: each choice switched off, and other methods and libraries.
+"""The accuracy and cost of faithcam, choice by choice.
 
 Run ``python -m benchmarks faithcam --photos FOLDER --weights mobilenet_v2=FILE``. The folder holds photos and a
 ``labels.csv`` (file, imagenet_index). On photos: single deletion (Spearman's correlation of the heat in 4 x 4 cells
