@@ -141,7 +141,8 @@ def method(
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a function from evidence to maps as a method.
 
-    The options of the method are the function's keyword arguments that have a default.
+    The options of the method are the function's keyword arguments that have a default. For an option named ``depths``,
+    layers on the way to the explained one are observed as well, see :attr:`camtool.Evidence.depths`.
 
     Args:
         name: The name that users pass as ``method=``. It must be new, also without case and punctuation.
