@@ -151,6 +151,17 @@ OTHERS = {
 }
 
 
+PEERS = {
+    "grad-cam, GradCAM": Variant("grad-cam:GradCAM"),
+    "grad-cam, GradCAMPlusPlus": Variant("grad-cam:GradCAMPlusPlus"),
+    "grad-cam, LayerCAM, stages": Variant("grad-cam:LayerCAM", layers=_STAGES),
+    "torchcam, GradCAM": Variant("torchcam:GradCAM"),
+    "torchcam, LayerCAM, stages": Variant("torchcam:LayerCAM", layers=_STAGES),
+    "captum, LayerGradCam": Variant("captum:LayerGradCam"),
+}
+"""Other libraries, at the last layer or at the ends of the last stages; the part before the colon is the library."""
+
+
 def main(
     photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv.")],
     weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
@@ -161,7 +172,7 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads for torch; the cost is measured with one.")] = 2,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file in this folder."""
-    everything = ABLATIONS | OTHERS
+    everything = ABLATIONS | OTHERS | PEERS
     variants = {name: everything[name] for name in everything if not only or any(part in name for part in only)}
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
     torch.set_num_threads(threads)
@@ -203,11 +214,56 @@ def _replace(variant: Variant) -> Iterator[None]:
 def _explain(
     variant: Variant, name: str, model: nn.Module, image: Tensor, classes: list[int]
 ) -> list[NDArray[np.float32]]:
+    library, _, kind = variant.method.rpartition(":")
+    if library:
+        layers = [model.get_submodule(layer) for layer in variant.layers.get(name, ["features"])]
+        return [_PEERS[library](kind, model, layers, image[None], index) for index in classes]
     options = dict(variant.options)
     if name in variant.layers:
         options["layer"] = variant.layers[name]
     (results,) = camtool.explain(model, image[None], [classes], method=variant.method, **options)
     return [result.heatmap for result in results]
+
+
+def _explain_with_grad_cam(
+    kind: str, model: nn.Module, layers: list[nn.Module], batch: Tensor, index: int
+) -> NDArray[np.float32]:
+    import pytorch_grad_cam
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    with getattr(pytorch_grad_cam, kind)(model, layers) as cam:
+        heatmap: NDArray[np.float32] = cam(batch, [ClassifierOutputTarget(index)])[0]
+    return heatmap
+
+
+def _explain_with_torchcam(
+    kind: str, model: nn.Module, layers: list[nn.Module], batch: Tensor, index: int
+) -> NDArray[np.float32]:
+    from torchcam import methods
+
+    with getattr(methods, kind)(model, layers) as extractor:
+        maps = extractor(index, model(batch.clone().requires_grad_()))
+        map_ = extractor.fuse_cams(maps) if len(maps) > 1 else maps[0]
+    return _stretch(map_, batch)
+
+
+def _explain_with_captum(
+    kind: str, model: nn.Module, layers: list[nn.Module], batch: Tensor, index: int
+) -> NDArray[np.float32]:
+    from captum import attr
+
+    return _stretch(getattr(attr, kind)(model, layers[-1]).attribute(batch, index)[0].relu(), batch)
+
+
+def _stretch(maps: Tensor, batch: Tensor) -> NDArray[np.float32]:
+    """Return a map ``(1, h, w)`` at the size of the images, as these libraries advise to resize it."""
+    sizes = tuple(batch.shape[2:])
+    resized = nn.functional.interpolate(maps[None].detach(), sizes, mode="bilinear", align_corners=False)
+    heatmap: NDArray[np.float32] = resized[0, 0].numpy()
+    return heatmap
+
+
+_PEERS = {"grad-cam": _explain_with_grad_cam, "torchcam": _explain_with_torchcam, "captum": _explain_with_captum}
 
 
 def _measure_photos(
