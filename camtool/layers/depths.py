@@ -91,7 +91,7 @@ def _choose(model: nn.Module, inputs: ModelInputs, layer: Layer, count: int, cal
     """Return the names of the depths that are chosen without configuration."""
     on_the_way = _list_places(model, inputs, layer, call_index)
     paths = _count_paths(model, inputs, [place.name for place in on_the_way], layer, call_index)
-    # The explained layer itself ends the last stage; a layer of the same graph node is the same tensor.
+    # The explained layer itself ends the last stage.
     complete = [place for place in on_the_way[:-1] if paths[place.name] == paths[layer.name] > 0]
     # Norms and activations belong to the layer before them: without a matrix between them, two places show the same.
     distinct = {(place.grid, place.matrices): place for place in [*complete, on_the_way[-1]]}

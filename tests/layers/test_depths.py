@@ -12,7 +12,7 @@ from camtool.errors import LayerError
 from camtool.layers.depths import find_depths
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer, find_layers
-from tests.helpers.nets import Apply
+from tests.helpers.nets import Apply, small_detector
 from tests.state.test_no_trace import unchanged
 
 
@@ -159,9 +159,7 @@ def test_depths_of_known_networks(name: str, expected: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_detector_has_depths_in_its_backbone() -> None:
-    detector = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None, weights_backbone=None, box_score_thresh=0.0
-    ).eval()
+    detector = small_detector()
     x = torch.rand(1, 3, 224, 224)
     found = names(detector, x, 4)
     assert found

@@ -29,6 +29,7 @@ from camtool.methods import METHODS
 from camtool.methods.families.competition import faithcam
 from camtool.targets import ClassScore, Contrast, Detection, Negated, Probability, Region, Value
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
+from tests.helpers.nets import small_detector
 from tests.oracles.base import Map, Maps, positions, zeros_like
 from tests.oracles.competition import correlation, deviation, view
 from tests.state.test_no_trace import unchanged
@@ -386,9 +387,7 @@ def test_rivals_of_a_segmenter_are_the_classes_in_the_image() -> None:
 
 @pytest.mark.slow
 def test_rivals_of_a_detection_are_detections_of_other_objects() -> None:
-    detector = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None, weights_backbone=None, box_score_thresh=0.0
-    ).eval()
+    detector = small_detector()
     x = torch.rand(1, 3, 224, 224)
     output = ForwardPass(detector, x, find_layers(detector, x)).get_image_output(0)
     target = Detection(0).resolve_on(output)
