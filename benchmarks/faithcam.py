@@ -43,6 +43,8 @@ Explain: TypeAlias = Callable[[nn.Module, Tensor, "list[int]"], "list[NDArray[np
 """A function of a model, an image ``(C, H, W)`` and classes: a heatmap at the image's size for each class."""
 
 
+_OUT = Path(__file__).with_suffix(".json")
+
 _STEPS = 14
 """Steps in which pixels are inserted and deleted."""
 
@@ -56,12 +58,14 @@ class Variant:
         options: Its options, and settings of :func:`camtool.explain`.
         replaced: Functions of faithcam that are replaced: module, name, and what to call instead.
         layers: For each model the layers, where they are not the default.
+        depths: For each model the depths of faithcam by name.
     """
 
     method: str = "faithcam"
     options: dict[str, Any] = field(default_factory=dict)
     replaced: tuple[tuple[Any, str, Callable[..., Any]], ...] = ()
     layers: dict[str, list[str]] = field(default_factory=dict)
+    depths: dict[str, list[str]] = field(default_factory=dict)
 
 
 def _keep_maps(maps: Any) -> Any:
@@ -101,6 +105,19 @@ _STAGES = {
 }
 """The ends of the last stages, where published merges look."""
 
+_ALL_STAGES = {
+    "mobilenet_v2": ["features.1", "features.3", "features.6", "features.10", "features.13", "features.16"],
+    "squeezenet1_1": ["features.1", "features.4", "features.7", "features.10", "features.11"],
+}
+"""One or two depths in each stage, with which faithcam's first prototype was measured."""
+
+_PROTOTYPE = (
+    (competition, "trace_contributions", _trace_ungated),
+    (contributions, "_subtract_blank", _keep_blank),
+    (competition, "_smooth", _keep_maps),
+    *_scale_each(_scale_by_deviation),
+)
+
 ABLATIONS = {
     "faithcam": Variant(),
     "1 depth, the layer itself": Variant(options={"depths": 1}),
@@ -129,6 +146,9 @@ ABLATIONS = {
     "scaled by the deviation": Variant(replaced=_scale_each(_scale_by_deviation)),
     "not scaled": Variant(replaced=_scale_each(_keep_maps)),
     "stretched, no centers": Variant(options={"placement": "stretch"}),
+    "prototype": Variant(
+        options={"temperature": 1.0, "power": 2.0, "focus": 0.0}, replaced=_PROTOTYPE, depths=_ALL_STAGES
+    ),
 }
 
 OTHERS = {
@@ -170,8 +190,9 @@ def main(
     scenes: Annotated[int, typer.Option(help="Number of the demo's scenes.")] = 60,
     turns: Annotated[int, typer.Option(help="Turns in which the cost is measured; 0 for no cost.")] = 15,
     threads: Annotated[int, typer.Option(help="Threads for torch; the cost is measured with one.")] = 2,
+    out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = _OUT,
 ) -> None:
-    """Measure, print a table, and write the numbers to a JSON file in this folder."""
+    """Measure, print a table, and write the numbers to a JSON file."""
     everything = ABLATIONS | OTHERS | PEERS
     variants = {name: everything[name] for name in everything if not only or any(part in name for part in only)}
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
@@ -185,14 +206,21 @@ def main(
             count = 0 if variant.method in _SLOW else mosaics
             rows[name][model] = _measure_photos(explain, loaded, images, drops, confident, count)
             print(f"{name:30}", rows[name][model], flush=True)
-    # Published merges of stages are measured where their layers are known.
-    without_layers = {name: each for name, each in variants.items() if not each.layers and scenes}
+    # Variants with named layers are measured where these are known.
+    without_layers = {name: each for name, each in variants.items() if scenes and not (each.layers or each.depths)}
     for name, variant in _iterate(without_layers, "scenes"):
         rows[name]["demo"] = _measure_scenes(partial(_explain, variant, "demo"), scenes)
         print(f"{name:30}", rows[name]["demo"], flush=True)
     costs = _measure_costs(turns) if turns else {}
-    result = {"machine": describe_machine(1), "cost": costs, "rows": rows}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    _update(out, costs, rows)
+
+
+def _update(out: Path, costs: dict[str, dict[str, float]], rows: dict[str, dict[str, Any]]) -> None:
+    """Write the numbers into a JSON file, over older ones of the same rows."""
+    old = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"cost": {}, "rows": {}}
+    all_rows = old["rows"] | {name: old["rows"].get(name, {}) | row for name, row in rows.items()}
+    result = {"machine": describe_machine(1), "cost": old["cost"] | costs, "rows": all_rows}
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def _iterate(variants: dict[str, Variant], what: str) -> Iterator[tuple[str, Variant]]:
@@ -221,6 +249,8 @@ def _explain(
     options = dict(variant.options)
     if name in variant.layers:
         options["layer"] = variant.layers[name]
+    if name in variant.depths:
+        options["depths"] = variant.depths[name]
     (results,) = camtool.explain(model, image[None], [classes], method=variant.method, **options)
     return [result.heatmap for result in results]
 
