@@ -89,7 +89,7 @@ def _add_ungated(evidence: Any, maps: Sequence[Tensor], gate: Tensor) -> Tensor:
     return _ADD_DEPTHS(evidence, maps, torch.ones_like(gate))
 
 
-def _keep_blank(evidence: Any, layer: Any) -> Tensor:
+def _keep_blank(evidence: Any, layer: Any, _: Tensor) -> Tensor:
     output = evidence.forward_pass.layer_outputs[layer.name].detach()
     return evidence.select_rows(layer.layout.to_grid(output))
 

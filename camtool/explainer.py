@@ -472,7 +472,7 @@ class Explainer(Generic[Result]):
                 _check_maps(method, each, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
             places = [
-                None if method.at_input_size else each.find_centers(raw)
+                None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
                 for each, raw in zip(evidence, maps, strict=True)
             ]
             merged = merges.merge_maps(maps, self._merge, partial(_compute_mean_gradients, evidence), places)

@@ -28,6 +28,7 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
         For each depth, from shallow to the layer itself, ``(R, *grid)``.
     """
     layer, outputs = evidence.get_layer(), evidence.forward_pass.layer_outputs
+    blank = evidence.forward_pass.find_blank_outputs()
     gradients: list[Tensor] = []
     if evidence.depths:
         with enable_gradients():
@@ -36,16 +37,14 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
             gradients = compute_row_gradients(sums, evidence.images, [outputs[depth.name] for depth in evidence.depths])
     traced = [upcast(depth.layout.to_grid(each)) for depth, each in zip(evidence.depths, gradients, strict=True)]
     return [
-        (gradient * _subtract_blank(evidence, depth)).sum(1)
+        (gradient * _subtract_blank(evidence, depth, blank[depth.name])).sum(1)
         for depth, gradient in zip([*evidence.depths, layer], [*traced, weights], strict=True)
     ]
 
 
-def _subtract_blank(evidence: Evidence, layer: Layer) -> Tensor:
+def _subtract_blank(evidence: Evidence, layer: Layer, blank: Tensor) -> Tensor:
     """Return the activations of a layer less those of a blank image, ``(R, C, *grid)``."""
-    output, blank = (
-        upcast(layer.layout.to_grid(each[layer.name].detach()))
-        for each in (evidence.forward_pass.layer_outputs, evidence.forward_pass.find_blank_outputs())
-    )
+    output = evidence.forward_pass.layer_outputs[layer.name].detach()
+    ours, reference = (upcast(layer.layout.to_grid(each)) for each in (output, blank.detach()))
     # A model may fail on a blank image, e.g. if it divides by the norm of its features: then zeros are the reference.
-    return evidence.select_rows(output - blank.nan_to_num(0, 0, 0))
+    return evidence.select_rows(ours - reference.nan_to_num(0, 0, 0))

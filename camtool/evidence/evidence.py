@@ -138,27 +138,28 @@ class Evidence:
                 "or, for attention, run within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
 
-    def find_centers(self, maps: Tensor | None = None) -> CellCenters | None:
+    def find_centers(self, maps: Tensor | None = None, *, at_depths: bool = False) -> CellCenters | None:
         """Return where the cells of maps lie in the input; ``None`` if their grid is stretched over the input.
 
         Args:
-            maps: ``(M, *grid)``, on the grid of the layer, or on that of one of its depths. Methods may return maps on
-                other grids; those are stretched. By default maps on the layer's grid.
+            maps: ``(M, *grid)``, by default on the layer's grid. Maps on other grids are stretched.
+            at_depths: The maps may be on the grid of a depth as well: a method with an option ``depths`` made them.
         """
         if self._layer is None:
             return None
-        for layer in [self._layer, *self.depths]:
+        for layer in [self._layer, *(self.depths if at_depths else [])]:
             if maps is None or tuple(maps.shape[1:]) == tuple(layer.layout.grid):
                 return self.forward_pass.find_centers(layer)
         return None
 
-    def resize_to_input(self, maps: Tensor) -> Tensor:
+    def resize_to_input(self, maps: Tensor, *, at_depths: bool = False) -> Tensor:
         """Return maps at the input's size, ``(M, *size)``, with the cells at their centers, see :meth:`find_centers`.
 
         Args:
             maps: ``(M, *grid)``.
+            at_depths: As for :meth:`find_centers`.
         """
-        return resample(maps, self.find_centers(maps), self.inputs.shape[2:], None)
+        return resample(maps, self.find_centers(maps, at_depths=at_depths), self.inputs.shape[2:], None)
 
     @property
     def depths(self) -> list[Layer]:

@@ -17,6 +17,7 @@ from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import get_call, observe
+from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
@@ -28,14 +29,14 @@ from camtool.outputs import class_count, class_scores, predictions
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.model_cache import remember_for_model
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_batch
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 from camtool.structures.weight_states import WeightStates
 
 __all__ = ["ForwardPass"]
 
 
 class _BlankOutputs(NamedTuple):
-    """The outputs of layers for a blank image, with all that they depend on."""
+    """The outputs of layers for a blank image, with the input's shape and type, and the states of the weights."""
 
     key: object
     outputs: dict[str, Tensor]
@@ -217,23 +218,27 @@ class ForwardPass:
     def find_blank_outputs(self) -> dict[str, Tensor]:
         """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.
 
-        Zeros are the mean color of normalized inputs. The answer is remembered, as it changes only with the weights,
-        unless the model has other inputs beside the image.
+        Zeros are the mean color of normalized inputs; for a detector that normalizes images itself they are black. The
+        answer is remembered, as it changes only with the weights. It is not if the model has other inputs beside the
+        image, or hooks of the user, which may depend on anything.
         """
         blank = torch.zeros_like(self.image_input)
-        if len(find_tensors(self.inputs)) > 1:
+        if not isinstance(self.inputs, Tensor) or any(map(has_foreign_hooks, self.model.modules())):
             return self._observe_images(blank)
         key = blank[:1].shape, blank.dtype, blank.device, self._autocast, self.call_index
 
         def compute() -> _BlankOutputs:
-            weights = WeightStates([*self.model.parameters(), *self.model.buffers()])
-            return _BlankOutputs(key, self._observe_images(blank[:1]), weights)
+            return _BlankOutputs(key, self._observe_images(blank[:1]), WeightStates(list_weights()))
+
+        def list_weights() -> list[Tensor]:
+            return [*self.model.parameters(), *self.model.buffers()]
+
+        def is_valid(known: _BlankOutputs) -> bool:
+            return known.key == key and known.weights.equal_those_of(list_weights())
 
         question = "blank outputs", tuple(layer.name for layer in self.observed_layers)
         # Only the latest is kept for each set of layers, as these are tensors.
-        return remember_for_model(
-            self.model, question, compute, lambda known: known.key == key and known.weights.are_unchanged()
-        ).outputs
+        return remember_for_model(self.model, question, compute, is_valid).outputs
 
     def _observe_images(self, images: Tensor) -> dict[str, Tensor]:
         """Return the outputs of the observed layers for other images, without a graph."""

@@ -73,28 +73,30 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
 
     def find() -> _Answer:
         if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-            return _Answer(None, WeightStates([]))
+            return _Answer(None, None)
         # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory. It is read
         # while the model is preserved, as checkpointed parts of the model run again when they are read.
         with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image)
-        return _Answer(centers, WeightStates(filter(_has_taps, model.parameters())))
+        return _Answer(centers, WeightStates(list_weights()))
+
+    def list_weights() -> list[nn.Parameter]:
+        return [*filter(_has_taps, model.parameters())]
+
+    def is_valid(known: _Answer) -> bool:
+        return known.weights is None or known.weights.equal_those_of(list_weights())
 
     question = "centers", describe_shapes(inputs), layer, call_index
-    return remember_for_model(model, question, find, _Answer.is_valid).centers
+    return remember_for_model(model, question, find, is_valid).centers
 
 
 class _Answer(NamedTuple):
-    """Centers, and the states of the weights that they depend on."""
+    """Centers, and the states of the weights that they depend on; ``None`` if they depend on none."""
 
     centers: CellCenters | None
-    weights: WeightStates
-
-    def is_valid(self) -> bool:
-        """Return True unless weights were trained, loaded or replaced."""
-        return self.weights.are_unchanged()
+    weights: WeightStates | None
 
 
 def _has_taps(tensor: Tensor) -> bool:

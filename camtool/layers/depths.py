@@ -32,6 +32,7 @@ from camtool.outputs.detections import count_queries
 from camtool.private_torch import get_saved_value
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import find_module
 from camtool.structures.nested_tensors import ModelInputs
 
 __all__ = ["Depths", "find_depths"]
@@ -102,12 +103,13 @@ def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index
     """Return the layers with a grid that ran before a layer, in the order of their calls, and the layer itself."""
     calls = trace(model, select_first_image(inputs))
     reader = LayoutReader(calls, find_size_in_model(model, inputs), count_queries(calls[-1].output))
-    own = get_call(layer.name, [i for i, call in enumerate(calls) if call.name == layer.name], call_index)
+    module = find_module(model, layer.name)  # a module with several names is traced under the first
+    own = get_call(layer.name, [i for i, call in enumerate(calls) if call.module is module], call_index)
     matrices = [*accumulate(has_matrix(call.module) for call in calls)]
     places = [
         _Place(output.name, output.layouts[0].grid, output.calls[-1], matrices[output.calls[-1]])
         for output in group_grid_outputs(calls, reader, call_index)
-        if output.calls[-1] < own and own not in output.calls
+        if output.calls[-1] < own
     ]
     return [*places, _Place(layer.name, layer.layout.grid, own, matrices[own])]
 

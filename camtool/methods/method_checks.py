@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -44,11 +45,11 @@ def find_asked_depths(methods: Iterable[Method], options: Mapping[str, Any]) -> 
         MethodError: The option is neither a number of depths nor the names of layers.
     """
     for method in methods:
-        if "depths" not in method.options:
+        if not method.reads_depths:
             continue
         depths: Depths = options.get("depths", method.options["depths"])
         check_depths(depths)
-        return depths
+        return int(depths) if isinstance(depths, Integral) else depths
     return 0
 
 

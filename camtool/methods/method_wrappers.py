@@ -84,7 +84,8 @@ def _change_image(evidence: Evidence, factor: float, *, mirrored: bool) -> Evide
 
 def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
     """Return maps ``(R, *grid)`` of mirrored images on the grid of the image that is not mirrored."""
-    centers, mirrored = None if method.at_input_size else evidence.find_centers(maps), maps.flip(-1)
+    mirrored = maps.flip(-1)
+    centers = None if method.at_input_size else evidence.find_centers(maps, at_depths=method.reads_depths)
     if centers is None:
         return mirrored
     # A layer may look to the left of its cells, and then to the right in the image that is mirrored back.
@@ -208,7 +209,7 @@ class _Window:
         """Return the maps ``(R, *size)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
         inside = evidence if self.large == self.size else evidence.for_inputs(self.cut(evidence.inputs))
         maps = scale_min_max(method(inside))
-        placed = maps if method.at_input_size else inside.resize_to_input(maps)
+        placed = maps if method.at_input_size else inside.resize_to_input(maps, at_depths=method.reads_depths)
         return placed, compute_class_confidence(inside).to(maps)
 
     def cut(self, inputs: Tensor) -> Tensor:

@@ -102,6 +102,11 @@ class Method:
         """The names and defaults of the options."""
         return get_default_options(self.function)
 
+    @property
+    def reads_depths(self) -> bool:
+        """True if the method reads other layers on the way to the layer, and may return maps on their grids."""
+        return "depths" in self.options
+
 
 @dataclass(frozen=True)
 class Wrapper:

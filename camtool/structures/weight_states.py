@@ -24,10 +24,13 @@ class WeightStates:
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self._states = [(weakref.ref(weight), _get_state(weight)) for weight in weights]
 
-    def are_unchanged(self) -> bool:
-        """Return True if all weights exist and have their states; writes to ``parameter.data`` are not noticed."""
-        tensors = [(reference(), state) for reference, state in self._states]
-        return all(tensor is not None and _get_state(tensor) == state for tensor, state in tensors)
+    def equal_those_of(self, weights: Iterable[Tensor]) -> bool:
+        """Return True if these are the same weights in the same states; writes to ``parameter.data`` go unnoticed."""
+        now = list(weights)
+        return len(now) == len(self._states) and all(
+            reference() is weight and _get_state(weight) == state
+            for (reference, state), weight in zip(self._states, now, strict=True)
+        )
 
 
 def _get_state(weight: Tensor) -> tuple[int, int]:

@@ -189,9 +189,15 @@ class MatchedDetection(Target):
         """Return the most confident detections of other objects, whose boxes hardly overlap this one."""
         if not isinstance(image.prediction, Detections):
             return ()
-        found = image.prediction.sort_by_confidence()
-        elsewhere = (found.compute_iou(self.model_box) < _OTHER_OBJECT).nonzero().flatten().tolist()
-        return [_match(found, which, image.geometry, self.iou_threshold) for which in elsewhere[:count]]
+        found, rivals = image.prediction.sort_by_confidence(), list[MatchedDetection]()
+        is_elsewhere = found.compute_iou(self.model_box) < _OTHER_OBJECT
+        while len(rivals) < count and is_elsewhere.any():
+            which = int(is_elsewhere.int().argmax())
+            rivals.append(_match(found, which, image.geometry, self.iou_threshold))
+            # Some models return many boxes of one object, which would compete many times.
+            is_elsewhere &= found.compute_iou(rivals[-1].model_box) < _OTHER_OBJECT
+            is_elsewhere[which] = False
+        return rivals
 
     def _score_image(self, found: Detections) -> Tensor:
         """Return the score ``()`` among one image's detections of the same class."""

@@ -93,11 +93,14 @@ class Region(Target):
         """Return the other classes where the model predicts them, those with the largest areas first."""
         if not isinstance(image.prediction, Tensor) or image.prediction.ndim == 1:
             return ()
-        predicted = image.prediction.argmax(0)
-        areas = predicted.flatten().bincount(minlength=len(image.prediction))
+        planes = compute_class_scores(image.prediction[None], self.of)[0]
+        predicted = planes.argmax(0)
+        areas = predicted.flatten().bincount(minlength=len(planes))
         ranked = areas.argsort(descending=True, stable=True).tolist()
         others = [index for index in ranked if index != self.class_index and areas[index] > 0]
-        return [Region(index, predicted == index, self.of) for index in others[:count]]
+        # A score is a sum over a mask. With masks of equal sums, a large region does not win by its size.
+        shares = self.fit_mask(planes[0]).sum() / areas
+        return [Region(index, (predicted == index) * shares[index], self.of) for index in others[:count]]
 
     def fit_mask(self, plane: Tensor, geometry: Geometry | None = None) -> Tensor:
         """Return the mask at the size of a score plane.

@@ -178,8 +178,8 @@ def faithcam(
        the cells at their centers. A map on a finer grid than the layer's is smoothed by one cell before, because the
        gradients of strided layers alternate from cell to cell.
 
-    The depths are the middle and the end of each of the last two stages. Only layers count that all paths from the
-    image to the layer pass through, see :mod:`camtool.layers.depths`. The layer itself is the last depth.
+    The depths are the middle and the end of each of the last two stages. A layer is a depth only if all paths from the
+    image to the explained layer pass through it, see :mod:`camtool.layers.depths`. The layer itself is the last depth.
 
     Why it works: the contribution at one depth is a first-order estimate of what happens if a part of the image is
     removed. The errors of different depths differ, so the sum is closer than any of them. Blank activations matter
@@ -253,7 +253,7 @@ def _add_depths(evidence: Evidence, maps: Sequence[Tensor], gate: Tensor) -> Ten
     places = [evidence.forward_pass.find_centers(layer) for layer in layers]
     # Of equal grids that of the layer counts, then that of the shallowest depth, as in Evidence.find_centers.
     finest = max([maps[-1], *maps[:-1]], key=lambda each: each[0].numel())
-    grid, onto = finest.shape[1:], evidence.find_centers(finest)
+    grid, onto = finest.shape[1:], evidence.find_centers(finest, at_depths=True)
     total = torch.zeros_like(finest)
     for each, place in zip(maps, places, strict=True):
         is_finer = each[0].numel() > gate[0].numel()
