@@ -24,11 +24,15 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.engines.comparison import describe_difference
+from camtool.engines.errors import NotCompilableError
+from camtool.engines.observers import CompiledObserver, EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.hooks.observation import Observe, observe
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
@@ -109,6 +113,7 @@ class Settings(TypedDict, total=False):
     call_index: int | None
     kind: DataKind | None
     placement: Placement
+    engine: EngineName
 
 
 class LayerSettings(Settings, total=False):
@@ -239,6 +244,11 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             receptive field: for strided convolutions with symmetric padding this is half a cell up and to the left of
             a grid that is stretched over the input. ``"stretch"`` draws as other libraries do. See
             :mod:`camtool.layers.centers`.
+        engine: How the model runs. ``"eager"``: as it is. ``"prepared"``: a copy with norms folded into convolutions,
+            in channels-last memory format. ``"onnxruntime"``, ``"openvino"``: compiled graphs; they take seconds to
+            compile, once for each model, layer and input size. ``"auto"``: the fastest that is installed. The first
+            results are compared with the model's own. If they differ, or the engine cannot run the model, the next one
+            is used, and a line in the log says why. See docs/engines.md.
         **options: Options of the method.
 
     Returns:
@@ -303,6 +313,7 @@ class Explainer(Generic[Result]):
         call_index: int | None = None,
         kind: DataKind | None = None,
         placement: Placement = "centers",
+        engine: EngineName = "eager",
         **options: Any,
     ) -> None:
         loaded, whole = to_loaded(model), get_module(model)
@@ -325,6 +336,7 @@ class Explainer(Generic[Result]):
         check_options(self._methods, options)
         check_model_support(self._methods, self._model)
         self._depths = find_asked_depths(self._methods, options)
+        self._engines = list_engines(engine, [each.name for each in self._methods if not each.can_be_compiled])
         for name, given in (("method", self._methods), ("layer", self._layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -365,9 +377,30 @@ class Explainer(Generic[Result]):
             return results[0] if count is None else results
 
     def _explain_batch(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return for each image what was requested of it, by the first engine that gives the model's own results."""
+        for engine in self._engines:
+            observer = CompiledObserver(engine)
+            try:
+                results = self._explain_with(observer, batch, requests)
+            except NotCompilableError as error:
+                observer.give_up(str(error))
+                continue
+            question = tuple(method.name for method in self._methods), self._merge, tuple(sorted(self._options))
+            if observer.has_agreed(question):
+                return results
+            expected = self._explain_with(observe, batch, requests)
+            difference = describe_difference(_flatten(results), _flatten(expected))
+            if difference is None:
+                observer.note_agreement(question)
+            else:
+                observer.give_up(difference)
+            return expected
+        return self._explain_with(observe, batch, requests)
+
+    def _explain_with(self, observe: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
         texts = requests if self._text is None else targets.encode_texts(requests, self._text)
-        forward_pass = self._run_forward_pass(batch)
+        forward_pass = self._run_forward_pass(observe, batch)
         labels = resolve_labels(self._model, self._labels, forward_pass.class_count)
         resolve = partial(
             targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
@@ -387,7 +420,7 @@ class Explainer(Generic[Result]):
             results.append(found if targets.asks_for_several(request) else found[0])
         return results
 
-    def _run_forward_pass(self, batch: InputBatch) -> ForwardPass:
+    def _run_forward_pass(self, observe: Observe, batch: InputBatch) -> ForwardPass:
         """Run one forward pass with hooks on the layers."""
         black, call_index = batch.items[0].black, batch.call_index
         for is_last_try in (False, True):
@@ -403,6 +436,7 @@ class Explainer(Generic[Result]):
                 call_index=call_index,
                 placement=self._placement,
                 depths=self._depths,
+                observe=observe,
             )
             outputs = forward_pass.layer_outputs
             if is_last_try or all(
@@ -527,6 +561,11 @@ def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
 def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[str]:
     """Return what the method tells the user about a row's map, each note once."""
     return list(dict.fromkeys(note for each in evidence for note in each.notes.get(row, [])))
+
+
+def _flatten(results: Any) -> list[Explanation]:
+    """Return the explanations of nested lists."""
+    return [each for part in results for each in _flatten(part)] if isinstance(results, list) else [results]
 
 
 def _to_list(value: Any) -> list[Any]:

@@ -243,6 +243,8 @@ class Evidence:
                 call_index=old.call_index,
                 placement=old.placement,
                 depths=old.asked_depths,
+                # An engine is compiled for one size of images.
+                **({"observe": old.observe} if inputs.shape[1:] == self.inputs.shape[1:] else {}),
             )
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes

@@ -16,7 +16,7 @@ from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
 from camtool.hooks.model_call import run_model
-from camtool.hooks.observation import get_call, observe
+from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
@@ -57,6 +57,7 @@ class ForwardPass:
         placement: Where the cells of a layer lie in the image input.
         depths: Other layers on the way to each layer that are observed as well, see
             :func:`camtool.layers.depths.find_depths`; by default none.
+        observe: Runs the model; by default :func:`camtool.hooks.observation.observe`. An engine gives another one.
 
     Attributes:
         model: The model.
@@ -73,6 +74,7 @@ class ForwardPass:
         is_call_chosen: True if ``call_index`` was given.
         placement: As above.
         asked_depths: The argument ``depths``.
+        observe: As above.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
@@ -86,6 +88,7 @@ class ForwardPass:
         call_index: int | None = None,
         placement: Placement = "centers",
         depths: Depths = 0,
+        observe: Observe = observe,
     ) -> None:
         main = find_main_tensor(inputs)
         if main is None:
@@ -94,9 +97,9 @@ class ForwardPass:
         self.placement = placement
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
-        self.asked_depths = depths
+        self.asked_depths, self.observe = depths, observe
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
-        observed = observe(model, [layer.name for layer in self.observed_layers], inputs, grad=bool(layers))
+        observed = self.observe(model, [layer.name for layer in self.observed_layers], inputs, grad=bool(layers))
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
         self.output: Any = predictions.to_batch(observed.output, len(main))
@@ -153,12 +156,14 @@ class ForwardPass:
     def find_link(self) -> class_scores.Link | None:
         """Return how scores become probabilities; ``None`` for embeddings, which have none.
 
-        Without observed layers this may run another forward pass, of one image.
+        Without observed layers, or with an engine, this may run another forward pass, of one image.
         """
         if not self._is_link_known:
             if not isinstance(self.predictions, Tensor):
                 self._link = "softmax"
-            elif self.layers or not class_scores.is_between_zero_and_one(self.predictions):
+            elif (self.layers and self.observe is observe) or not class_scores.is_between_zero_and_one(
+                self.predictions
+            ):
                 self._link = class_scores.find_link(self.model, self.output)
             else:
                 self._link = class_scores.find_link(self.model, self._run_with_graph())
@@ -244,7 +249,9 @@ class ForwardPass:
         """Return the outputs of the observed layers for other images, without a graph."""
         names = [layer.name for layer in self.observed_layers]
         with self.restore_autocast():
-            calls = observe(self.model, names, self.replace_image_input(images, range(len(images))), grad=False).calls
+            calls = self.observe(
+                self.model, names, self.replace_image_input(images, range(len(images))), grad=False
+            ).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def _find_depths(self, layer: Layer) -> list[Layer]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
 
-__all__ = ["Observation", "get_call", "observe", "observe_with_trunk", "resume"]
+__all__ = ["Observation", "Observe", "get_call", "observe", "observe_with_trunk", "resume"]
 
 _T = TypeVar("_T")
 
@@ -42,6 +42,16 @@ class Observation:
 
     output: Any
     calls: dict[str, list[Tensor]]
+
+
+class Observe(Protocol):
+    """:func:`observe`, or another way to run a model that returns the same."""
+
+    def __call__(
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+    ) -> Observation:
+        """Run the model once."""
+        ...
 
 
 def observe(

@@ -7,7 +7,7 @@ gives the same output as the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,7 @@ from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.state.model_state import preserve_model
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 
-__all__ = ["FoldedModel"]
+__all__ = ["FoldedModel", "choose_fastest", "to_memory_format"]
 
 # The largest difference between the outputs of copy and model, relative to the largest magnitude of the output. The
 # first leaves room for rounding in single precision alone. TF32 convolutions round their factors to 10 bits, so there
@@ -58,7 +58,7 @@ class FoldedModel:
         largest = max(count_largest_output(calls), 0 if image is None else image.numel())
         fitting = compute_chunk_size(largest, torch.empty(0) if image is None else image)
         self.chunk_size: int = 1 if is_exported_for_one_image(model) else fitting
-        self._model, self._memory_format = _choose_fastest(model, example, calls)
+        self._model, self._memory_format = choose_fastest(model, example, calls)
 
     def __call__(self, inputs: ModelInputs) -> Any:
         """Return the model's output, without a graph."""
@@ -68,21 +68,34 @@ class FoldedModel:
 def _run(model: nn.Module, inputs: ModelInputs, memory_format: torch.memory_format) -> Any:
     # Not in inference mode: a model that caches tensors, e.g. a table of positions, could not train with them later.
     with torch.no_grad(), preserve_model(model):
-        return run_model(model, map_tensors(inputs, lambda tensor: _to_memory_format(tensor, memory_format)))
+        return run_model(model, map_tensors(inputs, lambda tensor: to_memory_format(tensor, memory_format)))
 
 
-def _to_memory_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+def to_memory_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return a tensor of images ``(N, C, H, W)`` in a memory format; others stay unchanged."""
     # torch.channels_last is defined for 4 dimensions alone.
     is_changed = tensor.ndim == 4 and memory_format != _UNCHANGED
     return tensor.contiguous(memory_format=memory_format) if is_changed else tensor
 
 
-def _choose_fastest(
-    model: nn.Module, example: ModelInputs, calls: list[TracedCall]
+def choose_fastest(
+    model: nn.Module,
+    example: ModelInputs,
+    calls: list[TracedCall],
+    *,
+    kept: Collection[str] = (),
+    formats: Sequence[torch.memory_format] = (torch.channels_last, torch.contiguous_format),
 ) -> tuple[nn.Module, torch.memory_format]:
-    """Return the fastest of a folded copy and the model that gives the model's output, and its memory format."""
-    foldable = list(_find_foldable(calls))
+    """Return the fastest of a folded copy and the model that gives the model's output, and its memory format.
+
+    Args:
+        model: Any module.
+        example: Its inputs for one image.
+        calls: What :func:`camtool.hooks.tracing.trace` returned for them.
+        kept: Names of convolutions whose own output must stay, so no norm is folded into them.
+        formats: The memory formats to try.
+    """
+    foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)
     if folded is None:
         return model, _UNCHANGED
@@ -95,9 +108,11 @@ def _choose_fastest(
     expected = [_run(model, probe, _UNCHANGED) for probe in probes]
     # Some models fail in channels-last format, e.g. those that call view() on a feature map. In contiguous format only
     # a copy with folded norms is faster than the model.
-    for memory_format in (torch.channels_last, torch.contiguous_format) if foldable else (torch.channels_last,):
+    for memory_format in formats:
+        if memory_format == torch.contiguous_format and not foldable:
+            continue
         for parameter in folded.parameters():
-            parameter.data = _to_memory_format(parameter.data, memory_format)
+            parameter.data = to_memory_format(parameter.data, memory_format)
         pairs = zip(probes, expected, strict=True)
         if all(_gives_output(folded, probe, memory_format, output) for probe, output in pairs):
             return folded, memory_format

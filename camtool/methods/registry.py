@@ -62,6 +62,10 @@ COSTS: tuple[Cost, ...] = get_args(Cost)
 """All costs, in ascending order."""
 
 
+_COMPILED_NEEDS = ("activations", "gradients", "gradients of several classes", "a pooled linear head")
+"""What methods need that an engine gives, see :attr:`Method.needs`."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A method with its metadata.
@@ -101,6 +105,11 @@ class Method:
     def options(self) -> dict[str, Any]:
         """The names and defaults of the options."""
         return get_default_options(self.function)
+
+    @property
+    def can_be_compiled(self) -> bool:
+        """True if the method reads activations and gradients alone, so that an engine may compute these."""
+        return not self.ignores_layer and self.needs in _COMPILED_NEEDS
 
     @property
     def reads_depths(self) -> bool:

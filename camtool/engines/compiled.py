@@ -1,0 +1,105 @@
+"""Observe a model that runs as compiled graphs: the same results as :func:`camtool.hooks.observation.observe`.
+
+The forward graph returns the model's output and the layers' outputs at once. Autograd then sees each segment between
+layers as one operation, whose backward pass is a graph of its own. So targets, methods and all else compute with
+ordinary tensors, and any function of the output can be explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from camtool.engines.errors import NotCompilableError
+from camtool.engines.program import FORWARD, SegmentPlan, read_plan
+from camtool.engines.runtimes import Session, open_session
+from camtool.hooks.observation import Observation
+from camtool.structures.nested_tensors import map_tensors
+
+__all__ = ["CompiledModel"]
+
+
+class CompiledModel:
+    """A model as compiled graphs.
+
+    Args:
+        runtime: The name of the runtime.
+        folder: The folder with the files.
+        structure: The model's output for any image; its tensors are replaced.
+    """
+
+    def __init__(self, runtime: str, folder: Path, structure: Any) -> None:
+        self._plan, self._structure = read_plan(folder), structure
+        self._forward = open_session(runtime, folder / FORWARD)
+        self._segments = [_Gradient(each, open_session(runtime, folder / each.file)) for each in self._plan.segments]
+        self.image_count = self._plan.image_count
+
+    def observe(self, images: Tensor, *, grad: bool) -> Observation:
+        """Run the model on images ``(N, C, *size)``; see :func:`camtool.hooks.observation.observe`."""
+        values = _run(self._forward, [images])
+        if grad:
+            self._connect(values)
+        count = self._plan.output_count
+        output = iter(values[:count])
+        calls = {layer: [value] for layer, value in zip(self._plan.layers, values[count:], strict=False)}
+        return Observation(map_tensors(self._structure, lambda _: next(output)), calls)
+
+    def _connect(self, values: list[Tensor]) -> None:
+        """Put the results of the forward graph on a graph of autograd, in place."""
+        reached = {index for segment in self._segments for index in segment.plan.results}
+        starts = range(self._plan.output_count, self._plan.output_count + len(self._plan.layers))
+        for index in starts:
+            if index not in reached:
+                values[index].requires_grad_()
+        with torch.enable_grad():
+            for segment in self._segments:
+                plan = segment.plan
+                others = [values[index].detach() for index in plan.others]
+                results = [values[index] for index in plan.results]
+                layers = [values[index] for index in plan.layers]
+                connected = _Segment.apply(segment, len(results), *results, *layers, *others)
+                for index, value in zip(plan.results, cast("tuple[Tensor, ...]", connected), strict=True):
+                    values[index] = value
+
+
+class _Gradient:
+    """The gradient of a segment."""
+
+    def __init__(self, plan: SegmentPlan, session: Session) -> None:
+        self.plan, self._session = plan, session
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient with respect to each layer for weights of the results, then layers and others."""
+        return _run(self._session, tensors)
+
+
+class _Segment(torch.autograd.Function):
+    """A segment, whose results are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: _Gradient, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.gradient, ctx.count = gradient, count
+        ctx.save_for_backward(*tensors[count:])
+        return tuple(tensor.clone() for tensor in tensors[:count])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor | None, ...]:
+        # Several weightings at once (is_grads_batched) raise a RuntimeError here; then they come one by one.
+        gradients = ctx.gradient.run([*weights, *ctx.saved_tensors])
+        unused = [None] * (len(ctx.saved_tensors) - len(gradients))
+        return (None, None, *[None] * ctx.count, *gradients, *unused)
+
+
+def _run(session: Session, tensors: Sequence[Tensor]) -> list[Tensor]:
+    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+    try:
+        return [torch.from_numpy(each) for each in session.run(arrays)]
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {reason}") from error

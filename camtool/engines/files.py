@@ -1,0 +1,82 @@
+"""The folder of compiled graphs, so that a model is compiled once and not in each process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["compute_key", "find_folder", "make_once"]
+
+_LIMIT = 8 * 2**30
+"""Bytes. The graphs that were not used for the longest time are deleted beyond that."""
+
+_UNFINISHED = "unfinished-"
+
+
+def find_folder() -> Path:
+    """Return the folder of compiled graphs: ``$CAMTOOL_CACHE``, else ``camtool`` in the user's cache folder."""
+    given = os.environ.get("CAMTOOL_CACHE")
+    if given:
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(home) / "camtool"
+
+
+def compute_key(model: nn.Module, parts: Sequence[object]) -> str:
+    """Return a hash of a model's structure and weights, and of anything else that a graph depends on."""
+    digest = hashlib.blake2b(digest_size=20)
+    for part in (torch.__version__, repr(model), *parts):
+        digest.update(repr(part).encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_get_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _get_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def make_once(key: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder of a compiled graph; the first call makes its files.
+
+    Args:
+        key: The graph's key.
+        make: Writes the files into an empty folder.
+    """
+    folder = find_folder() / "engines"
+    made = folder / key
+    if made.is_dir():
+        os.utime(made)
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
+    # Made elsewhere and renamed, so that no other process meets half a graph.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
+        (Path(unfinished) / key).mkdir()
+        make(Path(unfinished) / key)
+        try:
+            (Path(unfinished) / key).rename(made)
+        except OSError:  # another process was faster
+            if not made.is_dir():
+                raise
+    _delete_oldest(folder.iterdir(), keep=made)
+    return made
+
+
+def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:
+    others = [each for each in folders if each.is_dir() and each != keep and not each.name.startswith(_UNFINISHED)]
+    by_age = sorted(others, key=lambda each: each.stat().st_mtime)
+    sizes = {each: sum(file.stat().st_size for file in each.rglob("*") if file.is_file()) for each in [*by_age, keep]}
+    total = sum(sizes.values())
+    for each in by_age:
+        if total <= _LIMIT:
+            return
+        shutil.rmtree(each, ignore_errors=True)
+        total -= sizes[each]

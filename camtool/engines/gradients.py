@@ -1,0 +1,123 @@
+"""The gradient of a segment as a graph of its own, made of operations that other runtimes have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from camtool.engines.errors import NotCompilableError
+from camtool.engines.segments import Segment
+
+__all__ = ["trace_gradients"]
+
+_OPS = torch.ops.aten
+
+
+def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModule:
+    """Return the graph of a segment's gradient: a vector-Jacobian product.
+
+    Args:
+        segment: The segment.
+        values: Examples of its inputs: of its layers, then of the others.
+
+    Returns:
+        From weights of the results, then the inputs, to the gradient of the weighted sum with respect to each layer.
+    """
+    count, results = len(segment.layers), len(segment.results)
+
+    def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+        weights, layers, others = tensors[:results], tensors[results : results + count], tensors[results + count :]
+        _, multiply, *_ = torch.func.vjp(lambda *each: segment.graph(*each, *others), *layers)
+        gradients: tuple[Tensor, ...] = multiply(tuple(weights))
+        return gradients
+
+    with torch.no_grad():
+        weights = [torch.ones_like(result) for result in segment.graph(*values)]
+    # The fused attention kernels have no gradient outside of torch.
+    with sdpa_kernel(SDPBackend.MATH), _quiet_tracing():
+        trace = make_fx(compute, tracing_mode="symbolic", decomposition_table=_get_rules(), _allow_non_fake_inputs=True)
+        try:
+            graph: fx.GraphModule = trace(*weights, *values)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise NotCompilableError(f"the gradient cannot be traced: {type(error).__name__}: {reason}") from error
+    return graph
+
+
+@contextmanager
+def _quiet_tracing() -> Iterator[None]:
+    """Hide what torch logs about shapes while it traces."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _get_rules() -> dict[Any, Callable[..., Any]]:
+    """Return how backward operations are made of others: torch's rules, and those that it leaves out."""
+    from torch._decomp import core_aten_decompositions
+
+    return {**core_aten_decompositions(), **_RULES}
+
+
+def _differentiate_convolution(
+    gradient: Tensor,
+    images: Tensor,
+    weight: Tensor,
+    _: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,  # noqa: FBT001  torch's own signature
+    output_padding: list[int],
+    groups: int,
+    mask: list[bool],
+) -> Any:
+    """Return the gradient of a convolution with respect to its input, by the transposed convolution."""
+    if transposed:
+        back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+        return back, None, None
+    # What the convolution's rounding of its output's size has cut off.
+    missing = [
+        images.shape[axis + 2]
+        - (
+            (gradient.shape[axis + 2] - 1) * stride[axis]
+            - 2 * padding[axis]
+            + dilation[axis] * (weight.shape[axis + 2] - 1)
+            + 1
+        )
+        for axis in range(len(stride))
+    ]
+    back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups)
+    return (back if mask[0] else None), None, None
+
+
+def _differentiate_max_pooling(
+    gradient: Tensor,
+    images: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil: bool,  # noqa: FBT001  torch's own signature
+    indices: Tensor,
+) -> Tensor:
+    """Return the gradient of max pooling: each output's gradient at the position of its maximum."""
+    flat = torch.zeros_like(images).flatten(-2)
+    return flat.scatter_add(-1, indices.flatten(-2), gradient.flatten(-2)).reshape(images.shape)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    _OPS.convolution_backward.default: _differentiate_convolution,
+    _OPS.max_pool2d_with_indices_backward.default: _differentiate_max_pooling,
+}

@@ -1,0 +1,172 @@
+"""Engines: ways to run a model and observe its layers, with one function for all of them.
+
+A compiled model is remembered for as long as the user's model lives. It is made again when weights, the input size or
+the number of threads change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from camtool.arguments.checks import check_choice
+from camtool.engines.compiled import CompiledModel
+from camtool.engines.errors import NotCompilableError
+from camtool.engines.files import compute_key, make_once
+from camtool.engines.prepared import PreparedModel, copy_for_capture
+from camtool.engines.program import read_plan, write_program
+from camtool.engines.runtimes import RUNTIMES, is_installed
+from camtool.errors import CamtoolError
+from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import Observation
+from camtool.hooks.registration import has_foreign_hooks
+from camtool.layers.selection import describe_shapes
+from camtool.state.model_state import preserve_model
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_tensors
+from camtool.structures.weight_states import WeightStates
+
+__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
+
+EngineName: TypeAlias = Literal["eager", "prepared", "onnxruntime", "openvino", "auto"]
+
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+_LOG = logging.getLogger(__name__)
+
+
+def list_engines(name: str, others: Sequence[str] = ()) -> list[str]:
+    """Return the engines to try for a name, in order. The last resort, the model as it is, is not listed.
+
+    Args:
+        name: The name that the user gave.
+        others: Methods that engines cannot serve, as they need more than activations and gradients.
+
+    Raises:
+        CamtoolError: The name is unknown, or the engine is not installed.
+    """
+    check_choice("engine", name, ENGINES)
+    if name != "eager" and others:
+        _LOG.warning("engine %r is not used: method %r needs more than activations and gradients", name, others[0])
+        return []
+    if name == "auto":
+        return [*(runtime for runtime in RUNTIMES if is_installed(runtime)), "prepared"]
+    if name in RUNTIMES and not is_installed(name):
+        raise CamtoolError(f"engine {name!r} is not installed; run pip install 'camtool[{name}]', or use 'prepared'.")
+    return {"eager": [], "prepared": ["prepared"]}.get(name, [name, "prepared"])
+
+
+@dataclass(eq=False)
+class _Compiled:
+    """A compiled model, or why there is none, and what it depends on."""
+
+    model: PreparedModel | CompiledModel | None
+    reason: str
+    weights: WeightStates
+    agreed: set[object] = field(default_factory=set)
+
+
+class CompiledObserver:
+    """Runs a model by an engine, in place of :func:`camtool.hooks.observation.observe`.
+
+    Args:
+        engine: The name of the engine.
+
+    Attributes:
+        engine: The name.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self._used: _Compiled | None = None
+
+    def __call__(
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+    ) -> Observation:
+        """Run the model once; the arguments and the result are those of ``observe``.
+
+        Raises:
+            NotCompilableError: The engine cannot run this model.
+        """
+        if any(map(has_foreign_hooks, model.modules())):
+            raise NotCompilableError("the model has hooks, which may change at any time")
+        self._used = compiled = self._find(model, layers, inputs)
+        if isinstance(compiled.model, PreparedModel):
+            return compiled.model.observe(layers, inputs, grad=grad)
+        if isinstance(compiled.model, CompiledModel):
+            assert isinstance(inputs, Tensor)
+            return compiled.model.observe(inputs, grad=grad)
+        raise NotCompilableError(compiled.reason)
+
+    def has_agreed(self, question: object) -> bool:
+        """Return True if :meth:`note_agreement` was called with this question for the model that ran last."""
+        return self._used is not None and question in self._used.agreed
+
+    def note_agreement(self, question: object) -> None:
+        """Note that the results for a question equal those of the model itself."""
+        if self._used is not None:
+            self._used.agreed.add(question)
+
+    def give_up(self, reason: str) -> None:
+        """Never use the compiled model that ran last again."""
+        if self._used is not None and self._used.model is not None:
+            self._used.model, self._used.reason = None, reason
+            _LOG.warning("engine %r is not used: %s", self.engine, reason)
+
+    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs) -> _Compiled:
+        found = self._remember(model, layers, inputs, None)
+        if isinstance(found.model, CompiledModel) and found.model.image_count not in (None, len(inputs)):
+            return self._remember(model, layers, inputs, len(inputs))
+        return found
+
+    def _remember(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None) -> _Compiled:
+        """Return what is compiled for any number of images, or for a given one."""
+        question = "engine", self.engine, tuple(layers), describe_shapes(inputs), count, torch.get_num_threads()
+
+        def compile_model() -> _Compiled:
+            weights = WeightStates(_list_weights(model))
+            try:
+                return _Compiled(self._compile(model, layers, inputs, count), "", weights)
+            except NotCompilableError as error:
+                _LOG.warning("engine %r is not used: %s", self.engine, error)
+                return _Compiled(None, str(error), weights)
+
+        return remember_for_model(
+            model, question, compile_model, lambda known: known.weights.equal_those_of(_list_weights(model))
+        )
+
+    def _compile(
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None
+    ) -> PreparedModel | CompiledModel:
+        if self.engine == "prepared":
+            return PreparedModel(model, inputs, layers)
+        if not isinstance(inputs, Tensor):
+            raise NotCompilableError("the model has other inputs beside the image")
+        if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            raise NotCompilableError("it runs on the CPU and in float32 alone")
+        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count])
+        folder = make_once(key, partial(_write, model, inputs, layers))
+        return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
+
+
+def _list_weights(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Any) -> None:
+    write_program(copy_for_capture(model, inputs, layers), inputs, layers, folder)
+
+
+def _find_structure(model: nn.Module, inputs: Tensor, count: int) -> Any:
+    """Return the output of a model with empty tensors."""
+    with torch.no_grad(), preserve_model(model):
+        output = run_model(model, inputs[:1])
+    if len(find_tensors(output)) != count:
+        raise NotCompilableError("the model's output has another structure for other images")
+    return map_tensors(output, lambda tensor: tensor.new_empty(0))

@@ -1,0 +1,64 @@
+"""Copies of a model that give the same output faster: norms folded into convolutions, channels-last memory format."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from camtool.engines.errors import NotCompilableError
+from camtool.hooks.observation import Observation, observe
+from camtool.hooks.tracing import trace
+from camtool.inference.folded_model import choose_fastest, to_memory_format
+from camtool.layers.image_variants import select_first_image
+from camtool.structures.nested_tensors import ModelInputs, map_tensors
+
+__all__ = ["PreparedModel", "copy_for_capture"]
+
+
+class PreparedModel:
+    """A prepared copy of a model.
+
+    Args:
+        model: Any module.
+        inputs: Its inputs.
+        layers: The layers that will be observed.
+
+    Raises:
+        NotCompilableError: The model cannot be copied, or no copy is faster and gives the same output.
+    """
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs, layers: Sequence[str]) -> None:
+        example = select_first_image(inputs)
+        prepared, self._memory_format = choose_fastest(model, example, trace(model, example), kept=layers)
+        if prepared is model:
+            raise NotCompilableError("no copy of the model is faster and gives the same output")
+        self._model = prepared
+        for parameter in prepared.parameters():
+            parameter.requires_grad_(False)
+
+    def observe(self, layers: Sequence[str], inputs: ModelInputs, *, grad: bool) -> Observation:
+        """Run the copy; see :func:`camtool.hooks.observation.observe`."""
+        inputs = map_tensors(inputs, lambda tensor: to_memory_format(tensor, self._memory_format))
+        return observe(self._model, layers, inputs, grad=grad)
+
+
+def copy_for_capture(model: nn.Module, inputs: ModelInputs, layers: Sequence[str]) -> nn.Module:
+    """Return a copy of a model with norms folded where possible, nothing in place, and parameters without gradients.
+
+    Raises:
+        NotCompilableError: The model cannot be copied.
+    """
+    example = select_first_image(inputs)
+    folded, _ = choose_fastest(model, example, trace(model, example), kept=layers, formats=(torch.contiguous_format,))
+    try:
+        copied = copy.deepcopy(model) if folded is model else folded
+    except Exception as error:
+        raise NotCompilableError(f"the model cannot be copied: {type(error).__name__}") from error
+    for module in copied.modules():
+        module.training = False
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010  torch types attributes of modules as tensors
+    return copied.requires_grad_(False)

@@ -1,0 +1,92 @@
+"""The runtimes that execute ONNX files. Each is one class, and is imported when it is used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from camtool.engines.errors import NotCompilableError
+
+__all__ = ["RUNTIMES", "Session", "is_installed", "open_session"]
+
+Arrays = Sequence["NDArray[Any]"]
+
+
+class Session(Protocol):
+    """An opened file. Several threads may run it at once."""
+
+    def run(self, arrays: Arrays) -> list[NDArray[Any]]:
+        """Return the results for the inputs, in the order of the file."""
+        ...
+
+
+class _OnnxRuntime:
+    """A session of ONNX Runtime on the CPU."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # errors only
+        # Waiting threads must not take the cores from torch, which computes the map.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._names = [each.name for each in self._session.get_inputs()]
+
+    def run(self, arrays: Arrays) -> list[NDArray[Any]]:
+        results: list[NDArray[Any]] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
+        return results
+
+
+class _OpenVino:
+    """A compiled model of OpenVINO on the CPU, in full precision."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import openvino
+
+        settings = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        self._compiled = openvino.Core().compile_model(path, "CPU", settings)
+        self._requests = threading.local()  # a request serves one thread at a time
+
+    def run(self, arrays: Arrays) -> list[NDArray[Any]]:
+        request = getattr(self._requests, "request", None)
+        if request is None:
+            request = self._requests.request = self._compiled.create_infer_request()
+        # The inputs are read in place. The results are copied, as the request writes the next ones over them.
+        found = request.infer(list(arrays), share_inputs=True, share_outputs=True)
+        return [np.array(found[output]) for output in self._compiled.outputs]
+
+
+RUNTIMES: dict[str, type[Any]] = {"onnxruntime": _OnnxRuntime, "openvino": _OpenVino}
+"""The name of an engine to the class that opens a file."""
+
+
+def is_installed(runtime: str) -> bool:
+    """Return True if the packages are installed that compile a graph for a runtime and execute it."""
+    return all(find_spec(package) is not None for package in ("onnx", "onnxscript", runtime))
+
+
+def open_session(runtime: str, path: Path) -> Session:
+    """Open an ONNX file, with as many threads as torch has.
+
+    Raises:
+        NotCompilableError: The runtime lacks an operator.
+    """
+    try:
+        session: Session = RUNTIMES[runtime](path, torch.get_num_threads())
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise NotCompilableError(f"{runtime} cannot load the graph: {reason}") from error
+    return session
