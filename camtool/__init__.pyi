@@ -12,6 +12,7 @@ from camtool import rendering as rendering
 from camtool import targets as targets
 from camtool.concept_maps.concepts import Concepts as Concepts
 from camtool.concept_maps.concepts import concepts as concepts
+from camtool.engines.export import export as export
 from camtool.errors import CamtoolError as CamtoolError
 from camtool.errors import ForwardError as ForwardError
 from camtool.errors import GeometryError as GeometryError

@@ -31,9 +31,19 @@ class Placement(str, Enum):
     stretch = "stretch"
 
 
+class Engine(str, Enum):
+    """How the model runs."""
+
+    eager = "eager"
+    prepared = "prepared"
+    onnxruntime = "onnxruntime"
+    openvino = "openvino"
+    auto = "auto"
+
+
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
-_SETTINGS = ("layer", "merge", "batch_size", "placement")
+_SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 """Settings of the explainer that are not options of a method."""
 
 
@@ -60,6 +70,13 @@ def run(
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Photos in a batch.", rich_help_panel=shared_options.MODEL_PANEL)
     ] = 8,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="How the model runs: as it is, as a prepared copy, as a compiled graph, or the fastest of these.",
+            rich_help_panel=shared_options.MODEL_PANEL,
+        ),
+    ] = Engine.eager,
     method: Annotated[
         list[str],
         typer.Option(
@@ -167,6 +184,7 @@ def run(
         "merge": merge,
         "batch_size": batch_size,
         "placement": placement.value,
+        "engine": engine.value,
     }
     settings |= shared_options.parse_method_options(option, _SETTINGS)
     methods = _find_methods(method, settings)

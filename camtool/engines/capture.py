@@ -38,6 +38,14 @@ class Capture:
     output_count: int
     has_any_batch_size: bool
 
+    def return_also(self, nodes: Sequence[fx.Node]) -> None:
+        """Let the graph return further nodes, behind its results, and its results as a plain tuple."""
+        (output,) = (node for node in self.graph.graph.nodes if node.op == "output")
+        output.args = ((*get_results(self.graph), *nodes),)
+        # The signature of the exported model packs its output.
+        self.graph.graph.set_codegen(fx.graph.CodeGen())
+        self.graph.recompile()
+
 
 def capture_model(model: nn.Module, images: Tensor, layers: Sequence[str]) -> Capture:
     """Capture a model with ``torch.export``.

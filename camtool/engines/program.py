@@ -75,10 +75,10 @@ def write_program(model: nn.Module, images: Tensor, layers: Sequence[str], folde
         capture = capture_model(model, images, layers)
     images = two if capture.has_any_batch_size else images
     segments = split_at_layers(capture)
-    results = get_results(capture.graph)
     # A gradient may read more than layers, e.g. a skip connection. The forward graph returns these tensors, too.
-    results += [other for segment in segments for other in segment.others if other not in results]
-    _return(capture.graph, results)
+    known = get_results(capture.graph)
+    capture.return_also([*dict.fromkeys(each for part in segments for each in part.others if each not in known)])
+    results = get_results(capture.graph)
     with torch.no_grad():
         values = list(capture.graph(images))
     _write(capture, capture.graph, [images], len(values), folder / FORWARD)
@@ -95,15 +95,6 @@ def read_plan(folder: Path) -> Plan:
     """Return the plan of a program."""
     plan: dict[str, Any] = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
     return Plan(**plan | {"segments": [SegmentPlan(**each) for each in plan["segments"]]})
-
-
-def _return(graph: fx.GraphModule, results: Sequence[fx.Node]) -> None:
-    """Let a graph return other nodes."""
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    output.args = (tuple(results),)
-    # The exported model's own signature packs its output; this graph returns plain tensors.
-    graph.graph.set_codegen(fx.graph.CodeGen())
-    graph.recompile()
 
 
 def _write_segment(

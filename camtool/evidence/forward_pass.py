@@ -23,7 +23,7 @@ from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
 from camtool.layers.centers import find_centers
 from camtool.layers.depths import Depths, find_depths
-from camtool.layers.selection import Layer
+from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, predictions
 from camtool.state.model_state import preserve_model
@@ -159,16 +159,23 @@ class ForwardPass:
         Without observed layers, or with an engine, this may run another forward pass, of one image.
         """
         if not self._is_link_known:
+            # An engine's output has no graph of the model's operations.
+            has_graph = bool(self.layers) and self.observe is observe
             if not isinstance(self.predictions, Tensor):
                 self._link = "softmax"
-            elif (self.layers and self.observe is observe) or not class_scores.is_between_zero_and_one(
-                self.predictions
-            ):
+            elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
                 self._link = class_scores.find_link(self.model, self.output)
             else:
-                self._link = class_scores.find_link(self.model, self._run_with_graph())
+                self._link = self._find_link_by_graph()
             self._is_link_known = True  # last, as another thread may read it
         return self._link
+
+    def _find_link_by_graph(self) -> class_scores.Link | None:
+        """Return the link, read from a forward pass with a graph; it is remembered for the model."""
+        question = "link", describe_shapes(self.inputs)
+        return remember_for_model(
+            self.model, question, lambda: class_scores.find_link(self.model, self._run_with_graph())
+        )
 
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""

@@ -1,0 +1,51 @@
+"""Command ``camtool export``: write a model with its explanation into one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from camtool.cli import shared_options, terminal
+
+__all__ = ["export_model"]
+
+
+def export_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=shared_options.MODEL_HELP)],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export).")
+    ],
+    weights: shared_options.Weights = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Method: a formula of activations and gradients.")] = (
+        "gradcam"
+    ),
+    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Size of the images, e.g. 224 or 224x320.", show_default="what the model is made for"
+        ),
+    ] = None,
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
+    resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the method. Repeat it for several.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a model with its explanation into one file, which runs without camtool and without torch."""
+    from camtool.engines.export import export
+    from camtool.errors import CamtoolError
+
+    if path.exists() and not force:
+        raise CamtoolError(f"{path} exists; give another name, or --force to overwrite it.")
+    asked = None if size is None else shared_options.parse_image_size(size)
+    options = shared_options.parse_method_options(option, ())
+    loaded = shared_options.load_model(model, weights)
+    export(loaded, path, method, layer, size=asked, dynamic_batch=not fixed_batch, resize=resize, **options)
+    files = [path, *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+    megabytes = sum(file.stat().st_size for file in files) / 1e6
+    terminal.print_line(f"[bold green]Exported[/] {megabytes:.1f} MB to [bold]{terminal.escape(str(path))}[/]")
+    terminal.out.print("Inputs: images, target_class (-1: the top class). Outputs: logits, maps.")

@@ -1,0 +1,301 @@
+"""A model with its explanation as one file, which runs without camtool and without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from torch import Tensor, fx, nn
+
+import camtool
+from camtool.arguments.checks import check_choice
+from camtool.arguments.models import get_module
+from camtool.engines.capture import capture_model, get_results
+from camtool.engines.errors import NotCompilableError
+from camtool.engines.gradients import trace_gradients
+from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
+from camtool.engines.prepared import copy_for_capture
+from camtool.engines.runtimes import is_installed, open_session
+from camtool.engines.segments import Segment, split_at_layers
+from camtool.errors import CamtoolError
+from camtool.evidence.evidence import gather_evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.geometry.cell_centers import resample
+from camtool.inputs.data_kinds import choose_example_shape
+from camtool.layers.selection import Layer, find_layers
+from camtool.maps import upcast
+from camtool.methods import Method, MethodFunction, check_options, find_method
+from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
+from camtool.outputs.class_scores import find_logits
+from camtool.structures.module_names import find_module_name
+from camtool.structures.nested_tensors import find_tensors
+from camtool.targets import ClassScore
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["export"]
+
+_RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
+"""Suffix to the extra that brings the packages which write such files."""
+
+_TOLERANCE = 1e-4
+"""Largest difference between the file's results and the model's, of the largest logit and of the map's peak."""
+
+
+def export(
+    model: nn.Module | Loaded,
+    path: str | PathLike[str],
+    method: str | MethodFunction = "gradcam",
+    layer: str | nn.Module | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    dynamic_batch: bool = True,
+    resize: bool = False,
+    **options: Any,
+) -> Path:
+    """Write a classifier with its explanation into one file: from images to logits and maps.
+
+        camtool.export(model, "explained.onnx")
+
+    The inputs of the file are ``images``, ``(N, C, H, W)`` as the model gets them, and ``target_class``, ``(N,)``
+    integers: the class to explain in each image, -1 for the one with the highest logit. The outputs are ``logits``
+    ``(N, K)`` and ``maps`` ``(N, *grid)``, not scaled. An ONNX file has a description as JSON in its metadata, under
+    the key ``camtool``: method, layer, labels, preprocessing, version.
+
+    Args:
+        model: A classifier, or what :func:`camtool.load` returned.
+        path: The file. Its suffix is the format: ``.onnx``; ``.xml`` for OpenVINO, with a ``.bin`` file beside it;
+            ``.pt2`` for a program of ``torch.export``.
+        method: A method that is a formula of activations and gradients, e.g. ``"gradcam"`` or ``"layercam"``.
+        layer: The layer; by default the best one is found.
+        size: Height and width of the images in pixels; by default what the transform of ``model`` makes of a square
+            photo, else what the model is made for.
+        dynamic_batch: Let the file take any number of images; otherwise one.
+        resize: Return maps at the images' size, with each cell at the center of its receptive field.
+        **options: Options of the method.
+
+    Returns:
+        The path.
+
+    Raises:
+        CamtoolError: The model, the method or the format cannot be exported; the message names the operator or the
+            reason. Nothing is written then.
+    """
+    path = Path(path)
+    check_choice("path's suffix", path.suffix, tuple(_RUNTIMES))
+    runtime = _RUNTIMES[path.suffix]
+    if runtime is not None and not is_installed(runtime):
+        raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
+    loaded, found = to_loaded(model), find_method(method)
+    check_options([found], options)
+    images = _make_images(loaded, size, count=2 if dynamic_batch else 1)
+    name = None if layer is None else find_module_name(loaded.model, unwrap_layer(get_module(model), layer))
+    layers = find_layers(loaded.model, images, None if name is None else [name])
+    if len(layers) != 1:
+        raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
+    try:
+        explained = _build(loaded.model, images, layers[0], found, options, resize=resize)
+        if dynamic_batch and not explained.has_any_batch_size:
+            raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
+        _compare(explained, loaded.model, images, layers[0], found, options)
+        description = _describe(loaded, found, options, layers[0], images, resize=resize)
+        _write(explained, images, path, description)
+    except NotCompilableError as error:
+        raise CamtoolError(f"the model cannot be exported with method {found.name!r}: {error}.") from error
+    return path
+
+
+def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Tensor:
+    model = loaded.model
+    height, width = size or _find_size(loaded)
+    noise = torch.randn(count, *choose_example_shape(model, height, width), generator=torch.Generator().manual_seed(0))
+    parameter = next(model.parameters(), None)
+    if parameter is not None and (parameter.device.type != "cpu" or parameter.dtype != torch.float32):
+        raise CamtoolError(
+            f"model: it must be on the CPU and in float32, got {parameter.device} and {parameter.dtype}; "
+            "use model.cpu().float()."
+        )
+    return noise
+
+
+def _find_size(loaded: Loaded) -> tuple[int, int]:
+    """Return the height and width of the images that the transform makes, else those that the model is made for."""
+    if loaded.transform is None:
+        return find_input_size(loaded.model)
+    height, width = loaded.transform(Image.new("RGB", (512, 512))).shape[-2:]
+    return height, width
+
+
+class _GridEvidence:
+    """What an exported method may read."""
+
+    def __init__(self, activations: Tensor, gradients: Tensor, logits: Tensor) -> None:
+        self.activations, self.gradients, self.logits = activations, gradients, logits
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotCompilableError(f"the method reads {name!r} of the evidence, which the file does not have")
+
+
+class _ExplainedModel(nn.Module):
+    """From images and classes to logits and maps, by operations on tensors alone."""
+
+    def __init__(
+        self,
+        forward_graph: fx.GraphModule,
+        gradient_graph: fx.GraphModule,
+        segment: Segment,
+        make_maps: Callable[[Any], Tensor],
+        layer: Layer,
+        place: Callable[[Tensor], Tensor],
+        *,
+        logits: int,
+        has_any_batch_size: bool,
+    ) -> None:
+        super().__init__()
+        self._forward_graph, self._gradient_graph = forward_graph, gradient_graph
+        self._segment, self._logits = segment, logits
+        self._make_maps, self._layer, self._place = make_maps, layer, place
+        self._others = range(len(get_results(forward_graph)) - len(segment.others), len(get_results(forward_graph)))
+        self.has_any_batch_size = has_any_batch_size
+
+    def forward(self, images: Tensor, target_class: Tensor) -> tuple[Tensor, Tensor]:
+        results = self._forward_graph(images)
+        logits = results[self._logits]
+        weights = [
+            _select(logits, target_class) if index == self._logits else torch.zeros_like(results[index])
+            for index in self._segment.results
+        ]
+        (start,) = self._segment.layers
+        gradients = self._gradient_graph(*weights, results[start], *(results[index] for index in self._others))[0]
+        grid, slope = (upcast(self._layer.layout.to_grid(each)) for each in (results[start], gradients))
+        return logits, self._place(self._make_maps(_GridEvidence(grid, slope, logits)))
+
+
+def _select(logits: Tensor, target_class: Tensor) -> Tensor:
+    """Return weights ``(N, K)`` of the logits that select the score of a class; -1 is the one with the highest."""
+    if logits.shape[1] == 1:  # two classes, whose scores are -z and z
+        wanted = torch.where(target_class < 0, (logits[:, 0] > 0).to(target_class.dtype), target_class)
+        return (2 * wanted[:, None] - 1).to(logits.dtype)
+    wanted = torch.where(target_class < 0, logits.argmax(1), target_class)
+    return (wanted[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
+
+
+def _build(
+    model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any], *, resize: bool
+) -> _ExplainedModel:
+    forward_pass = ForwardPass(model, images, [layer])
+    logits = find_logits(forward_pass.output)
+    if logits.ndim != 2:
+        raise NotCompilableError(f"it is no classifier: its scores have the shape {tuple(logits.shape)}")
+    tensors = find_tensors(forward_pass.output)
+    index = next((place for place, tensor in enumerate(tensors) if tensor is logits), None)
+    if index is None:
+        raise NotCompilableError("its logits are no tensor of its output")
+    capture = capture_model(copy_for_capture(model, images, [layer.name]), images, [layer.name])
+    segments = split_at_layers(capture)
+    if len(segments) != 1 or index not in segments[0].results:
+        raise NotCompilableError(f"the logits do not depend on layer {layer.name!r}")
+    (segment,) = segments
+    capture.return_also(segment.others)
+    with torch.no_grad():
+        values = list(capture.graph(images))
+    inputs = [values[capture.output_count], *values[capture.output_count + 1 :]]
+    centers, size = forward_pass.find_centers(layer), images.shape[2:]
+
+    def place(maps: Tensor) -> Tensor:
+        return resample(maps, centers, size, None) if resize else maps
+
+    return _ExplainedModel(
+        capture.graph,
+        trace_gradients(segment, inputs),
+        segment,
+        partial(method, **options),
+        layer,
+        place,
+        logits=index,
+        has_any_batch_size=capture.has_any_batch_size,
+    )
+
+
+def _compare(
+    explained: nn.Module, model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any]
+) -> None:
+    """Check that the graph gives the results of the model.
+
+    Raises:
+        NotCompilableError: It does not.
+    """
+    forward_pass = ForwardPass(model, images, [layer])
+    top = forward_pass.logits.argmax(1).tolist()
+    if forward_pass.logits.shape[1] == 1:
+        top = (forward_pass.logits[:, 0] > 0).long().tolist()
+    (evidence,) = gather_evidence(forward_pass, [ClassScore(index) for index in top])
+    with torch.no_grad():
+        expected = method(evidence, **options)
+        logits, maps = explained(images, torch.full((len(images),), -1))
+    if maps.shape[1:] != expected.shape[1:]:
+        expected = resample(expected, forward_pass.find_centers(layer), maps.shape[1:], None)
+    for name, ours, theirs in (("logits", logits, forward_pass.logits), ("map", maps, expected)):
+        if not (ours - theirs).abs().max() <= _TOLERANCE * theirs.abs().max():
+            raise NotCompilableError(f"the {name} of the graph differs from the model's")
+
+
+def _describe(
+    loaded: Loaded, method: Method, options: dict[str, Any], layer: Layer, images: Tensor, *, resize: bool
+) -> dict[str, Any]:
+    return {
+        "version": camtool.__version__,
+        "model": loaded.name or type(loaded.model).__name__,
+        "method": method.name,
+        "options": {name: repr(value) for name, value in options.items()},
+        "layer": layer.name,
+        "input_shape": list(images.shape[1:]),
+        "maps": "at the images' size" if resize else "on the layer's grid",
+        "preprocessing": None if loaded.transform is None else repr(loaded.transform),
+        "labels": None if loaded.labels is None else list(loaded.labels),
+    }
+
+
+def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    examples = [images, torch.full((len(images),), -1)]
+    program = export_graph(explained, examples, has_any_batch_size=explained.has_any_batch_size)
+    if path.suffix == ".pt2":
+        torch.export.save(program, path, extra_files={"camtool": json.dumps(description)})
+        return
+    onnx = convert_to_onnx(program, ["images", "target_class"], ["logits", "maps"])
+    onnx.model.metadata_props["camtool"] = json.dumps(description)
+    if path.suffix == ".onnx":
+        write_onnx(onnx, path)
+        _check_file(explained, examples, path)
+        return
+    import openvino
+
+    beside = path.with_suffix(".unfinished.onnx")
+    try:
+        write_onnx(onnx, beside)
+        converted = openvino.convert_model(beside)
+    finally:
+        beside.unlink(missing_ok=True)
+    converted.set_rt_info(json.dumps(description), ["camtool"])
+    openvino.save_model(converted, path, compress_to_fp16=False)
+
+
+def _check_file(explained: nn.Module, examples: Sequence[Tensor], path: Path) -> None:
+    """Run an ONNX file where ONNX Runtime is installed, and delete it if its results differ."""
+    with torch.no_grad():
+        expected = explained(*examples)
+    try:
+        found = open_session("onnxruntime", path).run([each.numpy() for each in examples])
+        for name, ours, theirs in zip(("logits", "map"), found, expected, strict=True):
+            if not abs(ours - theirs.numpy()).max() <= _TOLERANCE * theirs.abs().max():
+                raise NotCompilableError(f"the {name} differs in ONNX Runtime")
+    except NotCompilableError:
+        path.unlink()
+        raise

@@ -1,0 +1,194 @@
+"""Exported files give the model's logits and maps in other runtimes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import openvino
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import camtool
+from camtool.cli import app
+from camtool.engines import export as module
+from camtool.errors import CamtoolError
+from tests.engines.test_engines import Decides, Net, Unknown, build
+from tests.state.test_no_trace import unchanged
+
+SIZE = (16, 20)
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return build()
+
+
+def run(path: Path, x: Tensor, classes: list[int]) -> list[Any]:
+    session = onnxruntime.InferenceSession(path)
+    return session.run(None, {"images": x.numpy(), "target_class": np.array(classes)})
+
+
+def assert_equal_maps(maps: Any, results: list[camtool.Explanation]) -> None:
+    for ours, result in zip(maps, results, strict=True):
+        assert result.raw.max() > 0
+        np.testing.assert_allclose(ours, result.raw, rtol=0, atol=1e-4 * np.abs(result.raw).max())
+
+
+METHODS = ["gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "gradcam-elementwise", "odam", "zoomcam", "fem"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_class_and_the_top_class(method: str, net: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(3, 3, *SIZE)
+    with unchanged(net):
+        path = camtool.export(net, tmp_path / "net.onnx", method, size=SIZE)
+    logits, maps = run(path, x, [4, -1, 2])
+    np.testing.assert_allclose(logits, net(x).detach(), atol=1e-4)
+    assert_equal_maps(maps, camtool.explain(net, x, [4, None, 2], method=method))
+
+
+def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Loaded, tmp_path: Path) -> None:
+    path = camtool.export(demo, tmp_path / "demo.onnx", "layercam", resize=True)
+    x = torch.rand(2, 3, 128, 128)
+    _, maps = run(path, x, [3, 3])
+    assert maps.shape == (2, 128, 128)
+    (result, _) = camtool.explain(demo, x, 3, method="layercam")
+    assert result.centers is not None
+    expected = module.resample(torch.from_numpy(result.raw)[None], result.centers, (128, 128), None)[0]
+    np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-4 * float(expected.max()))
+
+
+def test_a_layer_in_the_middle_and_options(net: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(1, 3, *SIZE)
+    path = camtool.export(net, tmp_path / "net.onnx", "layercam", net.block.norm, size=SIZE)  # type: ignore[arg-type, union-attr]
+    assert_equal_maps(run(path, x, [1])[1], camtool.explain(net, x, 1, method="layercam", layer="block.norm"))
+    with pytest.raises(CamtoolError, match="no option 'sample'"):
+        camtool.export(net, tmp_path / "other.onnx", sample=3)
+
+
+def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path) -> None:
+    path = camtool.export(demo, tmp_path / "new" / "demo.onnx")
+    about = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["camtool"])
+    assert about["method"] == "gradcam"
+    assert about["layer"] == camtool.explain(demo, torch.rand(3, 128, 128)).layer
+    assert about["labels"] == list(demo.labels or ())
+    assert about["input_shape"] == [3, 128, 128]
+    assert about["version"] == camtool.__version__
+    assert about["preprocessing"]
+
+
+def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
+    path = camtool.export(net, tmp_path / "net.onnx", size=SIZE, dynamic_batch=False)
+    assert onnxruntime.InferenceSession(path).get_inputs()[0].shape == [1, 3, *SIZE]
+    x = torch.randn(1, 3, *SIZE)
+    assert_equal_maps(run(path, x, [-1])[1], camtool.explain(net, x))
+
+
+def test_other_formats(net: nn.Module, tmp_path: Path) -> None:
+    x, classes = torch.randn(3, 3, *SIZE), [1, 0, 3]
+    expected = camtool.explain(net, x, classes)
+    ir = camtool.export(net, tmp_path / "net.xml", size=SIZE)
+    compiled = openvino.Core().compile_model(ir, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert_equal_maps(compiled([x.numpy(), np.array(classes)])[1], expected)
+    assert json.loads(openvino.Core().read_model(ir).get_rt_info("camtool").astype(str))["method"] == "gradcam"
+    program = torch.export.load(camtool.export(net, tmp_path / "net.pt2", size=SIZE))
+    assert_equal_maps(program.module()(x, torch.tensor(classes))[1].detach().numpy(), expected)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["net.bin", "net.pt2", "net.xml"]
+
+
+class OneLogit(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :1]
+
+
+def test_a_single_logit_has_two_classes(tmp_path: Path) -> None:
+    net, x = build(OneLogit), torch.randn(3, 3, *SIZE)
+    path = camtool.export(net, tmp_path / "net.onnx", "gradcam-elementwise", size=SIZE)
+    expected = camtool.explain(net, x, [0, 1, None], method="gradcam-elementwise")
+    for ours, result in zip(run(path, x, [0, 1, -1])[1], expected, strict=True):
+        np.testing.assert_allclose(ours, result.raw, rtol=0, atol=1e-5)
+
+
+class Planes(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(self.stem(x)))
+
+
+def test_what_cannot_be_exported_is_refused_with_the_reason(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    for model, method, reason in (
+        (build(Unknown), "gradcam", "no operator for prims.bessel_j0"),
+        (build(Decides), "gradcam", "torch.export fails"),
+        (build(Planes), "gradcam", "it is no classifier"),
+        (net, "scorecam", "the method reads 'inputs'"),
+        (net, "rivalcam", "the method reads 'targets'"),
+        (net, "eigencam", "no operator for aten._linalg_eigh"),
+    ):
+        with pytest.raises(CamtoolError, match=re.escape(reason)):
+            camtool.export(model, path, method, size=SIZE)
+    with pytest.raises(CamtoolError, match=r"path's suffix must be one of '.onnx'"):
+        camtool.export(net, tmp_path / "net.tflite")
+    with pytest.raises(CamtoolError, match=r"model.cpu\(\).float\(\)"):
+        camtool.export(build().double(), path, size=SIZE)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_that_differs_is_deleted(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def run(self, arrays: Any) -> Any:
+            return [np.zeros((2, 5), np.float32), np.zeros((2, 8, 10), np.float32)]
+
+    monkeypatch.setattr(module, "open_session", lambda *_: Wrong())
+    with pytest.raises(CamtoolError, match="the logits differs in ONNX Runtime"):
+        camtool.export(net, tmp_path / "net.onnx", size=SIZE)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_installed", lambda _: False)
+    with pytest.raises(CamtoolError, match=r"pip install 'camtool\[openvino\]'"):
+        camtool.export(net, tmp_path / "net.xml")
+
+
+def test_the_example_of_the_documentation_runs_without_torch(demo: camtool.Loaded, tmp_path: Path) -> None:
+    text = (Path(camtool.__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "InferenceSession" in code)
+    assert len([line for line in example.splitlines() if line]) <= 22
+    path = camtool.export(demo, tmp_path / "demo.onnx")
+    Image.new("RGB", (200, 150), (90, 120, 30)).save(tmp_path / "photo.png")
+    code = example + "\nassert not {'torch', 'camtool'} & {*sys.modules}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), "photo.png"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in (demo.labels or ())
+    with Image.open(tmp_path / "heat.png") as heat:
+        assert heat.size == (128, 128)
+
+
+def test_the_command_writes_a_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["camtool", "export", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            app.main()
+        return int(stopped.value.code or 0)
+
+    path = tmp_path / "demo.xml"
+    assert command("demo", str(path), "--resize", "--method", "layercam") == 0
+    assert "Exported" in capsys.readouterr().out
+    assert command("demo", str(path)) == 2
+    assert "--force" in capsys.readouterr().err
+    assert command("demo", str(path), "--force", "--fixed-batch", "--size", "96x128") == 0
+    assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
