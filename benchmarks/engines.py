@@ -1,0 +1,138 @@
+"""The cost of Grad-CAM by each engine in units of the eager forward pass: ``python -m benchmarks engines``.
+
+Each engine explains a prepared batch, in turns with the plain forward pass of PyTorch in ``inference_mode``. The
+numbers are medians of the turns' ratios. ``--zoo`` exports classifiers of torchvision and timm with random weights instead, and
+compares the maps of ONNX Runtime and OpenVINO with the model's. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torchvision
+import typer
+from torch import Tensor, nn
+
+import camtool
+from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
+from camtool.engines.compiled import CompiledModel
+from camtool.engines.observers import list_engines
+from camtool.engines.prepared import PreparedModel, copy_for_capture
+from camtool.engines.program import write_program
+from camtool.engines.runtimes import RUNTIMES, open_session
+from camtool.errors import CamtoolError
+
+_MODELS = ("mobilenet_v2", "resnet18", "resnet50")
+_CLASS = 281
+_FIVE = ["gradcam", "gradcam++", "xgradcam", "layercam", "hirescam"]
+_OUT = Path(__file__).with_suffix(".json")
+
+
+def main(
+    turns: Annotated[int, typer.Option(help="Measurements of each engine.")] = 20,
+    threads: Annotated[int, typer.Option(help="Threads for torch and the engines.")] = 2,
+    only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
+    zoo: Annotated[bool, typer.Option("--zoo", help="Export classifiers instead.")] = False,  # noqa: FBT002
+    first: Annotated[int, typer.Option(help="First classifier of the zoo.")] = 0,
+    count: Annotated[int, typer.Option(help="Number of classifiers of the zoo.")] = 1000,
+) -> None:
+    """Measure, print a table, and write the numbers to a JSON file; rows of other models are kept."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    result = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
+    result |= {"machine": describe_machine(threads), "turns": turns}
+    if zoo:
+        found = result.setdefault("zoo", {})
+        for name, make in [*_list_classifiers()][first : first + count]:
+            found[name] = _export(name, make)
+            print(f"{name:50} {found[name]}", flush=True)
+            _save(result)
+        return
+    for name in only or _MODELS:
+        for batch_size in (1, 8):
+            row = _measure(name, batch_size, turns)
+            result.setdefault("rows", {})[f"{name}, batch {batch_size}"] = row
+            print(name, batch_size, json.dumps(row, indent=1), flush=True)
+    _save(result)
+
+
+def _save(result: dict[str, Any]) -> None:
+    _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
+    model = torchvision.models.get_model(name, weights=None).eval()
+    batch, classes = torch.randn(batch_size, 3, 224, 224), [_CLASS] * batch_size
+    engines = ["eager", *list_engines("auto")]
+    explainers = {engine: camtool.Explainer(model, engine=engine) for engine in engines}
+    runs: dict[str, Callable[[], object]] = {"forward": make_forward(model, batch)}
+    runs |= {engine: partial(explainer, batch, classes) for engine, explainer in explainers.items()}
+    runs |= {f"{engine}, forward": _make_plain(engine, model, batch) for engine in engines[1:]}
+    best = engines[1]
+    runs["five methods"] = partial(camtool.Explainer(model, _FIVE, engine=best), batch, classes)
+    runs["five classes"] = partial(explainers[best], batch, [[1, 2, 3, 4, 5]] * batch_size)
+    times = measure_in_turns(runs, turns, warm_up=3)
+    row: dict[str, Any] = {"forward_ms": round(1000 * statistics.median(times["forward"]), 2)}
+    row |= {f"{engine} / forward": compute_ratio(times, engine, "forward") for engine in engines}
+    row |= {f"{key} / forward": compute_ratio(times, key, "forward") for key in runs if key.endswith(", forward")}
+    row |= {f"{each} / its forward": compute_ratio(times, each, f"{each}, forward") for each in engines[1:]}
+    row |= {f"{key} / one, {best}": compute_ratio(times, key, best) for key in ("five methods", "five classes")}
+    return row
+
+
+def _make_plain(engine: str, model: nn.Module, batch: Tensor) -> Callable[[], object]:
+    """Return the plain forward pass of an engine, without any layer's output."""
+    if engine == "prepared":
+        prepared = PreparedModel(model, batch, [])
+        return lambda: prepared.observe([], batch, grad=False)
+    folder = Path(tempfile.mkdtemp())
+    write_program(copy_for_capture(model, batch, []), batch, [], folder)
+    compiled = CompiledModel(engine, folder, torch.empty(0))
+    return lambda: compiled.observe(batch, grad=False)
+
+
+def _list_classifiers() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Yield the classifiers of the project's own zoo: all of torchvision, and one of each of timm's families."""
+    import timm
+    from tests.zoo.architectures import TIMM
+
+    for name in torchvision.models.list_models(module=torchvision.models):
+        yield name, partial(torchvision.models.get_model, name, weights=None)
+    for name in TIMM:
+        yield f"timm:{name}", partial(timm.create_model, name)
+
+
+def _export(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
+    """Export one classifier, and return how far its maps in other runtimes are from the model's."""
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        model = make().eval()
+        try:
+            path = camtool.export(model, Path(folder) / "model.onnx")
+        except CamtoolError as error:
+            return {"refused": str(error)[:200]}
+        shape = open_session("onnxruntime", path)._session.get_inputs()[0].shape[1:]  # type: ignore[attr-defined]
+        images, classes = torch.randn(2, *shape), np.array([_CLASS, 7])
+        expected = [each.raw for each in camtool.explain(model, images, classes)]
+        found = {"seconds": round(time.perf_counter() - started, 1)}
+        for runtime in RUNTIMES:
+            _, maps = open_session(runtime, path).run([images.numpy(), classes])
+            errors = [abs(ours - theirs).max() / theirs.max() for ours, theirs in zip(maps, expected, strict=True)]
+            found[runtime] = float(f"{np.nanmax(errors):.2g}")
+        return found
+
+
+if __name__ == "__main__":
+    typer.run(main)
