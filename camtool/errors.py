@@ -11,6 +11,7 @@
     ├── MethodError     an unknown method or option, or one that the model does not support
     ├── ModelError      a model, its weights or its labels cannot be loaded
     ├── ForwardError    the model fails on the inputs
+    ├── NotCompilableError  an engine cannot run the model; the next engine is tried
     └── OverlayError    an image and a heatmap that do not fit, or cannot be drawn
         └── ColormapError   an unknown color map
 """
@@ -26,6 +27,7 @@ __all__ = [
     "LayerError",
     "MethodError",
     "ModelError",
+    "NotCompilableError",
     "NothingFoundError",
     "OverlayError",
     "TargetError",
@@ -66,6 +68,10 @@ class ModelError(CamtoolError, ValueError):
 
 class ForwardError(CamtoolError, RuntimeError):
     """The model fails on the inputs. The error of the model is the ``__cause__``."""
+
+
+class NotCompilableError(CamtoolError):
+    """An engine cannot run a model. The next engine is tried, so users meet it in a line of the log."""
 
 
 class OverlayError(CamtoolError, ValueError):

@@ -25,9 +25,8 @@ from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.engines.comparison import describe_difference
-from camtool.engines.errors import NotCompilableError
 from camtool.engines.observers import CompiledObserver, EngineName, list_engines
-from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.errors import CamtoolError, MethodError, NotCompilableError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation

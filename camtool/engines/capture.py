@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.engines.errors import NotCompilableError
+from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
 from camtool.state.cleanup import Cleanup
 from camtool.structures.module_names import find_module

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from camtool.engines.errors import NotCompilableError
 from camtool.engines.program import FORWARD, SegmentPlan, read_plan
 from camtool.engines.runtimes import Session, open_session
+from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation
 from camtool.structures.nested_tensors import map_tensors
 

@@ -16,13 +16,12 @@ import camtool
 from camtool.arguments.checks import check_choice
 from camtool.arguments.models import get_module
 from camtool.engines.capture import capture_model, get_results
-from camtool.engines.errors import NotCompilableError
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import resample

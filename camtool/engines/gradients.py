@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from camtool.engines.errors import NotCompilableError
 from camtool.engines.segments import Segment
+from camtool.errors import NotCompilableError
 
 __all__ = ["trace_gradients"]
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.engines.compiled import CompiledModel
-from camtool.engines.errors import NotCompilableError
 from camtool.engines.files import compute_key, make_once
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import read_plan, write_program
 from camtool.engines.runtimes import RUNTIMES, is_installed
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
 from camtool.hooks.registration import has_foreign_hooks

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.engines.errors import NotCompilableError
+from camtool.errors import NotCompilableError
 
 __all__ = ["convert_to_onnx", "export_graph"]
 

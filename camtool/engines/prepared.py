@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from camtool.engines.errors import NotCompilableError
+from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import trace
 from camtool.inference.folded_model import choose_fastest, to_memory_format

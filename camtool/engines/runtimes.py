@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from camtool.engines.errors import NotCompilableError
+from camtool.errors import NotCompilableError
 
 __all__ = ["RUNTIMES", "Session", "is_installed", "open_session"]
 
