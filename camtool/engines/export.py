@@ -27,6 +27,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import resample
 from camtool.inputs.data_kinds import choose_example_shape
 from camtool.layers.selection import Layer, find_layers
+from camtool.maps import resize as resize_maps
 from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
@@ -113,14 +114,17 @@ def export(
 def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Tensor:
     model = loaded.model
     height, width = size or _find_size(loaded)
-    noise = torch.randn(count, *choose_example_shape(model, height, width), generator=torch.Generator().manual_seed(0))
+    channels, *sizes = choose_example_shape(model, height, width)
+    # Smooth as photos are: white noise makes the activations of some models explode, and with them the rounding.
+    coarse = torch.randn(count * channels, *[8] * len(sizes), generator=torch.Generator().manual_seed(0))
+    images: Tensor = resize_maps(coarse, sizes).unflatten(0, (count, channels))
     parameter = next(model.parameters(), None)
     if parameter is not None and (parameter.device.type != "cpu" or parameter.dtype != torch.float32):
         raise CamtoolError(
             f"model: it must be on the CPU and in float32, got {parameter.device} and {parameter.dtype}; "
             "use model.cpu().float()."
         )
-    return noise
+    return images
 
 
 def _find_size(loaded: Loaded) -> tuple[int, int]:

@@ -7,7 +7,7 @@ layouts, which of them responds where the image was changed? The rules are in :m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -85,12 +85,11 @@ def _find_candidates(
     queries = count_queries(calls[-1].output)
     calls = _stop_at_excluded_call(calls, queries)
     outputs = group_grid_outputs(calls, LayoutReader(calls, size, queries), call_index)
-    # Some detectors leave the trunk early for small objects, so the right layer may be far from the last one.
-    block = len(outputs) if is_backbone else _MOST_ASKED
     asked: list[Candidate] = []
-    # From the deepest block on, until one layer has no verdict.
+    # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
+    # so the right layer may be far from the last one.
     while len(asked) < len(outputs) and all(candidate.verdict for candidate in asked):
-        remaining = outputs[: len(outputs) - len(asked)][-block:]
+        remaining = outputs[: len(outputs) - len(asked)][-_MOST_ASKED:]
         asked = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone) + asked
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(each.to_candidate(size), verdict="shallow, not evaluated") for each in outputs[: -len(asked)]]
@@ -209,19 +208,22 @@ def _judge(
         return []
     names = [output.name for output in outputs]
     origins = [name for output in outputs for name in output.origins]
-    observation = observe(model, list(dict.fromkeys(names + origins)), vary_corner(inputs))
+    observation = observe(model, list(dict.fromkeys(names + origins)), vary_corner(inputs), grad=not is_backbone)
     tensors = [observation.calls[name][call_index] for name in names]
+    # The images of detectors are large. Their variants need no graph, and of gradients only those of the first count.
+    first = observe(model, names, select_first_image(inputs)) if is_backbone else observation
     with enable_gradients():  # in any gradient mode of the caller
         # Quantized operators have no backward pass.
-        scores = [None] if is_quantized(model) else _compute_scores(observation.output, is_backbone=is_backbone)
-    gradients = _combine_gradients([_compute_gradients(score, tensors) for score in scores])
+        scores = [None] if is_quantized(model) else _compute_scores(first.output, is_backbone=is_backbone)
+    asked = [first.calls[name][call_index] for name in names]
+    gradients = _combine_gradients(_compute_gradients(score, asked) for score in scores)
     classes = 0 if is_backbone else _count_score_maps(observation.output)
     judged = []
     for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
         layout = choose_layout(tensor.detach(), output.layouts)
         response = rules.Response(
             layout.to_grid(tensor.detach()),
-            None if gradient is None else layout.to_grid(gradient[:1])[0],
+            None if gradient is None else layout.to_grid(gradient)[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
@@ -268,11 +270,17 @@ def _compute_gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[
         return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
 
 
-def _combine_gradients(gradients: Sequence[Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
-    """Return for each layer the smallest absolute gradient over all scores: zero where one score has none."""
-    if len(gradients) == 1:
-        return gradients[0]
-    return [
-        None if any(each is None for each in of_layer) else torch.stack([each.abs() for each in of_layer]).amin(0)
-        for of_layer in zip(*gradients, strict=True)
-    ]
+def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
+    """Return for each layer the smallest absolute gradient over all scores, for the first image.
+
+    It is zero where one score has none.
+    """
+    smallest: list[Tensor | None] = []
+    for of_score in gradients:  # one score after the other, as the gradients may fill the memory
+        found = [None if each is None else each[:1].abs() for each in of_score]
+        del of_score
+        smallest = [
+            None if one is None or other is None else torch.minimum(one, other)
+            for one, other in zip(smallest or found, found, strict=True)
+        ]
+    return smallest
