@@ -34,6 +34,7 @@ __all__ = [
     "get_forward_hooks",
     "get_node_number",
     "get_node_shape",
+    "get_parameters",
     "get_saved_integers",
     "get_saved_value",
     "get_storage_id",
@@ -116,6 +117,7 @@ For TorchScript it is an object with the methods ``keys``, ``values`` and ``item
 """
 
 get_buffers: Callable[[nn.Module], MutableMapping[str, Tensor | None]] = attrgetter("_buffers")
+get_parameters: Callable[[nn.Module], Mapping[str, nn.Parameter | None]] = attrgetter("_parameters")
 """The buffers of a module itself by name, with ``None`` for those that were set to it.
 
 To write to it replaces a buffer. ``setattr`` refuses to do that in some modules. For TorchScript see

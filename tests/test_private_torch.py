@@ -110,6 +110,8 @@ def test_children_and_buffers_include_those_that_are_none():
         check(dict(private_torch.get_buffers(model)) == {"table": None})
         private_torch.get_buffers(model)["table"] = table = torch.ones(1)
         check(model.table is table)
+    with use_of("get_parameters"):
+        check(dict(private_torch.get_parameters(model[0])) == {"weight": model[0].weight, "bias": model[0].bias})
 
 
 @pytest.mark.filterwarnings(

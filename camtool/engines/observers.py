@@ -28,6 +28,7 @@ from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
@@ -93,7 +94,7 @@ class CompiledObserver:
         Raises:
             NotCompilableError: The engine cannot run this model.
         """
-        if any(map(has_foreign_hooks, model.modules())):
+        if any(map(has_foreign_hooks, list_modules(model))):
             raise NotCompilableError("the model has hooks, which may change at any time")
         self._used = compiled = self._find(model, layers, inputs)
         if isinstance(compiled.model, PreparedModel):
@@ -129,7 +130,7 @@ class CompiledObserver:
         question = "engine", self.engine, tuple(layers), describe_shapes(inputs), count, torch.get_num_threads()
 
         def compile_model() -> _Compiled:
-            weights = WeightStates(_list_weights(model))
+            weights = WeightStates(list_weights(model))
             try:
                 return _Compiled(self._compile(model, layers, inputs, count), "", weights)
             except NotCompilableError as error:
@@ -137,7 +138,7 @@ class CompiledObserver:
                 return _Compiled(None, str(error), weights)
 
         return remember_for_model(
-            model, question, compile_model, lambda known: known.weights.equal_those_of(_list_weights(model))
+            model, question, compile_model, lambda known: known.weights.equal_those_of(list_weights(model))
         )
 
     def _compile(
@@ -152,10 +153,6 @@ class CompiledObserver:
         key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count])
         folder = make_once(key, partial(_write, model, inputs, layers))
         return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
-
-
-def _list_weights(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Any) -> None:

@@ -36,7 +36,7 @@ class _OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors only
-        # Waiting threads must not take the cores from torch, which computes the map.
+        # Waiting threads must not take the cores from torch, which computes the map: it would take three times as long.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._names = [each.name for each in self._session.get_inputs()]

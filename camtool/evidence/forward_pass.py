@@ -29,6 +29,7 @@ from camtool.outputs import class_count, class_scores, predictions
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 from camtool.structures.weight_states import WeightStates
 
@@ -235,18 +236,15 @@ class ForwardPass:
         image, or hooks of the user, which may depend on anything.
         """
         blank = torch.zeros_like(self.image_input)
-        if not isinstance(self.inputs, Tensor) or any(map(has_foreign_hooks, self.model.modules())):
+        if not isinstance(self.inputs, Tensor) or any(map(has_foreign_hooks, list_modules(self.model))):
             return self._observe_images(blank)
         key = blank[:1].shape, blank.dtype, blank.device, self._autocast, self.call_index
 
         def compute() -> _BlankOutputs:
-            return _BlankOutputs(key, self._observe_images(blank[:1]), WeightStates(list_weights()))
-
-        def list_weights() -> list[Tensor]:
-            return [*self.model.parameters(), *self.model.buffers()]
+            return _BlankOutputs(key, self._observe_images(blank[:1]), WeightStates(list_weights(self.model)))
 
         def is_valid(known: _BlankOutputs) -> bool:
-            return known.key == key and known.weights.equal_those_of(list_weights())
+            return known.key == key and known.weights.equal_those_of(list_weights(self.model))
 
         question = "blank outputs", tuple(layer.name for layer in self.observed_layers)
         # Only the latest is kept for each set of layers, as these are tensors.

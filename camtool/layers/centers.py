@@ -32,6 +32,7 @@ from camtool.layers.selection import Layer, describe_shapes
 from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs
 from camtool.structures.weight_states import WeightStates
 
@@ -80,13 +81,13 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image)
-        return _Answer(centers, WeightStates(list_weights()))
+        return _Answer(centers, WeightStates(list_taps()))
 
-    def list_weights() -> list[nn.Parameter]:
-        return [*filter(_has_taps, model.parameters())]
+    def list_taps() -> list[Tensor]:
+        return [*filter(_has_taps, list_weights(model, buffers=False))]
 
     def is_valid(known: _Answer) -> bool:
-        return known.weights is None or known.weights.equal_those_of(list_weights())
+        return known.weights is None or known.weights.equal_those_of(list_taps())
 
     question = "centers", describe_shapes(inputs), layer, call_index
     return remember_for_model(model, question, find, is_valid).centers

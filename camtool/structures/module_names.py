@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
-from camtool.private_torch import get_children
+from camtool.private_torch import get_buffers, get_children, get_parameters
 
 __all__ = [
     "describe_unknown_layer",
@@ -20,6 +20,7 @@ __all__ = [
     "get_modules_by_name",
     "iterate_hookable_modules",
     "list_modules",
+    "list_weights",
 ]
 
 
@@ -40,6 +41,16 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
             if children:
                 stack.extend(reversed([*children.values()]))
     return list(found.values())
+
+
+def list_weights(model: nn.Module, *, buffers: bool = True) -> list[Tensor]:
+    """Return the parameters and buffers of a model, faster than ``model.parameters()``; shared ones come repeatedly."""
+    weights: list[Tensor | None] = []
+    for module in list_modules(model):
+        weights += get_parameters(module).values()
+        if buffers:
+            weights += get_buffers(module).values()
+    return [each for each in weights if each is not None]
 
 
 def iterate_hookable_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
