@@ -245,9 +245,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             :mod:`camtool.layers.centers`.
         engine: How the model runs. ``"eager"``: as it is. ``"prepared"``: a copy with norms folded into convolutions,
             in channels-last memory format. ``"onnxruntime"``, ``"openvino"``: compiled graphs; they take seconds to
-            compile, once for each model, layer and input size. ``"auto"``: the fastest that is installed. The first
-            results are compared with the model's own. If they differ, or the engine cannot run the model, the next one
-            is used, and a line in the log says why. See docs/engines.md.
+            compile, once for each model, layer and input size. ``"auto"``: the first of these graphs that is installed.
+            The first results are compared with the model's own. If they differ, or the engine cannot run the model, the
+            next one is used, and a line in the log says why. See docs/engines.md.
         **options: Options of the method.
 
     Returns:
@@ -384,17 +384,26 @@ class Explainer(Generic[Result]):
             except NotCompilableError as error:
                 observer.give_up(str(error))
                 continue
-            question = tuple(method.name for method in self._methods), self._merge, tuple(sorted(self._options))
+            question = self._describe_question(batch, requests)
             if observer.has_agreed(question):
                 return results
             expected = self._explain_with(observe, batch, requests)
-            difference = describe_difference(_flatten(results), _flatten(expected))
-            if difference is None:
-                observer.note_agreement(question)
-            else:
+            ours, theirs = _flatten(results), _flatten(expected)
+            difference = describe_difference(ours, theirs)
+            if difference is not None:
                 observer.give_up(difference)
+            elif any(each.raw.any() for each in theirs):  # empty maps show nothing
+                observer.note_agreement(question)
             return expected
         return self._explain_with(observe, batch, requests)
+
+    def _describe_question(self, batch: InputBatch, requests: Sequence[Any]) -> object:
+        """Return what an engine's results depend on beside weights and pixels."""
+        methods = tuple(method.name for method in self._methods)
+        kinds = {type(each) for request in requests for each in _to_list(request)}
+        options = tuple((name, repr(value)) for name, value in sorted(self._options.items()))
+        is_alone = len(batch.items) == 1  # a model may treat a single image differently
+        return methods, self._merge, options, frozenset(kinds), is_alone
 
     def _explain_with(self, observe: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""

@@ -31,6 +31,7 @@ __all__ = [
     "get_backward_pass_id",
     "get_buffers",
     "get_children",
+    "get_core_decompositions",
     "get_forward_hooks",
     "get_node_number",
     "get_node_shape",
@@ -41,6 +42,7 @@ __all__ = [
     "get_write_count",
     "get_write_counts",
     "has_compiled_call",
+    "has_other_hooks",
     "is_convolution",
     "leave_function_mode",
     "remove_forward_hooks",
@@ -154,6 +156,26 @@ def set_state_version(state: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- hooks
+
+
+def has_other_hooks(module: nn.Module) -> bool:
+    """Return True if a module has hooks on its backward pass, or torch has hooks on all modules."""
+    everywhere = torch.nn.modules.module
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+    )
+
+
+def get_core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return torch's rules that make operations of simpler ones, backward operations included."""
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
 
 
 def get_forward_hooks(module: nn.Module) -> list[Any]:

@@ -110,6 +110,19 @@ def test_children_and_buffers_include_those_that_are_none():
         check(dict(private_torch.get_buffers(model)) == {"table": None})
         private_torch.get_buffers(model)["table"] = table = torch.ones(1)
         check(model.table is table)
+    with use_of("get_core_decompositions"):
+        rules = private_torch.get_core_decompositions()
+        check(torch.ops.aten.threshold_backward.default in rules)
+    with use_of("has_other_hooks"):
+        layer = nn.Linear(1, 1)
+        check(not private_torch.has_other_hooks(layer))
+        handle = layer.register_full_backward_hook(lambda *_: None)
+        check(private_torch.has_other_hooks(layer))
+        handle.remove()
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        check(private_torch.has_other_hooks(layer))
+        handle.remove()
+        check(not private_torch.has_other_hooks(layer))
     with use_of("get_parameters"):
         check(dict(private_torch.get_parameters(model[0])) == {"weight": model[0].weight, "bias": model[0].bias})
 

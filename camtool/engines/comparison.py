@@ -26,5 +26,5 @@ def describe_difference(ours: Sequence[Explanation], expected: Sequence[Explanat
             return f"its score is {our.score:.6g}, and the model's {other.score:.6g}"
         difference, peak = np.abs(our.raw - other.raw).max(), np.abs(other.raw).max()
         if not difference <= _MAP_TOLERANCE * peak:
-            return f"its map of {our.method} differs by {difference / peak:.2%} of the peak"
+            return f"its map of {our.method} differs by {difference:.3g}, where the model's peak is {peak:.3g}"
     return None

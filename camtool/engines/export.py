@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.models import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
+from camtool.engines.onnx_files import COMPILING, convert_to_onnx, export_graph, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
@@ -100,15 +102,31 @@ def export(
     if len(layers) != 1:
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
     try:
-        explained = _build(loaded.model, images, layers[0], found, options, resize=resize)
-        if dynamic_batch and not explained.has_any_batch_size:
-            raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
-        _compare(explained, loaded.model, images, layers[0], found, options)
-        description = _describe(loaded, found, options, layers[0], images, resize=resize)
-        _write(explained, images, path, description)
+        with COMPILING:
+            _export(loaded, images, layers[0], found, options, path, dynamic_batch=dynamic_batch, resize=resize)
     except NotCompilableError as error:
         raise CamtoolError(f"the model cannot be exported with method {found.name!r}: {error}.") from error
     return path
+
+
+def _export(
+    loaded: Loaded,
+    images: Tensor,
+    layer: Layer,
+    method: Method,
+    options: dict[str, Any],
+    path: Path,
+    *,
+    dynamic_batch: bool,
+    resize: bool,
+) -> None:
+    explained = _build(loaded.model, images, layer, method, options, resize=resize)
+    if dynamic_batch and not explained.has_any_batch_size:
+        raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
+    for count in (1, len(images)):  # models may treat a single image differently
+        if count == len(images) or dynamic_batch:
+            _compare(explained, loaded.model, images[:count], layer, method, options)
+    _write(explained, images, path, _describe(loaded, method, options, layer, images, resize=resize))
 
 
 def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Tensor:
@@ -266,7 +284,15 @@ def _describe(
 
 
 def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the files elsewhere, check them, and move them to their place."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_into(explained, images, Path(folder) / path.name, description)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file in sorted(Path(folder).iterdir(), key=lambda each: each.name == path.name):  # the file itself last
+            shutil.move(file, path.parent / file.name)
+
+
+def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:
     examples = [images, torch.full((len(images),), -1)]
     program = export_graph(explained, examples, has_any_batch_size=explained.has_any_batch_size)
     if path.suffix == ".pt2":
@@ -291,14 +317,14 @@ def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: 
 
 
 def _check_file(explained: nn.Module, examples: Sequence[Tensor], path: Path) -> None:
-    """Run an ONNX file where ONNX Runtime is installed, and delete it if its results differ."""
+    """Run an ONNX file.
+
+    Raises:
+        NotCompilableError: Its results differ.
+    """
     with torch.no_grad():
         expected = explained(*examples)
-    try:
-        found = open_session("onnxruntime", path).run([each.numpy() for each in examples])
-        for name, ours, theirs in zip(("logits", "map"), found, expected, strict=True):
-            if not abs(ours - theirs.numpy()).max() <= _TOLERANCE * theirs.abs().max():
-                raise NotCompilableError(f"the {name} differs in ONNX Runtime")
-    except NotCompilableError:
-        path.unlink()
-        raise
+    found = open_session("onnxruntime", path).run([each.numpy() for each in examples])
+    for name, ours, theirs in zip(("logits", "map"), found, expected, strict=True):
+        if not abs(ours - theirs.numpy()).max() <= _TOLERANCE * theirs.abs().max():
+            raise NotCompilableError(f"the {name} differs in ONNX Runtime")

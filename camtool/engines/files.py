@@ -12,10 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import camtool
+
 __all__ = ["compute_key", "find_folder", "make_once"]
 
 _LIMIT = 8 * 2**30
 """Bytes. The graphs that were not used for the longest time are deleted beyond that."""
+
+_FORMAT = 1
+"""Number of the files' format; a change of what they hold increases it."""
 
 _UNFINISHED = "unfinished-"
 
@@ -32,7 +37,7 @@ def find_folder() -> Path:
 def compute_key(model: nn.Module, parts: Sequence[object]) -> str:
     """Return a hash of a model's structure and weights, and of anything else that a graph depends on."""
     digest = hashlib.blake2b(digest_size=20)
-    for part in (torch.__version__, repr(model), *parts):
+    for part in (_FORMAT, camtool.__version__, torch.__version__, repr(model), *parts):
         digest.update(repr(part).encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

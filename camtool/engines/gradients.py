@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camtool.engines.segments import Segment
 from camtool.errors import NotCompilableError
+from camtool.private_torch import get_core_decompositions
 
 __all__ = ["trace_gradients"]
 
@@ -34,7 +35,12 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
 
     def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
         weights, layers, others = tensors[:results], tensors[results : results + count], tensors[results + count :]
-        _, multiply, *_ = torch.func.vjp(lambda *each: segment.graph(*each, *others), *layers)
+
+        def run(*starts: Tensor) -> tuple[Tensor, ...]:
+            # A model may return one tensor twice, of which torch.func.vjp would count the last weights alone.
+            return tuple(result.clone() for result in segment.graph(*starts, *others))
+
+        _, multiply, *_ = torch.func.vjp(run, *layers)
         gradients: tuple[Tensor, ...] = multiply(tuple(weights))
         return gradients
 
@@ -65,9 +71,7 @@ def _quiet_tracing() -> Iterator[None]:
 
 def _get_rules() -> dict[Any, Callable[..., Any]]:
     """Return how backward operations are made of others: torch's rules, and those that it leaves out."""
-    from torch._decomp import core_aten_decompositions
-
-    return {**core_aten_decompositions(), **_RULES}
+    return {**get_core_decompositions(), **_RULES}
 
 
 def _differentiate_convolution(

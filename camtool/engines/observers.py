@@ -7,6 +7,8 @@ the number of threads change.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_choice
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.files import compute_key, make_once
+from camtool.engines.onnx_files import COMPILING, get_first_line
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import read_plan, write_program
 from camtool.engines.runtimes import RUNTIMES, is_installed
@@ -26,10 +29,11 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
+from camtool.private_torch import has_other_hooks
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_tensors
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
 __all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
@@ -37,6 +41,9 @@ __all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
 EngineName: TypeAlias = Literal["eager", "prepared", "onnxruntime", "openvino", "auto"]
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+_PLAIN = {bool, int, float, str, type(None), tuple}
+"""Types of attributes whose changes are noticed."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,6 +76,7 @@ class _Compiled:
     model: PreparedModel | CompiledModel | None
     reason: str
     weights: WeightStates
+    settings: list[object]
     agreed: set[object] = field(default_factory=set)
 
 
@@ -94,14 +102,15 @@ class CompiledObserver:
         Raises:
             NotCompilableError: The engine cannot run this model.
         """
-        if any(map(has_foreign_hooks, list_modules(model))):
-            raise NotCompilableError("the model has hooks, which may change at any time")
-        self._used = compiled = self._find(model, layers, inputs)
-        if isinstance(compiled.model, PreparedModel):
-            return compiled.model.observe(layers, inputs, grad=grad)
-        if isinstance(compiled.model, CompiledModel):
+        compiled = self._find(model, layers, inputs)
+        # A method may observe other images afterwards, e.g. a blank one.
+        self._used = self._used or compiled
+        runner = compiled.model  # read once, as another thread may give it up
+        if isinstance(runner, PreparedModel):
+            return runner.observe(layers, inputs, grad=grad)
+        if isinstance(runner, CompiledModel):
             assert isinstance(inputs, Tensor)
-            return compiled.model.observe(inputs, grad=grad)
+            return runner.observe(inputs, grad=grad)
         raise NotCompilableError(compiled.reason)
 
     def has_agreed(self, question: object) -> bool:
@@ -127,22 +136,38 @@ class CompiledObserver:
 
     def _remember(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
-        question = "engine", self.engine, tuple(layers), describe_shapes(inputs), count, torch.get_num_threads()
+        modules, tensor = list_modules(model), find_main_tensor(inputs)
+        has_hooks = any(has_foreign_hooks(module) or has_other_hooks(module) for module in modules)
+        kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
+        shape = describe_shapes(inputs), count, kind
+        question = "engine", self.engine, tuple(layers), shape, torch.get_num_threads(), os.getpid(), has_hooks
+        settings = _read_settings(modules)
 
         def compile_model() -> _Compiled:
             weights = WeightStates(list_weights(model))
             try:
-                return _Compiled(self._compile(model, layers, inputs, count), "", weights)
-            except NotCompilableError as error:
-                _LOG.warning("engine %r is not used: %s", self.engine, error)
-                return _Compiled(None, str(error), weights)
+                if has_hooks:
+                    raise NotCompilableError("the model has hooks, which may change at any time")
+                with COMPILING:
+                    return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
+            except Exception as error:  # noqa: BLE001  whatever fails, the model itself may run
+                known = isinstance(error, NotCompilableError)
+                reason = str(error) if known else f"{type(error).__name__}: {get_first_line(error)}"
+                _LOG.warning("engine %r is not used: %s", self.engine, reason)
+                return _Compiled(None, reason, weights, settings)
 
-        return remember_for_model(
-            model, question, compile_model, lambda known: known.weights.equal_those_of(list_weights(model))
-        )
+        def is_valid(known: _Compiled) -> bool:
+            return known.settings == settings and known.weights.equal_those_of(list_weights(model))
+
+        return remember_for_model(model, question, compile_model, is_valid)
 
     def _compile(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        inputs: ModelInputs,
+        count: int | None,
+        settings: Sequence[object],
     ) -> PreparedModel | CompiledModel:
         if self.engine == "prepared":
             return PreparedModel(model, inputs, layers)
@@ -150,9 +175,24 @@ class CompiledObserver:
             raise NotCompilableError("the model has other inputs beside the image")
         if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             raise NotCompilableError("it runs on the CPU and in float32 alone")
-        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count])
+        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings])
         folder = make_once(key, partial(_write, model, inputs, layers))
-        return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
+        try:
+            return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
+            raise
+
+
+def _read_settings(modules: Sequence[nn.Module]) -> list[object]:
+    """Return the plain attributes of modules, on which their code may depend, and replaced forward functions."""
+    settings: list[object] = []
+    for module in modules:
+        own = vars(module)
+        settings.append([(name, value) for name, value in own.items() if type(value) in _PLAIN and name != "training"])
+        if "forward" in own:
+            settings.append(id(own["forward"]))
+    return settings
 
 
 def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -16,7 +17,10 @@ from torch import Tensor, nn
 
 from camtool.errors import NotCompilableError
 
-__all__ = ["convert_to_onnx", "export_graph"]
+__all__ = ["COMPILING", "convert_to_onnx", "export_graph", "get_first_line", "write_onnx"]
+
+COMPILING = threading.RLock()
+"""Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
 
 _OPERATOR = re.compile(r"aten[.:]+(\w+)|OpOverload\(op='([\w.]+)'")
 
@@ -38,8 +42,7 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
         try:
             return torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {reason}") from error
+            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
 
 
 def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) -> Any:
@@ -68,6 +71,11 @@ def write_onnx(program: Any, path: Path) -> None:
         program.save(path)
 
 
+def get_first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().partition("\n")[0]
+
+
 def _find_reason(error: BaseException) -> str:
     """Return the operator that an error names, or its first line."""
     causes, cause = [], error.__cause__ or error
@@ -78,7 +86,7 @@ def _find_reason(error: BaseException) -> str:
         found = _OPERATOR.search(text)
         if found is not None:
             return f"no operator for {found[1] or found[2]}"
-    return str(error).strip().partition("\n")[0]
+    return get_first_line(error)
 
 
 @contextmanager

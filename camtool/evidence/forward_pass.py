@@ -246,7 +246,8 @@ class ForwardPass:
         def is_valid(known: _BlankOutputs) -> bool:
             return known.key == key and known.weights.equal_those_of(list_weights(self.model))
 
-        question = "blank outputs", tuple(layer.name for layer in self.observed_layers)
+        engine = getattr(self.observe, "engine", "eager")  # what one engine computes says nothing about another
+        question = "blank outputs", engine, tuple(layer.name for layer in self.observed_layers)
         # Only the latest is kept for each set of layers, as these are tensors.
         return remember_for_model(self.model, question, compute, is_valid).outputs
 

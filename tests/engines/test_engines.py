@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,10 +96,28 @@ def assert_agree(ours: Explanation, expected: Explanation, tolerance: float = 1e
     np.testing.assert_allclose(ours.raw, expected.raw, rtol=0, atol=tolerance * peak)
 
 
-def explain_twice(net: nn.Module, x: Tensor, *args: Any, **options: Any) -> Any:
+class Lines(logging.Handler):
+    """The lines of camtool's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def explain_twice(net: nn.Module, x: Any, *args: Any, falls_back: bool = False, **options: Any) -> Any:
     """Explain by an engine; the first call compares it with the model, and returns the model's own result."""
-    camtool.explain(net, x, *args, **options)
-    return camtool.explain(net, x, *args, **options)
+    lines = Lines()
+    logging.getLogger("camtool").addHandler(lines)
+    try:
+        camtool.explain(net, x, *args, **options)
+        found = camtool.explain(net, x, *args, **options)
+    finally:
+        logging.getLogger("camtool").removeHandler(lines)
+    assert falls_back or not lines.found
+    return found
 
 
 def test_all_methods_of_activations_and_gradients_are_covered() -> None:
@@ -122,10 +141,9 @@ def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplo
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_engine_runs_and_not_the_model(engine: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 16, 20)
-    expected = explain_twice(net, x, engine=engine)
-    monkeypatch.setattr(net, "forward", lambda _: pytest.fail("the model itself ran"))
-    for our, other in zip(camtool.explain(net, x, engine=engine), expected, strict=True):
-        assert np.array_equal(our.raw, other.raw)
+    explain_twice(net, x, engine=engine)
+    monkeypatch.setattr("camtool.explainer.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+    assert len(camtool.explain(net, x, engine=engine)) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -230,7 +248,8 @@ def test_a_model_whose_code_depends_on_values_runs_as_a_copy_or_as_it_is(
     engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     net, x = build(Decides), torch.randn(2, 3, 16, 20)
-    for our, other in zip(explain_twice(net, x, engine=engine), camtool.explain(net, x), strict=True):
+    ours = explain_twice(net, x, engine=engine, falls_back=True)
+    for our, other in zip(ours, camtool.explain(net, x), strict=True):
         assert_agree(our, other)
     assert f"engine {engine!r} is not used: torch.export fails" in caplog.text
     assert len(get_lines(caplog)) == 1  # once, not for each call
@@ -253,17 +272,103 @@ def test_hooks_of_the_user_are_not_compiled(net: nn.Module, caplog: pytest.LogCa
     x = torch.randn(1, 3, 16, 20)
     handle = net.stem.register_forward_hook(lambda _, __, output: output * 2)
     try:
-        ours, usual = (explain_twice(net, x, 1, engine=each)[0] for each in ("auto", "eager"))
+        ours, usual = (explain_twice(net, x, 1, engine=each, falls_back=True)[0] for each in ("openvino", "eager"))
     finally:
         handle.remove()
     assert np.array_equal(ours.raw, usual.raw)
+    assert (
+        get_lines(caplog).count("engine 'openvino' is not used: the model has hooks, which may change at any time") == 1
+    )
+
+
+def test_hooks_on_the_backward_pass_are_not_compiled_either(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(1, 3, 16, 20)
+    explain_twice(net, x, 1, engine="onnxruntime")
+    handle = net.head.register_full_backward_hook(lambda _, inputs, __: tuple(3 * each for each in inputs))
+    try:
+        ours, usual = (camtool.explain(net, x, 1, engine=each)[0] for each in ("onnxruntime", "eager"))
+    finally:
+        handle.remove()
+    assert np.array_equal(ours.raw, usual.raw)
+    assert any("the model has hooks" in line for line in get_lines(caplog))
+
+
+class Gated(Net):
+    """Its result depends on a plain attribute, and on whether it gets one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.alone = 1.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.alone and len(x) == 1:
+            x = 2 * x
+        return super().forward(self.gate * x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
+    net, x = build(Gated), torch.randn(2, 3, 16, 20)
+    before = explain_twice(net, x, 1, engine=engine)[0]
+    net.gate = 3.0
+    after = explain_twice(net, x, 1, engine=engine)[0]
+    assert_agree(after, camtool.explain(net, x, 1)[0])
+    assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
+
+
+def test_a_single_image_is_compared_by_itself() -> None:
+    net, x = build(Gated), torch.randn(2, 3, 16, 20)
+    net.alone = True
+    explain_twice(net, x, 1, engine="onnxruntime")
+    (ours,) = explain_twice(net, x[:1], 1, engine="onnxruntime", falls_back=True)
+    assert_agree(ours, camtool.explain(net, x[:1], 1)[0])
+
+
+def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = build(), torch.randn(1, 3, 16, 20)
+    expected = camtool.explain(copy.deepcopy(net), x, 1, method="faithcam")[0]
+    run = CompiledModel.observe
+
+    def shift(self: CompiledModel, images: Tensor, *, grad: bool) -> Any:
+        return run(self, images + 0.05, grad=grad)
+
+    monkeypatch.setattr(CompiledModel, "observe", shift)
+    camtool.explain(net, x, 1, method="faithcam", engine="onnxruntime")
+    assert np.array_equal(camtool.explain(net, x, 1, method="faithcam")[0].raw, expected.raw)
+
+
+def test_any_failure_of_a_compiler_falls_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, x = build(), torch.randn(1, 3, 16, 20)
+
+    def fail(*_: Any) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(observers, "make_once", fail)
+    assert_agree(camtool.explain(net, x, 1, engine="openvino")[0], camtool.explain(net, x, 1)[0])
+    assert "engine 'openvino' is not used: OSError: read-only file system" in get_lines(caplog)
+
+
+def test_damaged_files_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    net, x = build(), torch.randn(1, 3, 16, 20)
+    explain_twice(net, x, 1, engine="onnxruntime")
+    (plan,) = tmp_path.rglob("plan.json")
+    plan.write_text("{")
+    for falls_back in (True, False):  # the damage is met by one process, and mended by the next
+        forget_model(net)
+        (ours,) = explain_twice(net, x, 1, engine="onnxruntime", falls_back=falls_back)
+        assert_agree(ours, camtool.explain(net, x, 1)[0])
 
 
 def test_other_inputs_precisions_and_methods_fall_back(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     wide = build().double()
     x = torch.randn(1, 3, 16, 20)
-    assert_agree(explain_twice(wide, x.double(), engine="openvino")[0], camtool.explain(wide, x.double())[0])
+    assert_agree(
+        explain_twice(wide, x.double(), engine="openvino", falls_back=True)[0], camtool.explain(wide, x.double())[0]
+    )
     assert "in float32 alone" in caplog.text
     camtool.explain(net, x, method="reciprocam", engine="openvino")
     assert "method 'reciprocam' needs more than activations and gradients" in caplog.text

@@ -143,15 +143,16 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(net: nn.Module, tmp_
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_that_differs_is_deleted(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_differs_is_not_written(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong:
         def run(self, arrays: Any) -> Any:
             return [np.zeros((2, 5), np.float32), np.zeros((2, 8, 10), np.float32)]
 
     monkeypatch.setattr(module, "open_session", lambda *_: Wrong())
+    (tmp_path / "net.onnx").write_text("older")
     with pytest.raises(CamtoolError, match="the logits differs in ONNX Runtime"):
         camtool.export(net, tmp_path / "net.onnx", size=SIZE)
-    assert [*tmp_path.iterdir()] == []
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["older"]
 
 
 def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
