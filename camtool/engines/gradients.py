@@ -35,12 +35,7 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
 
     def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
         weights, layers, others = tensors[:results], tensors[results : results + count], tensors[results + count :]
-
-        def run(*starts: Tensor) -> tuple[Tensor, ...]:
-            # A model may return one tensor twice, of which torch.func.vjp would count the last weights alone.
-            return tuple(result.clone() for result in segment.graph(*starts, *others))
-
-        _, multiply, *_ = torch.func.vjp(run, *layers)
+        _, multiply, *_ = torch.func.vjp(lambda *each: segment.graph(*each, *others), *layers)
         gradients: tuple[Tensor, ...] = multiply(tuple(weights))
         return gradients
 

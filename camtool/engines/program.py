@@ -108,7 +108,8 @@ def _write_segment(
     others = [results.index(node) for node in segment.others]
     inputs = [values[index] for index in [*segment.layers, *others]]
     gradients = trace_gradients(segment, inputs)
-    weights = [values[index] for index in segment.results]
+    # A tensor for each, as a model may return one tensor twice, and torch.export would take the two for one input.
+    weights = [torch.ones_like(values[index]) for index in segment.results]
     _write(capture, gradients, [*weights, *inputs], len(segment.layers), folder / file)
     return SegmentPlan(file, segment.results, segment.layers, others)
 
