@@ -32,7 +32,7 @@ class Placement(str, Enum):
 
 
 class Engine(str, Enum):
-    """How the model runs."""
+    """Engine that runs the model."""
 
     eager = "eager"
     prepared = "prepared"

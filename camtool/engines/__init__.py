@@ -1,1 +1,1 @@
-"""How explaining is compiled: prepared models, graphs for other runtimes, and files for deployment."""
+"""Engines: prepared copies of models, compiled graphs for other runtimes, and files for deployment."""

@@ -154,7 +154,7 @@ def _find_size(loaded: Loaded) -> tuple[int, int]:
 
 
 class _GridEvidence:
-    """What an exported method may read."""
+    """The evidence that an exported method can read."""
 
     def __init__(self, activations: Tensor, gradients: Tensor, logits: Tensor) -> None:
         self.activations, self.gradients, self.logits = activations, gradients, logits

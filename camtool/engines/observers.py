@@ -150,7 +150,7 @@ class CompiledObserver:
                     raise NotCompilableError("the model has hooks, which may change at any time")
                 with COMPILING:
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
-            except Exception as error:  # noqa: BLE001  whatever fails, the model itself may run
+            except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
                 known = isinstance(error, NotCompilableError)
                 reason = str(error) if known else f"{type(error).__name__}: {get_first_line(error)}"
                 _LOG.warning("engine %r is not used: %s", self.engine, reason)

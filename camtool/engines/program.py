@@ -41,7 +41,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the files of a program hold.
+    """The contents of the files of a program.
 
     Attributes:
         layers: The observed layers, in the order of their calls.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from camtool.engines.capture import Capture, get_results
+from camtool.errors import NotCompilableError
 
 __all__ = ["Segment", "split_at_layers"]
 
@@ -124,4 +125,4 @@ def _find_size(size: fx.Node, inputs: Sequence[fx.Node], copies: dict[fx.Node, f
         for axis, length in enumerate(node.meta["val"].shape):
             if str(length) == str(size.meta["val"]):
                 return copies[node], axis
-    raise NotImplementedError(f"no input of the segment has the size {size.meta['val']}")
+    raise NotCompilableError(f"no input of the segment has the size {size.meta['val']}")

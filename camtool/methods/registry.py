@@ -63,7 +63,7 @@ COSTS: tuple[Cost, ...] = get_args(Cost)
 
 
 _COMPILED_NEEDS = ("activations", "gradients", "gradients of several classes", "a pooled linear head")
-"""What methods need that an engine gives, see :attr:`Method.needs`."""
+"""Values of :attr:`Method.needs` that an engine can provide."""
 
 
 @dataclass(frozen=True)
