@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
 from camtool.state.cleanup import Cleanup
@@ -77,7 +78,7 @@ def _capture(model: nn.Module, images: Tensor, layers: Sequence[str], *, has_any
         except NotCompilableError:
             raise
         except Exception as error:
-            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {_get_first_line(error)}") from error
+            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
     order = calls[-len(layers) :] if layers else []
     _simplify(graph)
     count = len(get_results(graph)) - len(layers)
@@ -175,7 +176,3 @@ def _average(length: int, cells: int) -> Tensor:
         first, end = cell * length // cells, -(-(cell + 1) * length // cells)
         matrix[cell, first:end] = 1 / (end - first)
     return matrix
-
-
-def _get_first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from camtool.engines.onnx_files import get_first_line
 from camtool.engines.program import FORWARD, SegmentPlan, read_plan
 from camtool.engines.runtimes import Session, open_session
 from camtool.errors import NotCompilableError
@@ -101,5 +102,4 @@ def _run(session: Session, tensors: Sequence[Tensor]) -> list[Tensor]:
     try:
         return [torch.from_numpy(each) for each in session.run(arrays)]
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {reason}") from error
+        raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {get_first_line(error)}") from error

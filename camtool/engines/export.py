@@ -226,7 +226,7 @@ def _build(
     capture.return_also(segment.others)
     with torch.no_grad():
         values = list(capture.graph(images))
-    inputs = [values[capture.output_count], *values[capture.output_count + 1 :]]
+    inputs = values[capture.output_count :]
     centers, size = forward_pass.find_centers(layer), images.shape[2:]
 
     def place(maps: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from camtool.engines.onnx_files import get_first_line, hide_output
 from camtool.engines.segments import Segment
 from camtool.errors import NotCompilableError
 from camtool.private_torch import get_core_decompositions
@@ -42,26 +41,14 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
     with torch.no_grad():
         weights = [torch.ones_like(result) for result in segment.graph(*values)]
     # The fused attention kernels have no gradient outside of torch.
-    with sdpa_kernel(SDPBackend.MATH), _quiet_tracing():
+    with sdpa_kernel(SDPBackend.MATH), hide_output():
         trace = make_fx(compute, tracing_mode="symbolic", decomposition_table=_get_rules(), _allow_non_fake_inputs=True)
         try:
             graph: fx.GraphModule = trace(*weights, *values)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise NotCompilableError(f"the gradient cannot be traced: {type(error).__name__}: {reason}") from error
+            reason = f"{type(error).__name__}: {get_first_line(error)}"
+            raise NotCompilableError(f"the gradient cannot be traced: {reason}") from error
     return graph
-
-
-@contextmanager
-def _quiet_tracing() -> Iterator[None]:
-    """Hide what torch logs about shapes while it traces."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _get_rules() -> dict[Any, Callable[..., Any]]:

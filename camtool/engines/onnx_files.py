@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.errors import NotCompilableError
 
-__all__ = ["COMPILING", "convert_to_onnx", "export_graph", "get_first_line", "write_onnx"]
+__all__ = ["COMPILING", "convert_to_onnx", "export_graph", "get_first_line", "hide_output", "write_onnx"]
 
 COMPILING = threading.RLock()
 """Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
@@ -38,7 +38,7 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
     """
     automatic = torch.export.Dim.AUTO
     shapes = tuple({0: automatic} for _ in examples) if has_any_batch_size else None
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), hide_output():
         try:
             return torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
         except Exception as error:
@@ -56,7 +56,7 @@ def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) 
     Raises:
         NotCompilableError: ONNX lacks an operator, which the message names.
     """
-    with _quiet():
+    with hide_output():
         try:
             return torch.onnx.export(
                 program, input_names=list(names), output_names=list(results), dynamo=True, verbose=False
@@ -67,7 +67,7 @@ def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) 
 
 def write_onnx(program: Any, path: Path) -> None:
     """Write an ONNX program, with its weights in a file beside it if they are too many for one file."""
-    with _quiet():
+    with hide_output():
         program.save(path)
 
 
@@ -90,7 +90,7 @@ def _find_reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def hide_output() -> Iterator[None]:
     """Hide what the exporter prints, logs and warns of: none of it is for the user."""
     logger = logging.getLogger("torch")
     level = logger.level

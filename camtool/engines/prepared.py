@@ -11,7 +11,7 @@ from torch import nn
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import trace
-from camtool.inference.folded_model import choose_fastest, to_memory_format
+from camtool.inference.folded_model import choose_copy, to_memory_format
 from camtool.layers.image_variants import select_first_image
 from camtool.structures.nested_tensors import ModelInputs, map_tensors
 
@@ -27,14 +27,14 @@ class PreparedModel:
         layers: The layers that will be observed.
 
     Raises:
-        NotCompilableError: The model cannot be copied, or no copy is faster and gives the same output.
+        NotCompilableError: The model cannot be copied, or no copy gives the same output.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs, layers: Sequence[str]) -> None:
         example = select_first_image(inputs)
-        prepared, self._memory_format = choose_fastest(model, example, trace(model, example), kept=layers)
+        prepared, self._memory_format = choose_copy(model, example, trace(model, example), kept=layers)
         if prepared is model:
-            raise NotCompilableError("no copy of the model is faster and gives the same output")
+            raise NotCompilableError("no prepared copy of the model gives the same output")
         self._model = prepared
         for parameter in prepared.parameters():
             parameter.requires_grad_(False)
@@ -52,7 +52,7 @@ def copy_for_capture(model: nn.Module, inputs: ModelInputs, layers: Sequence[str
         NotCompilableError: The model cannot be copied.
     """
     example = select_first_image(inputs)
-    folded, _ = choose_fastest(model, example, trace(model, example), kept=layers, formats=(torch.contiguous_format,))
+    folded, _ = choose_copy(model, example, trace(model, example), kept=layers, formats=(torch.contiguous_format,))
     try:
         copied = copy.deepcopy(model) if folded is model else folded
     except Exception as error:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 
 __all__ = ["RUNTIMES", "Session", "is_installed", "open_session"]
@@ -87,6 +88,5 @@ def open_session(runtime: str, path: Path) -> Session:
     try:
         session: Session = RUNTIMES[runtime](path, torch.get_num_threads())
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise NotCompilableError(f"{runtime} cannot load the graph: {reason}") from error
+        raise NotCompilableError(f"{runtime} cannot load the graph: {get_first_line(error)}") from error
     return session

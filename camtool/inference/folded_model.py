@@ -23,7 +23,7 @@ from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.state.model_state import preserve_model
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 
-__all__ = ["FoldedModel", "choose_fastest", "to_memory_format"]
+__all__ = ["FoldedModel", "choose_copy", "to_memory_format"]
 
 # The largest difference between the outputs of copy and model, relative to the largest magnitude of the output. The
 # first leaves room for rounding in single precision alone. TF32 convolutions round their factors to 10 bits, so there
@@ -58,7 +58,7 @@ class FoldedModel:
         largest = max(count_largest_output(calls), 0 if image is None else image.numel())
         fitting = compute_chunk_size(largest, torch.empty(0) if image is None else image)
         self.chunk_size: int = 1 if is_exported_for_one_image(model) else fitting
-        self._model, self._memory_format = choose_fastest(model, example, calls)
+        self._model, self._memory_format = choose_copy(model, example, calls)
 
     def __call__(self, inputs: ModelInputs) -> Any:
         """Return the model's output, without a graph."""
@@ -78,7 +78,7 @@ def to_memory_format(tensor: Tensor, memory_format: torch.memory_format) -> Tens
     return tensor.contiguous(memory_format=memory_format) if is_changed else tensor
 
 
-def choose_fastest(
+def choose_copy(
     model: nn.Module,
     example: ModelInputs,
     calls: list[TracedCall],
@@ -86,7 +86,7 @@ def choose_fastest(
     kept: Collection[str] = (),
     formats: Sequence[torch.memory_format] = (torch.channels_last, torch.contiguous_format),
 ) -> tuple[nn.Module, torch.memory_format]:
-    """Return the fastest of a folded copy and the model that gives the model's output, and its memory format.
+    """Return a folded copy of the model and its memory format, or the model if no copy gives the same output.
 
     Args:
         model: Any module.
