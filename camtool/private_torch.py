@@ -6,7 +6,7 @@ Torch may change these names in any release, so each use is one small function h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -28,6 +28,7 @@ from torch.overrides import (
 __all__ = [
     "convert_tensors_of_module",
     "copy_on_write",
+    "find_hooked_modules",
     "get_backward_pass_id",
     "get_buffers",
     "get_children",
@@ -41,8 +42,9 @@ __all__ = [
     "get_storage_id",
     "get_write_count",
     "get_write_counts",
+    "has_backward_hooks",
     "has_compiled_call",
-    "has_other_hooks",
+    "has_global_hooks",
     "is_convolution",
     "leave_function_mode",
     "remove_forward_hooks",
@@ -158,13 +160,24 @@ def set_state_version(state: Mapping[str, Tensor], model: nn.Module) -> None:
 # ---------------------------------------------------------------------------------------------------- hooks
 
 
-def has_other_hooks(module: nn.Module) -> bool:
-    """Return True if a module has hooks on its backward pass, or torch has hooks on all modules."""
+_get_all_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def find_hooked_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules that have any hook of their own."""
+    return [module for module in modules if any(_get_all_hooks(module))]
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Return True if a module has hooks on its backward pass."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_global_hooks() -> bool:
+    """Return True if torch has hooks on all modules."""
     everywhere = torch.nn.modules.module
     return bool(
-        module._backward_hooks
-        or module._backward_pre_hooks
-        or everywhere._global_forward_hooks
+        everywhere._global_forward_hooks
         or everywhere._global_forward_pre_hooks
         or everywhere._global_backward_hooks
         or everywhere._global_backward_pre_hooks

@@ -113,16 +113,20 @@ def test_children_and_buffers_include_those_that_are_none():
     with use_of("get_core_decompositions"):
         rules = private_torch.get_core_decompositions()
         check(torch.ops.aten.threshold_backward.default in rules)
-    with use_of("has_other_hooks"):
+    with use_of("find_hooked_modules, has_backward_hooks"):
         layer = nn.Linear(1, 1)
-        check(not private_torch.has_other_hooks(layer))
+        check(private_torch.find_hooked_modules([layer]) == [])
         handle = layer.register_full_backward_hook(lambda *_: None)
-        check(private_torch.has_other_hooks(layer))
+        check(private_torch.find_hooked_modules([layer]) == [layer] and private_torch.has_backward_hooks(layer))
         handle.remove()
+        handle = layer.register_forward_pre_hook(lambda *_: None)
+        check(private_torch.find_hooked_modules([layer]) == [layer] and not private_torch.has_backward_hooks(layer))
+        handle.remove()
+    with use_of("has_global_hooks"):
         handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-        check(private_torch.has_other_hooks(layer))
+        check(private_torch.has_global_hooks())
         handle.remove()
-        check(not private_torch.has_other_hooks(layer))
+        check(not private_torch.has_global_hooks())
     with use_of("get_parameters"):
         check(dict(private_torch.get_parameters(model[0])) == {"weight": model[0].weight, "bias": model[0].bias})
 

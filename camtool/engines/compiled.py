@@ -7,7 +7,8 @@ ordinary tensors, and any function of the output can be explained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from camtool.engines.onnx_files import get_first_line
 from camtool.engines.program import FORWARD, SegmentPlan, read_plan
 from camtool.engines.runtimes import Session, open_session
 from camtool.errors import NotCompilableError
-from camtool.hooks.observation import Observation
+from camtool.hooks.observation import Observation, Repeat
 from camtool.structures.nested_tensors import map_tensors
 
 __all__ = ["CompiledModel"]
@@ -37,53 +38,68 @@ class CompiledModel:
     def __init__(self, runtime: str, folder: Path, structure: Any) -> None:
         self._plan, self._structure = read_plan(folder), structure
         self._forward = open_session(runtime, folder / FORWARD)
-        self._segments = [_Gradient(each, open_session(runtime, folder / each.file)) for each in self._plan.segments]
+        self._gradients = {each.file: open_session(runtime, folder / each.file) for each in self._plan.segments}
         self.image_count = self._plan.image_count
 
     def observe(self, images: Tensor, *, grad: bool) -> Observation:
         """Run the model on images ``(N, C, *size)``; see :func:`camtool.hooks.observation.observe`."""
         values = _run(self._forward, [images])
+        can_repeat = grad and self.image_count is None and all(value.shape[:1] == images.shape[:1] for value in values)
+        repeat = partial(self._repeat, list(values)) if can_repeat else None
         if grad:
-            self._connect(values)
+            self._connect(values, self._find_first_layers(), self._plan.segments)
+        return self._build_observation(values, repeat)
+
+    def _build_observation(self, values: Sequence[Tensor], repeat: Repeat | None) -> Observation:
         count = self._plan.output_count
         output = iter(values[:count])
         calls = {layer: [value] for layer, value in zip(self._plan.layers, values[count:], strict=False)}
-        return Observation(map_tensors(self._structure, lambda _: next(output)), calls)
+        return Observation(map_tensors(self._structure, lambda _: next(output)), calls, repeat)
 
-    def _connect(self, values: list[Tensor]) -> None:
-        """Put the results of the forward graph on a graph of autograd, in place."""
-        reached = {index for segment in self._segments for index in segment.plan.results}
+    def _find_first_layers(self) -> list[int]:
+        """Return the indices of the layers that no segment leads to."""
+        reached = {index for plan in self._plan.segments for index in plan.results}
         starts = range(self._plan.output_count, self._plan.output_count + len(self._plan.layers))
+        return [index for index in starts if index not in reached]
+
+    def _repeat(self, values: Sequence[Tensor], images: Sequence[int], layers: Collection[str]) -> Observation:
+        """Return the observation of some images again, each as often as it is named, without running the model.
+
+        Args:
+            values: What the forward graph returned.
+            images: The index of each row's image.
+            layers: The layers to which gradients lead.
+        """
+        starts = [index + self._plan.output_count for index, name in enumerate(self._plan.layers) if name in layers]
+        used, segments = set(starts) | set(range(self._plan.output_count)), []
+        for plan in self._plan.segments:
+            if used.intersection(plan.layers):
+                segments.append(plan)
+                used |= {*plan.results, *plan.layers, *plan.others}
+        index = torch.tensor(list(images))
+        rows = [each.detach()[index] if place in used else each.detach() for place, each in enumerate(values)]
+        self._connect(rows, starts, segments)
+        return self._build_observation(rows, None)
+
+    def _connect(self, values: list[Tensor], starts: Sequence[int], segments: Sequence[SegmentPlan]) -> None:
+        """Put the results of the forward graph on a graph of autograd, in place, from some layers to the output."""
         for index in starts:
-            if index not in reached:
-                values[index].requires_grad_()
+            values[index].requires_grad_()
         with torch.enable_grad():
-            for segment in self._segments:
-                plan = segment.plan
+            for plan in segments:
                 others = [values[index].detach() for index in plan.others]
-                results = [values[index] for index in plan.results]
+                results = [values[index].detach() for index in plan.results]
                 layers = [values[index] for index in plan.layers]
-                connected = _Segment.apply(segment, len(results), *results, *layers, *others)
+                connected = _Segment.apply(self._gradients[plan.file], len(results), *results, *layers, *others)
                 for index, value in zip(plan.results, cast("tuple[Tensor, ...]", connected), strict=True):
                     values[index] = value
-
-
-class _Gradient:
-    """The gradient of a segment."""
-
-    def __init__(self, plan: SegmentPlan, session: Session) -> None:
-        self.plan, self._session = plan, session
-
-    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradient with respect to each layer for weights of the results, then layers and others."""
-        return _run(self._session, tensors)
 
 
 class _Segment(torch.autograd.Function):
     """A segment, whose results are known already."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: _Gradient, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gradient: Session, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.gradient, ctx.count = gradient, count
         ctx.save_for_backward(*tensors[count:])
         return tuple(tensor.clone() for tensor in tensors[:count])
@@ -92,7 +108,8 @@ class _Segment(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor | None, ...]:
         # Several weightings at once (is_grads_batched) raise a RuntimeError here; then they come one by one.
-        gradients = ctx.gradient.run([*weights, *ctx.saved_tensors])
+        # The file returns the gradient of each layer for weights of the results, then layers and others.
+        gradients = _run(ctx.gradient, [*weights, *ctx.saved_tensors])
         unused = [None] * (len(ctx.saved_tensors) - len(gradients))
         return (None, None, *[None] * ctx.count, *gradients, *unused)
 

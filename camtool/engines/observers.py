@@ -29,10 +29,11 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
-from camtool.private_torch import has_other_hooks
+from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
+from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
@@ -41,9 +42,6 @@ __all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
 EngineName: TypeAlias = Literal["eager", "prepared", "onnxruntime", "openvino", "auto"]
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-
-_PLAIN = {bool, int, float, str, type(None), tuple}
-"""Types of attributes whose changes are noticed."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +74,7 @@ class _Compiled:
     model: PreparedModel | CompiledModel | None
     reason: str
     weights: WeightStates
-    settings: list[object]
+    settings: ModuleSettings
     agreed: set[object] = field(default_factory=set)
 
 
@@ -137,14 +135,14 @@ class CompiledObserver:
     def _remember(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = list_modules(model), find_main_tensor(inputs)
-        has_hooks = any(has_foreign_hooks(module) or has_other_hooks(module) for module in modules)
+        hooked = find_hooked_modules(modules)
+        has_hooks = has_global_hooks() or any(has_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
         question = "engine", self.engine, tuple(layers), shape, torch.get_num_threads(), os.getpid(), has_hooks
-        settings = _read_settings(modules)
 
         def compile_model() -> _Compiled:
-            weights = WeightStates(list_weights(model))
+            weights, settings = WeightStates(list_weights(model)), ModuleSettings(modules)
             try:
                 if has_hooks:
                     raise NotCompilableError("the model has hooks, which may change at any time")
@@ -157,7 +155,7 @@ class CompiledObserver:
                 return _Compiled(None, reason, weights, settings)
 
         def is_valid(known: _Compiled) -> bool:
-            return known.settings == settings and known.weights.equal_those_of(list_weights(model))
+            return known.settings.equal_those_of(modules) and known.weights.equal_those_of(list_weights(model))
 
         return remember_for_model(model, question, compile_model, is_valid)
 
@@ -167,7 +165,7 @@ class CompiledObserver:
         layers: Sequence[str],
         inputs: ModelInputs,
         count: int | None,
-        settings: Sequence[object],
+        settings: ModuleSettings,
     ) -> PreparedModel | CompiledModel:
         if self.engine == "prepared":
             return PreparedModel(model, inputs, layers)
@@ -175,24 +173,13 @@ class CompiledObserver:
             raise NotCompilableError("the model has other inputs beside the image")
         if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             raise NotCompilableError("it runs on the CPU and in float32 alone")
-        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings])
+        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings.describe()])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
             return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
             raise
-
-
-def _read_settings(modules: Sequence[nn.Module]) -> list[object]:
-    """Return the plain attributes of modules, on which their code may depend, and replaced forward functions."""
-    settings: list[object] = []
-    for module in modules:
-        own = vars(module)
-        settings.append([(name, value) for name, value in own.items() if type(value) in _PLAIN and name != "training"])
-        if "forward" in own:
-            settings.append(id(own["forward"]))
-    return settings
 
 
 def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from camtool.errors import NotCompilableError
+from camtool.errors import LayerError, NotCompilableError
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import trace
 from camtool.inference.folded_model import choose_copy, to_memory_format
@@ -38,6 +38,10 @@ class PreparedModel:
         self._model = prepared
         for parameter in prepared.parameters():
             parameter.requires_grad_(False)
+        try:
+            self.observe(layers, example, grad=False)
+        except LayerError as error:  # the copy calls layers of the model itself
+            raise NotCompilableError(f"a copy of the model has other layers: {error}") from error
 
     def observe(self, layers: Sequence[str], inputs: ModelInputs, *, grad: bool) -> Observation:
         """Run the copy; see :func:`camtool.hooks.observation.observe`."""

@@ -16,7 +16,7 @@ from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
 from camtool.hooks.model_call import run_model
-from camtool.hooks.observation import Observe, get_call, observe
+from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
@@ -102,7 +102,8 @@ class ForwardPass:
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
         observed = self.observe(model, [layer.name for layer in self.observed_layers], inputs, grad=bool(layers))
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
-        self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
+        self.layer_outputs = self._choose_calls(observed)
+        self._repeat = observed.repeat
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
         if isinstance(self.predictions, Tensor):
@@ -148,11 +149,26 @@ class ForwardPass:
         # Targets are frozen dataclasses, so equal ones compare equal; a user's own target compares by identity.
         latest = self._scored
         if latest is None or latest.targets != list(wanted) or latest.images != list(images):
+            output, outputs, places = self._get_outputs_by_row(images)
             with enable_gradients():
-                scores = targets.score_targets(wanted, self.output, images)
-            outputs = {layer.name: self.layer_outputs[layer.name] for layer in self.layers}
-            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs)
+                scores = targets.score_targets(wanted, output, places)
+            outputs = {layer.name: outputs[layer.name] for layer in self.layers}
+            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
         return latest
+
+    def _get_outputs_by_row(self, images: Sequence[int]) -> tuple[Any, dict[str, Tensor], Sequence[int]]:
+        """Return the model's output, the layers' outputs, and where each row has its image in them.
+
+        If several rows have the same image and it costs no forward pass, each row gets a copy of its image's outputs.
+        So one backward pass serves all rows.
+        """
+        if self._repeat is None or len(set(images)) == len(images):
+            return self.output, self.layer_outputs, images
+        repeated = self._repeat(images, [layer.name for layer in self.layers])
+        return predictions.to_batch(repeated.output, len(images)), self._choose_calls(repeated), range(len(images))
+
+    def _choose_calls(self, observed: Observation) -> dict[str, Tensor]:
+        return {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
 
     def find_link(self) -> class_scores.Link | None:
         """Return how scores become probabilities; ``None`` for embeddings, which have none.

@@ -31,12 +31,14 @@ class ScoredTargets:
         images: The index of each row's image.
         scores: Each row's score, ``(R,)``, on the graph.
         layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
+        places: The index of each row's image in ``layer_outputs``.
     """
 
     targets: list[Target]
     images: list[int]
     scores: Tensor
     layer_outputs: dict[str, Tensor]
+    places: list[int]
     _gradients: dict[str, Tensor] = field(default_factory=dict)
 
     def compute_gradients(self, layer: str) -> Tensor:
@@ -50,7 +52,7 @@ class ScoredTargets:
         if not self._gradients:
             if not self.scores.requires_grad:
                 self._raise_no_gradient()
-            gradients = compute_row_gradients(self.scores, self.images, list(self.layer_outputs.values()))
+            gradients = compute_row_gradients(self.scores, self.places, list(self.layer_outputs.values()))
             self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
         return self._gradients[layer]
 
@@ -71,10 +73,10 @@ class ScoredTargets:
         if not self.scores.requires_grad:
             self._raise_no_gradient()
         output, product = self.layer_outputs[layer], torch.zeros_like(direction)
-        ranks = _rank_within_image(self.images)
+        ranks = _rank_within_image(self.places)
         for rank in set(ranks):
             rows = [row for row, its_rank in enumerate(ranks) if its_rank == rank]
-            images = [self.images[row] for row in rows]
+            images = [self.places[row] for row in rows]
             vector = torch.zeros_like(output)
             vector[images] = direction[rows]
             product[rows] = _hessian_vector_product(self.scores[rows].sum(), output, vector)[images]

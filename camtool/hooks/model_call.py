@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from camtool.errors import CamtoolError, ForwardError
 from camtool.state.model_state import preserve_model
 from camtool.structures.module_names import find_detector_transform
+from camtool.structures.module_tree import forget_held_trees
 from camtool.structures.nested_tensors import ModelInputs, SharedInput, find_main_tensor, map_tensors
 
 __all__ = ["apply_detector_transform", "run_model", "run_user_inputs"]
@@ -22,7 +23,13 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     In a mapping, integer keys stand for positional arguments. The model gets copies of the tensors, as it may write to
     them, e.g. with an in-place ReLU.
     """
-    inputs = map_tensors(inputs, Tensor.clone)
+    try:
+        return _call(model, map_tensors(inputs, Tensor.clone))
+    finally:
+        forget_held_trees()
+
+
+def _call(model: nn.Module, inputs: ModelInputs) -> Any:
     if isinstance(inputs, Tensor):
         return model(inputs if find_detector_transform(model) is None else list(inputs))
     if not isinstance(inputs, Mapping):

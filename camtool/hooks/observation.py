@@ -7,10 +7,10 @@ of inference, and ``torch.autograd.grad`` with respect to the leaf does not chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,12 @@ from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
 
-__all__ = ["Observation", "Observe", "get_call", "observe", "observe_with_trunk", "resume"]
+__all__ = ["Observation", "Observe", "Repeat", "get_call", "observe", "observe_with_trunk", "resume"]
 
 _T = TypeVar("_T")
+
+
+Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Observation:
         output: The output of the model, of any structure, with the graph of the tail.
         calls: For each layer the tensors that it returned, one per call, in order. ``torch.autograd.grad(score,
             observation.calls["layer4"][-1])`` returns the gradient at the layer.
+        repeat: Makes an observation of some of the images, named by their indices and each as often as it is named,
+            with a graph from some of the layers to the output; ``None`` if that takes another forward pass.
     """
 
     output: Any
     calls: dict[str, list[Tensor]]
+    repeat: Repeat | None = None
 
 
 class Observe(Protocol):

@@ -100,9 +100,7 @@ class InputBatch:
     @classmethod
     def from_prepared(cls, items: Sequence[PreparedInput], call_index: int | None = None) -> InputBatch:
         """Return a batch of inputs for a model that takes one tensor."""
-        # [None] is a view: a single input is not copied.
-        tensors = [item.tensor for item in items]
-        return cls(items, tensors[0][None] if len(tensors) == 1 else torch.stack(tensors), call_index)
+        return cls(items, _stack([item.tensor for item in items]), call_index)
 
     def split(self, size: int) -> Iterator[InputBatch]:
         """Yield batches of at most ``size`` items, in order."""
@@ -422,6 +420,19 @@ def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[li
     for _, run in groupby(items, key=get_group):
         while batch := list(islice(run, size)):
             yield batch
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return prepared inputs as a batch."""
+    if len(tensors) == 1:
+        return tensors[0][None]  # a view: a single input is not copied
+    if any(each.device.type != "cpu" or each.dtype == torch.bfloat16 or each.requires_grad for each in tensors):
+        return torch.stack(list(tensors))
+    # Numpy copies, as torch would use all cores: its threads go on to wait for work for some milliseconds, and would
+    # take the cores from an engine. Torch makes the memory, which is aligned as its kernels like it.
+    batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype)
+    np.stack([each.numpy() for each in tensors], out=batch.numpy())
+    return batch
 
 
 def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:

@@ -19,6 +19,7 @@ from camtool.state.buffers import BufferSnapshot
 from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 from camtool.structures.module_names import list_modules
+from camtool.structures.module_tree import hold_tree, release_tree
 
 __all__ = ["hold_model", "preserve_model"]
 
@@ -39,17 +40,24 @@ def preserve_model(model: nn.Module) -> Cleanup:
 
 
 def hold_model(model: nn.Module) -> Cleanup:
-    """Do the same as :func:`preserve_model` around several forward passes, except for the random states.
+    """Keep the model in evaluation mode around several forward passes, each of which is in a :func:`preserve_model`.
 
-    The blocks of :func:`preserve_model` inside then have less to do.
+    The blocks inside then have less to do. Without a forward pass, e.g. if an engine runs instead, no buffer is copied.
     """
-    return Cleanup(partial(_hold_model, model))
+
+    def hold(cleanup: Cleanup) -> None:
+        cleanup.push(partial(release_tree, model))
+        hold_tree(model)
+        _hold_model(model, cleanup)
+
+    return Cleanup(hold)
 
 
 def _preserve_model(model: nn.Module, cleanup: Cleanup) -> None:
     preserve_generators(cleanup)
     _hold_model(model, cleanup)
-    _USES.by_model[id(model)].has_run = True
+    with _USES.lock:
+        _USES.by_model[id(model)].protect_buffers()
 
 
 def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
@@ -59,9 +67,8 @@ def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
         use = _USES.by_model.get(id(model))
         if use is None:
             use = _USES.by_model[id(model)] = _ModelUse(model)
-        elif use.has_run:
-            # An earlier forward pass of an outer block may have written to the buffers.
-            use.buffers.restore()
+        # An earlier forward pass of an outer block may have written to the buffers.
+        use.restore_buffers()
         use.holders.add(holder)
         use.evaluate()
     if use.is_compiled:
@@ -80,7 +87,7 @@ def _release_model(model: nn.Module, holder: _Holder) -> None:
             return
         others = use.holders - {holder}
         if not any(each.thread == holder.thread for each in others):
-            use.buffers.restore()
+            use.restore_buffers()
         use.holders = others
         if not others:
             use.restore_flags()
@@ -104,19 +111,28 @@ class _ModelUse:
     def __init__(self, model: nn.Module) -> None:
         # The id of the model is a key while it is in use, so the model must stay alive.
         self.model = model
-        modules = list_modules(model)
-        self.is_compiled = any(map(has_compiled_call, modules))
+        self._modules = list_modules(model)
+        self.is_compiled = any(map(has_compiled_call, self._modules))
         self.holders: set[_Holder] = set()
-        self.has_run = False  # a forward pass may have written to buffers
-        self.buffers = BufferSnapshot(modules)
+        self._buffers: BufferSnapshot | None = None
         # A frozen TorchScript module has no training flag.
-        self._training = [(module, getattr(module, "training", False)) for module in modules]
+        self._training = [(module, getattr(module, "training", False)) for module in self._modules]
 
     def evaluate(self) -> None:
         """Put all modules in evaluation mode."""
         for module, _ in self._training:
             if getattr(module, "training", False):
                 module.training = False
+
+    def protect_buffers(self) -> None:
+        """Copy the buffers before the first forward pass, which may write to them."""
+        if self._buffers is None:
+            self._buffers = BufferSnapshot(self._modules)
+
+    def restore_buffers(self) -> None:
+        """Restore the buffers as they were before the first forward pass, if there was one."""
+        if self._buffers is not None:
+            self._buffers.restore()
 
     def restore_flags(self) -> None:
         """Restore the training flags, including those that the model itself has set."""
@@ -139,7 +155,7 @@ class _ModelUses:
         for key, use in list(self.by_model.items()):
             use.holders = {holder for holder in use.holders if holder.thread == here}
             if not use.holders:
-                use.buffers.restore()
+                use.restore_buffers()
                 use.restore_flags()
                 del self.by_model[key]
 

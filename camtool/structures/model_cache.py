@@ -1,7 +1,8 @@
 """A cache of answers about a model. An answer is valid as long as the structure of the model does not change.
 
 There is one rule for all answers: an answer is valid while the model has the same modules, of the same classes and
-under the same names. Each lookup checks this. So the cache notices a layer that was replaced or added, and quantized
+under the same names. Each lookup checks this, see
+:mod:`camtool.structures.module_tree`. So the cache notices a layer that was replaced or added, and quantized
 modules that were swapped in.
 
 The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from camtool.private_torch import get_children
+from camtool.structures.module_tree import read_tree
 
 __all__ = ["forget_model", "remember_for_model"]
 
@@ -66,20 +67,20 @@ class _CachedAnswers:
     __slots__ = ("_classes", "_modules", "_names", "answers", "model")
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = weakref.ref(model, partial(_drop_answers, id(model)))
+        self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
         self.answers: dict[Hashable, Any] = {}
-        modules, self._names = _read_structure(model)
-        self._classes = [*map(type, modules)]
+        tree = read_tree(model)
+        self._names, self._classes = tree.names, [*map(type, tree.entries)]
         # Weak references instead of ids, as Python may give the id of a deleted module to a new one.
-        self._modules = [_get_none if module is None else weakref.ref(module) for module in modules]
+        self._modules = [_get_none if module is None else weakref.ref(module) for module in tree.entries]
 
     def is_valid_for(self, model: nn.Module) -> bool:
         """Return True if the structure of the model has not changed."""
-        modules, names = _read_structure(model)
+        tree = read_tree(model)
         return (
-            names == self._names
-            and [*map(type, modules)] == self._classes
-            and all(map(is_, modules, [reference() for reference in self._modules]))
+            tree.names == self._names
+            and [*map(type, tree.entries)] == self._classes
+            and all(map(is_, tree.entries, [reference() for reference in self._modules]))
         )
 
 
@@ -87,26 +88,10 @@ _CACHE: dict[int, _CachedAnswers] = {}
 """The answers by the id of the model, for as long as the model lives."""
 
 
-def _drop_answers(key: int, _: object) -> None:
-    _CACHE.pop(key, None)
+def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:
+    """Drop the answers about a model that is gone. When Python ends, this module may have no names any more."""
+    cache.pop(key, None)
 
 
 def _get_none() -> None:
     """Return None, in place of a reference to a module that is None, e.g. after ``model.head = None``."""
-
-
-def _read_structure(model: nn.Module) -> tuple[list[nn.Module | None], list[str | None]]:
-    """Return the modules of a model, and the names of the children of each. ``None`` ends the names of a module.
-
-    A module with several parents is listed once per parent; its children are listed once.
-    """
-    modules: list[nn.Module | None] = [model]
-    names: list[str | None] = []
-    entered: set[int] = set()
-    for module in modules:
-        children = None if module is None else get_children(module)
-        if children and id(module) not in entered:
-            entered.add(id(module))
-            names += [*children.keys(), None]  # for TorchScript this is no mapping, but has these methods
-            modules += children.values()
-    return modules, names

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
-from camtool.private_torch import get_buffers, get_children, get_parameters
+from camtool.private_torch import get_buffers, get_parameters
+from camtool.structures.module_tree import read_tree
 
 __all__ = [
     "describe_unknown_layer",
@@ -31,16 +32,7 @@ def get_modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules of ``model.modules()``, several times faster. Every explanation needs them."""
-    found: dict[int, nn.Module] = {}
-    stack: list[nn.Module | None] = [model]
-    while stack:
-        module = stack.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            children = get_children(module)
-            if children:
-                stack.extend(reversed([*children.values()]))
-    return list(found.values())
+    return read_tree(model).modules
 
 
 def list_weights(model: nn.Module, *, buffers: bool = True) -> list[Tensor]:

@@ -159,6 +159,25 @@ def test_a_batch_equals_single_images_and_several_targets(engine: str, net: nn.M
                     assert_agree(ours, other)
 
 
+@pytest.mark.parametrize("engine", RUNTIMES)
+def test_several_classes_of_an_image_share_one_backward_pass(
+    engine: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, classes = torch.randn(2, 3, 16, 20), [[0, 1, 2, 3], [4]]
+    layer = ["block", "last"]  # the graph from the first leads through the second
+    ours, runs = explain_twice(net, x, classes, layer=layer, engine=engine, method="hirescam"), []
+    kind = observers.RUNTIMES[engine]
+    run = kind.run
+    monkeypatch.setattr(
+        kind, "run", lambda self, arrays: runs.append([len(each) for each in arrays]) or run(self, arrays)
+    )
+    camtool.explain(net, x, classes, layer=layer, engine=engine, method="hirescam")
+    assert [rows[0] for rows in runs] == [2, 5, 5]  # two images; then five rows, from the output to each layer
+    usual = camtool.explain(net, x, classes, layer=layer, method="hirescam")
+    for our, other in zip([*ours[0], *ours[1]], [*usual[0], *usual[1]], strict=True):
+        assert_agree(our, other)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_layers_in_the_middle_and_several_layers(engine: str, net: nn.Module) -> None:
     x = torch.randn(2, 3, 16, 20)
@@ -314,6 +333,23 @@ def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
     after = explain_twice(net, x, 1, engine=engine)[0]
     assert_agree(after, camtool.explain(net, x, 1)[0])
     assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = build(Gated), torch.randn(2, 3, 16, 20)
+    before = explain_twice(net, x, 1, engine=engine)[0]
+
+    def check(*, falls_back: bool) -> None:
+        after = explain_twice(net, x, 1, engine=engine, falls_back=falls_back)[0]
+        assert_agree(after, camtool.explain(net, x, 1)[0])
+        assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
+
+    monkeypatch.setattr(Gated, "forward", lambda self, x: Net.forward(self, 3 * x))
+    check(falls_back=False)
+    # A copy of the model would call the model's own layers in this function, so none is used.
+    monkeypatch.setattr(net, "forward", lambda x: Net.forward(net, 5 * x))
+    check(falls_back=True)
 
 
 def test_a_single_image_is_compared_by_itself() -> None:
