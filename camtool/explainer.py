@@ -68,8 +68,8 @@ __all__ = ["Explainer", "explain"]
 Model: TypeAlias = "nn.Module | Loaded"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
-OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image"
-"""A single image, recognized by its type."""
+OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | PreparedInput"
+"""A single image, recognized by its type. :meth:`Explainer.prepare` makes a ``PreparedInput``."""
 
 Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
 """A single image or a batch. Its number of axes decides, which a type checker does not see."""
@@ -374,6 +374,21 @@ class Explainer(Generic[Result]):
                 asked = requests[len(results) : len(results) + len(batch.items)]
                 results += self._explain_batch(batch, asked)
             return results[0] if count is None else results
+
+    def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:
+        """Prepare one image for the model: read, crop, resize and normalize it. It may be given in place of the image.
+
+        Other threads can do this while the model runs; then the transform must be one that several threads may call::
+
+            with ThreadPoolExecutor() as pool:
+                for prepared in batched(pool.map(explainer.prepare, paths), 8):
+                    results = explainer(list(prepared))
+
+        Raises:
+            ImageError: The image cannot be read, or the transform made no input of it.
+            GeometryError: The transform is more than a crop and a resize.
+        """
+        return self._preparer.prepare(img)
 
     def _explain_batch(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it, by the first engine that gives the model's own results."""

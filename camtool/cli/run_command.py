@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,6 +71,16 @@ def run(
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Photos in a batch.", rich_help_panel=shared_options.MODEL_PANEL)
     ] = 8,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Threads that read, prepare, draw and write photos while the model runs.",
+            show_default="the cores",
+            rich_help_panel=shared_options.MODEL_PANEL,
+        ),
+    ] = None,
     engine: Annotated[
         Engine,
         typer.Option(
@@ -168,6 +179,8 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
+    # Before torch is loaded: its threads would wait for work in a loop, and take the cores from engines and workers.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from camtool.explainer import Explainer
     from camtool.rendering import colormaps
     from camtool.runs import job_list
@@ -192,7 +205,7 @@ def run(
     explainer = Explainer(loaded, methods, **settings)
     output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
-    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size))
+    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
 
 
 def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:

@@ -56,6 +56,32 @@ def stop_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, earlier)
 
 
+class _Totals:
+    """What the summary says about all explained photos, in little memory.
+
+    Attributes:
+        photos: The number of photos.
+        files: The number of files.
+        layer: The layer of the first explanation.
+        warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
+            texts differ.
+    """
+
+    def __init__(self) -> None:
+        self.photos, self.files, self.layer = 0, 0, ""
+        self.warnings: dict[str, tuple[int, str | None]] = {}
+
+    def add(self, success: Success) -> None:
+        """Count a photo."""
+        self.layer = self.layer or next((line.layer for line in success.lines), "")
+        self.photos += 1
+        self.files += sum(len(line.files) for line in success.lines)
+        for warning in (warning for line in success.lines for warning in line.warnings):
+            kind = re.sub(r"\d+", "…", warning)
+            count, example = self.warnings.get(kind, (0, warning))
+            self.warnings[kind] = count + 1, example if example == warning else None
+
+
 class RunReport:
     """Progress bar and summary of a run.
 
@@ -70,21 +96,19 @@ class RunReport:
     def __init__(self, plan: Plan, output: OutputSettings, *, quiet: bool, verbose: bool, as_json: bool) -> None:
         self._jobs, self._skipped, self._output = plan.jobs, plan.skipped, output
         self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
-        self._explained: list[Success] = []
+        self._totals = _Totals()
+        self._lines: list[ManifestLine] = []  # for the summary as JSON; a long run would fill the memory with them
         self._failed: list[Failure] = []
 
-    @property
-    def _lines(self) -> list[ManifestLine]:
-        """Lines of the manifest so far."""
-        return [line for success in self._explained for line in success.lines]
-
-    def follow_run(self, explainer: Explainer[Any], targets: list[Any], batch_size: int) -> int:
+    def follow_run(
+        self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None = None
+    ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.inference import chunks
         from camtool.runs.executor import run_jobs
 
         started, stop_code = time.perf_counter(), 0
-        outcomes = run_jobs(explainer, self._jobs, targets, self._output, batch_size=batch_size)
+        outcomes = run_jobs(explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers)
         try:
             # chunks.hide_progress: the bars of single explanations would break the bar of the run.
             with stop_at_sigterm(), closing(outcomes), chunks.hide_progress(), self._build_progress() as progress:
@@ -115,7 +139,9 @@ class RunReport:
         if not isinstance(outcome, Success):
             self._failed.append(outcome)
             return
-        self._explained.append(outcome)
+        self._totals.add(outcome)
+        if self._as_json:
+            self._lines += outcome.lines
         if self._verbose:
             for line in outcome.lines:
                 _print_explanation(line)
@@ -128,9 +154,9 @@ class RunReport:
         if not self._quiet:
             if interrupted:
                 print_line(
-                    f"[yellow]Stopped[/] after {len(self._explained)} of {format_count(len(self._jobs), 'photo')}."
+                    f"[yellow]Stopped[/] after {self._totals.photos} of {format_count(len(self._jobs), 'photo')}."
                 )
-            if self._explained:
+            if self._totals.photos:
                 self._print_explained(seconds)
             self._print_warnings()
             self._print_skipped()
@@ -140,23 +166,19 @@ class RunReport:
                 terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
 
     def _print_explained(self, seconds: float) -> None:
-        photos, lines = len(self._explained), self._lines
-        layer = f", at layer [bold]{escape(lines[0].layer)}[/]" if lines[0].layer else ""
+        photos, layer = self._totals.photos, self._totals.layer
+        layer = f", at layer [bold]{escape(layer)}[/]" if layer else ""
         print_line(
             f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
             f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
         )
-        files = format_count(sum(len(line.files) for line in lines), "file")
+        files = format_count(self._totals.files, "file")
         print_line(f"{files} and explanations.jsonl are in [bold]{escape(str(self._output.folder))}[/]")
 
     def _print_warnings(self) -> None:
         """Print each kind of warning once. Warnings that differ only in a number are of one kind."""
-        kinds: dict[str, list[str]] = {}
-        for warning in (warning for line in self._lines for warning in line.warnings):
-            kinds.setdefault(re.sub(r"\d+", "…", warning), []).append(warning)
-        for kind, warnings in kinds.items():
-            shown = warnings[0] if len({*warnings}) == 1 else kind
-            print_line(f"[yellow]{format_count(len(warnings), 'map')}:[/] {escape(shown)}")
+        for kind, (count, example) in self._totals.warnings.items():
+            print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
 
     def _print_skipped(self) -> None:
         if self._skipped:

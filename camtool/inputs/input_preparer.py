@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["InputBatch", "InputPreparer", "PreparedInput", "Source", "group_into_batches"]
 
-Source: TypeAlias = "image_files.ImageSource | Tensor"
-"""One image or a batch: a tensor, or any source of :func:`camtool.inputs.image_files.read_image`."""
+Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
+"""One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
 
 _ASSUMED_TRANSFORM = (
     "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
@@ -206,6 +206,8 @@ class InputPreparer:
         return self.prepare(source)
 
     def _prepare_kind(self, source: Any, kind: DataKind, *, is_prepared: bool) -> PreparedInput:
+        if isinstance(source, PreparedInput):
+            return source
         if kind != "image":
             return self._prepare_tensor(self._to_tensor(source), kind)
         if isinstance(source, Tensor):

@@ -21,7 +21,8 @@ from camtool.errors import ImageError
 __all__ = ["Displayable", "encode_image", "name_path_in_errors", "open_atomically", "show_image", "write_image"]
 
 _FORMATS: dict[str, dict[str, Any]] = {
-    ".png": {"format": "PNG"},
+    # Level 2 takes a third of the time of the usual level 6, and files are a tenth larger.
+    ".png": {"format": "PNG", "compress_level": 2},
     # 4:4:4: with the default subsampling, colors of an overlay would spread over blocks of 2 x 2 pixels.
     ".jpg": {"format": "JPEG", "subsampling": 0},
     ".jpeg": {"format": "JPEG", "subsampling": 0},

@@ -1,8 +1,15 @@
-"""A run: explain the planned photos in batches and write the results. It prints nothing."""
+"""A run: explain the planned photos in batches and write the results. It prints nothing.
+
+The model runs in the thread of the caller. Other threads read and prepare the next photos, and draw and write the
+results of the last ones. The order of the outcomes and all results are those of a run without threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.nested_lists import iterate_leaves
@@ -12,18 +19,24 @@ from camtool.runs.job_list import Job
 from camtool.runs.report_rows import open_manifest
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.workers import Workers, count_workers
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from camtool.explainer import Explainer
     from camtool.explanation import Explanation
+    from camtool.inputs.input_preparer import PreparedInput
 
 __all__ = ["run_jobs"]
 
 
 def run_jobs(
-    explainer: Explainer[Any], jobs: Sequence[Job], target: Any, output: OutputSettings, *, batch_size: int = 8
+    explainer: Explainer[Any],
+    jobs: Sequence[Job],
+    target: Any,
+    output: OutputSettings,
+    *,
+    batch_size: int = 8,
+    workers: int | None = None,
 ) -> Generator[Success | Failure, None, None]:
     """Explain photos and write the results, a batch at a time. Every file is complete or absent.
 
@@ -34,7 +47,10 @@ def run_jobs(
         jobs: The photos, as :func:`plan_run` lists them.
         target: The target, or a list of targets, of each photo, as for :func:`camtool.explain`.
         output: What is written, where, and how.
-        batch_size: The number of photos held in memory.
+        batch_size: The number of photos in a batch. Up to three times as many are in memory: those that are prepared,
+            explained and written.
+        workers: The number of threads beside the model; by default that of the cores. With 0 everything is done in
+            turn.
 
     Yields:
         One outcome for each photo, in the order of the jobs.
@@ -46,21 +62,59 @@ def run_jobs(
         CamtoolError: Another run writes to the output folder.
         OSError: The disk is full, damaged or read-only, or the output folder cannot be used.
     """
+    with (
+        open_manifest(output.folder) as manifest,
+        Workers(count_workers() if workers is None else workers) as threads,
+    ):
+        writer = ResultWriter(output)
+        prepared = threads.map_ahead(partial(_prepare_photo, explainer), jobs, batch_size)
+        explained = _explain_photos(explainer, prepared, target, batch_size)
+        for outcome in threads.map_ahead(writer.write_results, explained, batch_size):
+            if isinstance(outcome, Success):
+                manifest.add(outcome.lines)
+                manifest.mark_complete(str(outcome.job.source))
+            yield outcome
+
+
+@dataclass(frozen=True)
+class _Photo:
+    """A photo on its way to the model: prepared, or the reason why it cannot be."""
+
+    job: Job
+    prepared: PreparedInput | str
+
+
+def _prepare_photo(explainer: Explainer[Any], job: Job) -> _Photo:
+    """Read a photo and prepare it for the model."""
+    try:
+        image = image_files.read_image(job.source)
+    except ImageError as error:
+        return _Photo(job, str(error))
+    except MemoryError as error:
+        return _Photo(job, f"{job.source}: {describe_error(error)}")
+    try:
+        return _Photo(job, explainer.prepare(image))
+    except Exception as error:  # noqa: BLE001  a user's transform may raise anything
+        return _Photo(job, f"{job.source}: {describe_error(error)}")
+
+
+def _explain_photos(
+    explainer: Explainer[Any], photos: Iterator[_Photo], target: Any, batch_size: int
+) -> Iterator[tuple[Job, list[Explanation] | str]]:
+    """Yield each photo's explanations, or the reason why there are none.
+
+    Raises:
+        MethodError: The method can serve none of the photos of the first batches.
+    """
     any_explained = False
-    with open_manifest(output.folder) as manifest:
-        writer = ResultWriter(output, manifest)
-        for start in range(0, len(jobs), batch_size):
-            batch = jobs[start : start + batch_size]
-            for job, result in _explain_batch(explainer, batch, target, strict=not any_explained):
-                if isinstance(result, str):
-                    yield Failure(job, result)
-                    continue
-                any_explained = True
-                yield writer.write_results(job, result)
+    while batch := list(islice(photos, batch_size)):
+        for job, result in _explain_batch(explainer, batch, target, strict=not any_explained):
+            any_explained = any_explained or not isinstance(result, str)
+            yield job, result
 
 
 def _explain_batch(
-    explainer: Explainer[Any], jobs: Sequence[Job], target: Any, *, strict: bool
+    explainer: Explainer[Any], photos: Iterable[_Photo], target: Any, *, strict: bool
 ) -> Iterator[tuple[Job, list[Explanation] | str]]:
     """Yield each photo's explanations, or the reason why there are none.
 
@@ -69,32 +123,23 @@ def _explain_batch(
     Raises:
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    photos = {job: _read_photo(job) for job in jobs}
-    readable = {job: photo for job, photo in photos.items() if not isinstance(photo, str)}
+    readable = {photo.job: photo.prepared for photo in photos if not isinstance(photo.prepared, str)}
     together = _try_explaining(explainer, list(readable.values()), target)
     if isinstance(together, list):
         results = dict(zip(readable, together, strict=True))
     else:
-        results = {job: _try_explaining(explainer, [photo], target) for job, photo in readable.items()}
+        results = {job: _try_explaining(explainer, [prepared], target) for job, prepared in readable.items()}
     refusals = [each for each in results.values() if isinstance(each, MethodError)]
     if strict and refusals and len(refusals) == len(results):
         raise refusals[0]
-    for job, photo in photos.items():
-        result = photo if isinstance(photo, str) else results[job]
-        if isinstance(result, (str, MethodError)):
-            yield job, f"{job.source}: {result}" if job in results else str(result)
+    for photo in photos:
+        result = results.get(photo.job, photo.prepared)
+        if photo.job not in results:
+            yield photo.job, str(result)
+        elif isinstance(result, (str, MethodError)):
+            yield photo.job, f"{photo.job.source}: {result}"
         else:
-            yield job, list(iterate_leaves(result))
-
-
-def _read_photo(job: Job) -> Image.Image | str:
-    """Return the photo, or the reason why it cannot be read."""
-    try:
-        return image_files.read_image(job.source)
-    except ImageError as error:
-        return str(error)
-    except MemoryError as error:
-        return f"{job.source}: {describe_error(error)}"
+            yield photo.job, list(iterate_leaves(result))
 
 
 def _try_explaining(explainer: Explainer[Any], photos: list[Any], target: Any) -> list[Any] | str | MethodError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,13 +66,13 @@ class Manifest:
             self._file = part.open("xb", buffering=0)
         self.images: set[str] = set()
 
-    def add(self, line: ManifestLine) -> None:
-        """Write a line.
+    def add(self, lines: Sequence[ManifestLine]) -> None:
+        """Write lines.
 
         Raises:
             OSError: The disk is full or damaged. Earlier lines stay complete.
         """
-        rest = memoryview(_encode_line(line))
+        rest = memoryview(b"".join(map(_encode_line, lines)))
         with name_path_in_errors(self._path):
             # An unbuffered write may write only a part.
             while rest:

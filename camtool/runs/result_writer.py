@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
-from camtool.runs.report_rows import Manifest, ManifestLine
+from camtool.runs.report_rows import ManifestLine
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
@@ -49,34 +50,38 @@ def describe_error(error: Exception) -> str:
 
 
 class ResultWriter:
-    """Writer of the results of one run, each to a file of its own.
+    """Writer of the files of one run, each to a file of its own. Several threads may use it.
 
     Args:
         output: What is written, where, and how.
-        manifest: The manifest, which gets a line for each explanation.
     """
 
-    def __init__(self, output: OutputSettings, manifest: Manifest) -> None:
-        self._output, self._manifest = output, manifest
+    def __init__(self, output: OutputSettings) -> None:
+        self._output = output
         self._taken: set[str] = set()
+        self._lock = threading.Lock()
 
-    def write_results(self, job: Job, explanations: Sequence[Explanation]) -> Success | Failure:
-        """Write the files and the lines of all explanations of a photo.
+    def write_results(self, result: tuple[Job, Sequence[Explanation] | str]) -> Success | Failure:
+        """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
+
+        Returns:
+            The lines for the manifest, or why there are none.
 
         Raises:
             OSError: The disk is at fault, not the photo.
         """
-        lines = []
+        job, explanations = result
+        if isinstance(explanations, str):
+            return Failure(job, explanations)
         try:
-            for name, explanation in zip(_name_results(job, explanations), explanations, strict=True):
-                line = _build_line(job, explanation, self._write_files(explanation, job.stem.with_name(name)))
-                self._manifest.add(line)
-                lines.append(line)
+            lines = [
+                _build_line(job, explanation, self._write_files(explanation, job.stem.with_name(name)))
+                for name, explanation in zip(_name_results(job, explanations), explanations, strict=True)
+            ]
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
-        self._manifest.mark_complete(str(job.source))
         return Success(job, lines)
 
     def _write_files(self, explanation: Explanation, stem: Path) -> dict[str, str]:
@@ -92,9 +97,10 @@ class ResultWriter:
 
     def _reserve(self, path: Path) -> None:
         """Reserve a path for one result. A path that is taken shows a bug in camtool."""
-        if fold_path(path) in self._taken:
-            raise RuntimeError(f"its result would overwrite {path} of this run; please report this")
-        self._taken.add(fold_path(path))
+        with self._lock:
+            if fold_path(path) in self._taken:
+                raise RuntimeError(f"its result would overwrite {path} of this run; please report this")
+            self._taken.add(fold_path(path))
 
 
 def _name_results(job: Job, explanations: Sequence[Explanation]) -> list[str]:

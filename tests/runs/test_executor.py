@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,11 +65,10 @@ def build_explainer(
     return camtool.Explainer(camtool.Loaded(Net(fault), prepare, labels), list(method), **options)
 
 
-def run_folder(folder: Path, out: Path, target=(TOP,), kinds=("raw",), batch_size=8, **options):
+def run_folder(folder: Path, out: Path, target=(TOP,), kinds=("raw",), batch_size=8, workers=None, **options):
     jobs = plan_run([str(folder)], recursive=True, out=out).jobs
-    return list(
-        run_jobs(build_explainer(**options), jobs, list(target), OutputSettings(out, kinds), batch_size=batch_size)
-    )
+    output, explainer = OutputSettings(out, kinds), build_explainer(**options)
+    return list(run_jobs(explainer, jobs, list(target), output, batch_size=batch_size, workers=workers))
 
 
 def read_manifest(out: Path) -> list[dict]:
@@ -146,6 +146,50 @@ def test_the_batch_size_does_not_change_the_results(tmp_path, photos, batch_size
     for line in first:
         raw = [np.load(tmp_path / name / line["files"]["raw"]) for name in ("one", "two")]
         np.testing.assert_allclose(*raw, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_threads_change_no_byte(tmp_path, photos, workers):
+    write_broken_photo(photos / "b2.png")
+    write_photo(photos / "c2.png", level=255)  # the model refuses it
+    kinds = ("overlay", "heatmap", "mask", "raw")
+    alone = run_folder(photos, tmp_path / "alone", target=[Top(2)], kinds=kinds, batch_size=2, workers=0)
+    beside = run_folder(photos, tmp_path / "beside", target=[Top(2)], kinds=kinds, batch_size=2, workers=workers)
+    assert [type(outcome) for outcome in beside] == [type(outcome) for outcome in alone]
+    assert [outcome.job for outcome in beside] == [outcome.job for outcome in alone]
+    files = {path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("*")}
+    assert files == {path.relative_to(tmp_path / "beside") for path in (tmp_path / "beside").rglob("*")}
+    for file in (each for each in files if (tmp_path / "alone" / each).is_file()):
+        assert (tmp_path / "alone" / file).read_bytes() == (tmp_path / "beside" / file).read_bytes()
+
+
+def test_photos_are_read_and_written_while_the_model_runs(tmp_path, photos, monkeypatch):
+    read, written = threading.Event(), threading.Event()
+    model_waits = iter([read, written])
+    real_read, real_write, forward = image_files.read_image, image_writing.open_atomically, Net.forward
+
+    def note_reading(source):
+        if source == photos / "c.png":  # of the second batch
+            read.set()
+        return real_read(source)
+
+    def note_writing(path):
+        written.set()
+        return real_write(path)
+
+    def wait(self, x):
+        if len(x) == 2:  # not the forward passes that choose the layer, of a single image
+            assert next(model_waits, written).wait(30)
+        return forward(self, x)
+
+    explainer = build_explainer(layer="trunk")
+    monkeypatch.setattr(image_files, "read_image", note_reading)
+    monkeypatch.setattr(image_writing, "open_atomically", note_writing)
+    jobs = plan_run([str(photos)]).jobs
+    outcomes = run_jobs(explainer, jobs, [TOP], OutputSettings(tmp_path / "out"), batch_size=2, workers=2)
+    explainer([explainer.prepare(each.source) for each in jobs[:2]])  # finds the layout
+    monkeypatch.setattr(Net, "forward", wait)
+    assert [type(each) for each in outcomes] == [Success] * 4
 
 
 def test_a_single_target_equals_a_list_of_one(tmp_path, photos):
@@ -276,7 +320,7 @@ def test_a_disk_error_ends_the_run_and_leaves_complete_lines(tmp_path, photos, m
 
     monkeypatch.setattr(image_writing, "open_atomically", writing)
     with pytest.raises(OSError, match=r"No space left.*d\.gradcam"):
-        run_folder(photos, tmp_path / "out")
+        run_folder(photos, tmp_path / "out", workers=0)
     out = tmp_path / "out"
     assert [(out / line["files"]["raw"]).is_file() for line in read_manifest(out)] == [True] * 3
     assert [path.name for path in out.rglob(".*")] == []

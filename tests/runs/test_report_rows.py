@@ -29,7 +29,7 @@ def build_line(image: str, label: str = "cat", **changes: Any) -> ManifestLine:
 def write(folder: Path, *lines: ManifestLine, complete: bool = True, error: BaseException | None = None) -> None:
     with open_manifest(folder) as manifest:
         for each in lines:
-            manifest.add(each)
+            manifest.add([each])
             if complete:
                 manifest.mark_complete(each.image)
         if error is not None:
@@ -115,9 +115,9 @@ class FullFile:
 
 def write_on_a_full_disk(folder: Path, free: int) -> None:
     with open_manifest(folder) as manifest:
-        manifest.add(build_line("a"))
+        manifest.add([build_line("a")])
         manifest._file = FullFile(manifest._file, free)
-        manifest.add(build_line("b"))
+        manifest.add([build_line("b")])
 
 
 def test_a_disk_that_fills_up_within_a_line_leaves_complete_lines(tmp_path):
@@ -158,11 +158,11 @@ def test_a_disk_error_names_the_manifest(tmp_path, monkeypatch, when):
 
 def test_a_second_run_into_the_folder_is_refused_with_the_process_id(tmp_path):
     with open_manifest(tmp_path) as manifest:
-        manifest.add(build_line("a"))
+        manifest.add([build_line("a")])
         with pytest.raises(camtool.CamtoolError, match=rf"another run .*process {os.getpid()} on .*--out"):
             write(tmp_path, build_line("b"))
         write(tmp_path / "below", build_line("b"))
-        manifest.add(build_line("c"))
+        manifest.add([build_line("c")])
     assert read_labels(tmp_path) == [("a", "cat"), ("c", "cat")]
     write(tmp_path, build_line("b"))
 
@@ -173,7 +173,7 @@ from pathlib import Path
 sys.path[:0] = [r"{tests}"]
 from tests.runs.test_report_rows import build_line, open_manifest
 with open_manifest(Path(r"{folder}")) as manifest:
-    manifest.add(build_line("killed"))
+    manifest.add([build_line("killed")])
     print("held", flush=True)
     time.sleep(60)
 """

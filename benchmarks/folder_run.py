@@ -1,0 +1,154 @@
+"""Photos a second of a folder run over those of the bare model: ``python -m benchmarks folder_run PHOTOS``.
+
+The run reads JPEG files of 500 x 375 pixels, explains them and writes JPEG overlays. The bare model is eager PyTorch in
+``inference_mode`` on batches of tensors in memory. Both take turns. ``--scale`` measures the time and the largest
+memory of runs of 100 to 10,000 photos instead, each in a process of its own. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+
+# As `camtool run` does, before torch starts its threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torchvision
+import typer
+from PIL import Image
+from torch import nn
+from torchvision.transforms._presets import ImageClassification
+
+import camtool
+from benchmarks.paired import describe_machine, measure_in_turns
+from camtool.engines.observers import list_engines
+from camtool.runs.executor import run_jobs
+from camtool.runs.job_list import plan_run
+from camtool.runs.result_writer import Success
+from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.workers import count_workers
+from camtool.targets import Top
+
+_MODELS = ("mobilenet_v2", "resnet50")
+_BATCH = 8
+_OUT = Path(__file__).with_suffix(".json")
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="Folder with JPEG photos.")],
+    turns: Annotated[int, typer.Option(help="Measurements of each.")] = 5,
+    count: Annotated[int, typer.Option(help="Photos in a run.")] = 64,
+    threads: Annotated[int, typer.Option(help="Threads for torch and the engines.")] = 2,
+    only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
+    scale: Annotated[bool, typer.Option("--scale", help="Measure long runs.")] = False,  # noqa: FBT002
+    one: Annotated[bool, typer.Option("--one", hidden=True)] = False,  # noqa: FBT002
+) -> None:
+    """Measure, print, and write the numbers to a JSON file; rows of other models are kept."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    if one:
+        _run_once(photos, count)
+        return
+    result = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
+    result["machine"] = describe_machine(threads) | {"workers": count_workers()}
+    if scale:
+        result["scale"] = {each: _measure_process(photos, each, threads) for each in (100, 1000, 10_000)}
+    else:
+        result["turns"], result["photos"] = turns, count
+        for name in only or _MODELS:
+            result.setdefault("rows", {})[name] = _measure(name, photos, turns, count)
+            print(name, json.dumps(result["rows"][name], indent=1), flush=True)
+    _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _measure(name: str, photos: Path, turns: int, count: int) -> dict[str, float]:
+    model = torchvision.models.get_model(name, weights=None).eval()
+    batches = torch.randn(count, 3, 224, 224).split(_BATCH)
+
+    def run_bare() -> None:
+        with torch.inference_mode():
+            for batch in batches:
+                model(batch)
+
+    with _copy_photos(photos, count) as folder:
+        engines = ["eager", *list_engines("auto")]
+        runs: dict[str, Any] = {engine: partial(_run_folder, model, folder, engine) for engine in engines}
+        runs["one after the other"] = partial(_run_folder, model, folder, engines[1], workers=0)
+        times = measure_in_turns({"bare": run_bare} | runs, turns, warm_up=1)
+    row = {"bare, photos a second": round(count / statistics.median(times["bare"]), 1)}
+    for each in runs:
+        ratios = [bare / own for bare, own in zip(times["bare"], times[each], strict=True)]
+        row[f"{each} / bare"] = round(statistics.median(ratios), 3)
+    return row
+
+
+def _run_folder(model: nn.Module, folder: Path, engine: str, workers: int | None = None) -> None:
+    explainer = _EXPLAINERS.get((model, engine))
+    if explainer is None:
+        loaded = camtool.Loaded(model, ImageClassification(crop_size=224))
+        explainer = _EXPLAINERS[model, engine] = camtool.Explainer(loaded, engine=engine)  # type: ignore[call-overload]
+    jobs = plan_run([str(folder)]).jobs
+    with tempfile.TemporaryDirectory() as out:
+        output = OutputSettings(Path(out), format="jpg")
+        outcomes = list(run_jobs(explainer, jobs, [Top(1)], output, batch_size=_BATCH, workers=workers))
+    assert all(isinstance(each, Success) for each in outcomes)
+
+
+_EXPLAINERS: dict[tuple[nn.Module, str], Any] = {}
+"""An explainer remembers its graphs, so it is made once."""
+
+
+@contextmanager
+def _copy_photos(photos: Path, count: int) -> Iterator[Path]:
+    """Make a folder with so many photos of 500 x 375 pixels."""
+    sources = sorted(photos.glob("*.jpg"))
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            path = Path(folder) / f"{number:06}.jpg"
+            if number < len(sources):
+                Image.open(sources[number]).convert("RGB").resize((500, 375)).save(path, quality=90)
+            else:
+                shutil.copyfile(Path(folder) / f"{number % len(sources):06}.jpg", path)
+        yield Path(folder)
+
+
+def _measure_process(photos: Path, count: int, threads: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks", "folder_run", str(photos), "--one"]
+    command += ["--count", str(count), "--threads", str(threads)]
+    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    print(f"{count:6} photos: {found}", flush=True)
+    return found
+
+
+def _run_once(photos: Path, count: int) -> None:
+    """Run mobilenet_v2 with the best engine once over some photos, and print time and memory as JSON."""
+    model = torchvision.models.mobilenet_v2(weights=None).eval()
+    engine = list_engines("auto")[0]
+    with _copy_photos(photos, _BATCH) as folder:
+        _run_folder(model, folder, engine)  # compiles
+    with _copy_photos(photos, count) as folder:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.perf_counter()
+        _run_folder(model, folder, engine)
+        seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {"seconds": round(seconds, 2), "milliseconds a photo": round(1000 * seconds / count, 2)}
+    print(json.dumps(found | {"peak MiB": round(peak / 1024), "peak MiB before": round(before / 1024)}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
