@@ -24,6 +24,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.device_overlays import compute_heatmaps, to_class_tensor, to_device_pixels
 from camtool.engines.comparison import describe_difference
 from camtool.engines.observers import CompiledObserver, EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, NotCompilableError, TargetError
@@ -47,6 +48,8 @@ from camtool.methods import (
 )
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import describe_chosen_tensor
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model
 from camtool.state.thread_state import preserve_thread_state
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
     from typing_extensions import Unpack
+
+    from camtool.rendering.colormaps import Colormap
 
 __all__ = ["Explainer", "explain"]
 
@@ -390,6 +395,45 @@ class Explainer(Generic[Result]):
         """
         return self._preparer.prepare(img)
 
+    def draw_overlays(
+        self,
+        images: Tensor,
+        target_class: int | Tensor | Sequence[int] | None = None,
+        *,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+    ) -> Tensor:
+        """Return overlays of a prepared batch as one tensor on its device, e.g. for a training loop or a service.
+
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. The model runs
+        as it is, whatever the engine.
+
+        Args:
+            images: ``(N, 1 or 3, H, W)`` floating, as the model gets them.
+            target_class: The class of all images, or one for each; ``None`` for the class with the highest score.
+            alpha: The opacity of the colors where the heatmap is 1, from 0 to 1.
+            colormap: A name or a color map of matplotlib.
+
+        Returns:
+            ``(N, 3, H, W)`` uint8. Without a transform the images are taken as values in [0, 1].
+
+        Raises:
+            MethodError: There are several methods, or the method needs more than activations and gradients.
+            TargetError: There is another number of classes than of images.
+            CamtoolError: The model is no classifier.
+        """
+        if len(self._methods) != 1 or not self._needs_layers:
+            raise MethodError("draw_overlays takes one method that looks at a layer, e.g. 'gradcam'.")
+        (method,) = self._methods
+        options = {name: value for name, value in self._options.items() if name in method.options}
+        with Cleanup(), preserve_thread_state(), hold_model(self._model):
+            batch = self._preparer.to_model(images)
+            classes = to_class_tensor(target_class, batch)
+            pixels = to_device_pixels(batch, self._preparer.transform)
+            forward_pass = self._run_forward_pass(observe, InputBatch([], batch, self._call_index))
+            heatmaps = compute_heatmaps(forward_pass, method, options, classes, self._merge)
+            return blend_batch(pixels, heatmaps, alpha=alpha, colormap=colormap)
+
     def _explain_batch(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it, by the first engine that gives the model's own results."""
         for engine in self._engines:
@@ -445,7 +489,7 @@ class Explainer(Generic[Result]):
 
     def _run_forward_pass(self, observe: Observe, batch: InputBatch) -> ForwardPass:
         """Run one forward pass with hooks on the layers."""
-        black, call_index = batch.items[0].black, batch.call_index
+        black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for is_last_try in (False, True):
             layers = []
             if self._needs_layers:

@@ -26,6 +26,7 @@ from camtool.engines.segments import Segment, split_at_layers
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.grid_evidence import GridEvidence
 from camtool.geometry.cell_centers import resample
 from camtool.inputs.data_kinds import choose_example_shape
 from camtool.layers.selection import Layer, find_layers
@@ -33,7 +34,7 @@ from camtool.maps import resize as resize_maps
 from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
-from camtool.outputs.class_scores import find_logits
+from camtool.outputs.class_scores import find_logits, weigh_chosen_class
 from camtool.structures.module_names import find_module_name
 from camtool.structures.nested_tensors import find_tensors
 from camtool.targets import ClassScore
@@ -46,8 +47,10 @@ __all__ = ["export"]
 _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
 """Suffix to the extra that brings the packages which write such files."""
 
-_TOLERANCE = 1e-4
-"""Largest difference between the file's results and the model's, of the largest logit and of the map's peak."""
+_TOLERANCE = 1e-3
+"""Largest difference between the file's results and the model's, of the largest logit and of the map's peak. A wrong
+graph differs by far more. Usual ones differ by 1e-5; deep models with random weights by 1e-4, as they do from
+themselves in float64."""
 
 
 def export(
@@ -153,16 +156,6 @@ def _find_size(loaded: Loaded) -> tuple[int, int]:
     return height, width
 
 
-class _GridEvidence:
-    """The evidence that an exported method can read."""
-
-    def __init__(self, activations: Tensor, gradients: Tensor, logits: Tensor) -> None:
-        self.activations, self.gradients, self.logits = activations, gradients, logits
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotCompilableError(f"the method reads {name!r} of the evidence, which the file does not have")
-
-
 class _ExplainedModel(nn.Module):
     """From images and classes to logits and maps, by operations on tensors alone."""
 
@@ -189,22 +182,13 @@ class _ExplainedModel(nn.Module):
         results = self._forward_graph(images)
         logits = results[self._logits]
         weights = [
-            _select(logits, target_class) if index == self._logits else torch.zeros_like(results[index])
+            weigh_chosen_class(logits, target_class) if index == self._logits else torch.zeros_like(results[index])
             for index in self._segment.results
         ]
         (start,) = self._segment.layers
         gradients = self._gradient_graph(*weights, results[start], *(results[index] for index in self._others))[0]
         grid, slope = (upcast(self._layer.layout.to_grid(each)) for each in (results[start], gradients))
-        return logits, self._place(self._make_maps(_GridEvidence(grid, slope, logits)))
-
-
-def _select(logits: Tensor, target_class: Tensor) -> Tensor:
-    """Return weights ``(N, K)`` of the logits that select the score of a class; -1 is the one with the highest."""
-    if logits.shape[1] == 1:  # two classes, whose scores are -z and z
-        wanted = torch.where(target_class < 0, (logits[:, 0] > 0).to(target_class.dtype), target_class)
-        return (2 * wanted[:, None] - 1).to(logits.dtype)
-    wanted = torch.where(target_class < 0, logits.argmax(1), target_class)
-    return (wanted[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
+        return logits, self._place(self._make_maps(GridEvidence(grid, slope, logits)))
 
 
 def _build(
@@ -262,9 +246,7 @@ def _compare(
         logits, maps = explained(images, torch.full((len(images),), -1))
     if maps.shape[1:] != expected.shape[1:]:
         expected = resample(expected, forward_pass.find_centers(layer), maps.shape[1:], None)
-    for name, ours, theirs in (("logits", logits, forward_pass.logits), ("map", maps, expected)):
-        if not (ours - theirs).abs().max() <= _TOLERANCE * theirs.abs().max():
-            raise NotCompilableError(f"the {name} of the graph differs from the model's")
+    _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
 
 
 def _describe(
@@ -293,16 +275,21 @@ def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: 
 
 
 def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:
+    """Write the files, run them, and compare their results with the graph's."""
     examples = [images, torch.full((len(images),), -1)]
+    with torch.no_grad():
+        expected = explained(*examples)
     program = export_graph(explained, examples, has_any_batch_size=explained.has_any_batch_size)
     if path.suffix == ".pt2":
         torch.export.save(program, path, extra_files={"camtool": json.dumps(description)})
+        with torch.no_grad():
+            _check_results(torch.export.load(path).module()(*examples), expected, "the program that was read again")
         return
     onnx = convert_to_onnx(program, ["images", "target_class"], ["logits", "maps"])
     onnx.model.metadata_props["camtool"] = json.dumps(description)
     if path.suffix == ".onnx":
         write_onnx(onnx, path)
-        _check_file(explained, examples, path)
+        _check_in_runtime("onnxruntime", path, examples, expected)
         return
     import openvino
 
@@ -314,17 +301,23 @@ def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, descript
         beside.unlink(missing_ok=True)
     converted.set_rt_info(json.dumps(description), ["camtool"])
     openvino.save_model(converted, path, compress_to_fp16=False)
+    _check_in_runtime("openvino", path, examples, expected)
 
 
-def _check_file(explained: nn.Module, examples: Sequence[Tensor], path: Path) -> None:
-    """Run an ONNX file.
+def _check_in_runtime(runtime: str, path: Path, examples: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    found = open_session(runtime, path).run([each.numpy() for each in examples])
+    _check_results([torch.from_numpy(each) for each in found], expected, runtime)
+
+
+def _check_results(found: Sequence[Tensor], expected: Sequence[Tensor], where: str) -> None:
+    """Check logits and maps.
 
     Raises:
-        NotCompilableError: Its results differ.
+        NotCompilableError: They differ.
     """
-    with torch.no_grad():
-        expected = explained(*examples)
-    found = open_session("onnxruntime", path).run([each.numpy() for each in examples])
-    for name, ours, theirs in zip(("logits", "map"), found, expected, strict=True):
-        if not abs(ours - theirs.numpy()).max() <= _TOLERANCE * theirs.abs().max():
-            raise NotCompilableError(f"the {name} differs in ONNX Runtime")
+    for name, ours, theirs in zip(("logits", "maps"), found, expected, strict=True):
+        difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
+        if not difference <= _TOLERANCE * peak:
+            raise NotCompilableError(
+                f"the {name} differ by {difference:.2g} in {where}, where the largest is {peak:.2g}"
+            )

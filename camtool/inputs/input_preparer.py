@@ -262,6 +262,22 @@ class InputPreparer:
         dtypes = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}
         return given if not dtypes or given.dtype in dtypes else given.to(own)
 
+    def to_model(self, batch: Tensor) -> Tensor:
+        """Return a prepared batch of images ``(N, C, H, W)`` on the model's device and in a type that it takes.
+
+        Raises:
+            ImageError: It is no floating tensor of this shape.
+        """
+        if not isinstance(batch, Tensor) or batch.ndim != SPATIAL_AXES["image"] + 2 or not batch.is_floating_point():
+            came = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+            raise ImageError(f"images: a floating tensor (N, C, H, W), as the model gets it, is needed; {came} came.")
+        return self._to_model(batch)
+
+    @property
+    def transform(self) -> Transform | None:
+        """The transform of images, the user's or the model's own; None if neither is known."""
+        return self._transform or self._own_transform
+
     # ----------------------------------------------------------------------------------------- the transform of images
 
     def _get_image_transform(self) -> tuple[Transform, tuple[str, ...]]:

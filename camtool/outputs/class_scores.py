@@ -23,6 +23,7 @@ __all__ = [
     "find_link",
     "find_logits",
     "is_between_zero_and_one",
+    "weigh_chosen_class",
 ]
 
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
@@ -234,3 +235,20 @@ def _is_sigmoid(values: Tensor) -> bool:
     while node is not None and node.name().partition("Backward")[0] in _VIEW_NODES:
         node = node.next_functions[0][0]
     return node is not None and node.name() == _SIGMOID_NODE
+
+
+def weigh_chosen_class(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return weights whose sum with the logits is the score of one class of each image, by operations on tensors alone.
+
+    Args:
+        logits: ``(N, K)``.
+        classes: ``(N,)`` integers; -1 for the class with the highest score.
+
+    Returns:
+        ``(N, K)``: one-hot rows; for a single output z, which stands for two classes of scores -z and z, -1 or 1.
+    """
+    if logits.shape[1] == 1:
+        wanted = torch.where(classes < 0, (logits[:, 0] > 0).to(classes.dtype), classes)
+        return (2 * wanted[:, None] - 1).to(logits.dtype)
+    wanted = torch.where(classes < 0, logits.argmax(1), classes)
+    return (wanted[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)

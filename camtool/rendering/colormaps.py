@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ColormapError
 from camtool.rendering.pixel_checks import Floats, Pixels
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["COLORMAPS", "DEFAULT_COLORMAP", "Colormap", "compute_opacity", "get_default_alpha", "get_palette"]
 
@@ -71,17 +74,23 @@ def get_default_alpha(colormap: Colormap) -> float:
     return _HEAT_ALPHA if colormap == "heat" else _ALPHA
 
 
-def compute_opacity(heat: Floats, colormap: Colormap) -> Floats:
-    """Return the opacity of each heat as a part of alpha, from 0 at heat 0 to 1 at heat 1.
+_Heat = TypeVar("_Heat", bound="Floats | Tensor")
+
+
+def compute_opacity(heat: _Heat, colormap: Colormap) -> _Heat:
+    """Return the opacity of each heat, in an array or a tensor, as a part of alpha: from 0 at heat 0 to 1 at heat 1.
 
     With "heat" it rises up to the peak: more heat always covers more of the photo. With other color maps it is a smooth
     step up to a heat of one half, and from there only the color changes.
     """
+    values: Any = heat
     if colormap == "heat":
         # Power 1.5: with the colors above, the hottest place was the most visible one on nearly all photos tried.
-        return heat * np.sqrt(heat)
-    t: Floats = np.minimum(1, heat / _FULL_OPACITY_HEAT)
-    return t * t * (3 - 2 * t)
+        opacity: _Heat = values * values**0.5
+        return opacity
+    t = (values / _FULL_OPACITY_HEAT).clip(None, 1)
+    step: _Heat = t * t * (3 - 2 * t)
+    return step
 
 
 def _find_palette(name: str) -> Pixels:

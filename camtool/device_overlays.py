@@ -1,0 +1,125 @@
+"""Overlays of a batch that is on a device already: one forward and one backward pass, and no copy to the host.
+
+The methods are those that are formulas of activations and gradients. There is no explanation of each image, and so no
+warning: :func:`camtool.explain` checks each map, and has to read numbers from the device for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableError, TargetError
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.grid_evidence import GridEvidence
+from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.inputs.display import find_statistics
+from camtool.layers.selection import Layer
+from camtool.maps import scale_min_max, upcast
+from camtool.methods import Method
+from camtool.methods.merges import Merge, find_finest, merge_maps
+from camtool.outputs.class_scores import find_logits, weigh_chosen_class
+from camtool.state.thread_state import enable_gradients
+
+__all__ = ["compute_heatmaps", "to_class_tensor", "to_device_pixels"]
+
+
+def compute_heatmaps(
+    forward_pass: ForwardPass, method: Method, options: dict[str, Any], classes: Tensor, merge: str | Merge
+) -> Tensor:
+    """Return the heatmap of one class of each image, at the input's size.
+
+    Args:
+        forward_pass: The forward pass of the batch.
+        method: The method.
+        options: Its options.
+        classes: ``(N,)`` integers on the device; -1 for the class with the highest score.
+        merge: How the maps of several layers become one.
+
+    Returns:
+        ``(N, *size)`` in [0, 1]; zeros for a constant map.
+
+    Raises:
+        MethodError: The method needs more than activations and gradients.
+        CamtoolError: The model is no classifier.
+    """
+    logits = forward_pass.logits
+    if logits.ndim != 2:
+        raise CamtoolError(
+            f"overlays on the device are for classifiers; the scores have the shape {tuple(logits.shape)}."
+        )
+    maps, places = [], []
+    with torch.no_grad():
+        gradients = _differentiate(forward_pass, classes)
+        for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
+            raw = _apply(method, options, forward_pass, layer, gradient)
+            maps.append(raw)
+            places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
+        merged = merge_maps(maps, merge, lambda: _compute_means(gradients), places)
+        finest = find_finest(maps)
+        place = places[finest] if merged.shape == maps[finest].shape else None
+        return scale_min_max(resample(merged.float(), place, forward_pass.image_input.shape[2:], None))
+
+
+def to_class_tensor(target_class: int | Tensor | Sequence[int] | None, images: Tensor) -> Tensor:
+    """Return one class for each image, ``(N,)`` on their device; -1 for the class with the highest score.
+
+    Raises:
+        TargetError: There is another number of classes than of images.
+    """
+    given = -1 if target_class is None else target_class
+    classes = torch.as_tensor(given, dtype=torch.long).to(images.device, non_blocking=True)
+    if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != len(images)):
+        raise TargetError(f"target_class: {tuple(classes.shape)} classes came for {len(images)} images; give one each.")
+    return classes.expand(len(images))
+
+
+def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
+    """Return a batch of prepared images as pixels, ``(N, 3, H, W)`` from 0 to 255, floating.
+
+    Args:
+        images: ``(N, 1 or 3, H, W)``.
+        transform: Their transform. If it does not normalize, and for None, the values are in [0, 1].
+
+    Raises:
+        ImageError: The images have another number of channels.
+    """
+    channels = images.shape[1]
+    if images.ndim != 4 or channels not in (1, 3):
+        raise ImageError(f"images: gray or RGB images (N, 1 or 3, H, W) can be drawn, got {tuple(images.shape)}.")
+    mean, std = find_statistics(transform) or ([0.0], [1.0])
+    shift, scale = ([each[index % len(each)] for index in range(channels)] for each in (mean, std))
+    planes = [(plane.float() * s + m).mul(255) for plane, s, m in zip(images.unbind(1), scale, shift, strict=True)]
+    return torch.stack(planes * (3 // channels), 1).clamp(0, 255).round()
+
+
+def _differentiate(forward_pass: ForwardPass, classes: Tensor) -> Sequence[Tensor]:
+    logits = find_logits(forward_pass.output)
+    outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
+    with enable_gradients():
+        weights = weigh_chosen_class(logits.detach(), classes)
+        return torch.autograd.grad(logits, outputs, weights, materialize_grads=True)
+
+
+def _apply(
+    method: Method, options: dict[str, Any], forward_pass: ForwardPass, layer: Layer, gradient: Tensor
+) -> Tensor:
+    output = forward_pass.layer_outputs[layer.name].detach()
+    activations, gradients = (upcast(layer.layout.to_grid(each)) for each in (output, gradient))
+    evidence: Any = GridEvidence(activations, gradients, forward_pass.logits)
+    try:
+        return method(evidence, **options)
+    except NotCompilableError as error:
+        raise MethodError(f"method {method.name!r} cannot be drawn on the device: {error}.") from error
+
+
+def _find_place(forward_pass: ForwardPass, layer: Layer, maps: Tensor, *, at_input_size: bool) -> CellCenters | None:
+    is_on_grid = tuple(maps.shape[1:]) == tuple(layer.layout.grid) and not at_input_size
+    return forward_pass.find_centers(layer) if is_on_grid else None
+
+
+def _compute_means(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([each.flatten(1).mean(1) for each in gradients])

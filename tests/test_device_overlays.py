@@ -1,0 +1,144 @@
+"""Overlays of a batch on its device: the same as those of explanations, and nothing that waits for the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import camtool
+from camtool.demo.scenes import draw_scene
+from camtool.errors import CamtoolError, ImageError, MethodError, OverlayError, TargetError
+from camtool.rendering import blend
+from camtool.rendering.colormaps import COLORMAPS
+from camtool.rendering.device_overlay import blend_batch
+from tests.state.test_no_trace import unchanged
+
+
+class Net(nn.Module):
+    """A small classifier."""
+
+    def __init__(self, channels: int = 3, classes: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.ReLU())
+        self.last = nn.Sequential(nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.last(self.stem(x)).mean((2, 3)))
+
+
+def build(**options: int) -> nn.Module:
+    torch.manual_seed(2)
+    return Net(**options).eval()
+
+
+def assert_similar(ours: Tensor, expected: list[np.ndarray]) -> None:
+    for our, other in zip(ours, expected, strict=True):
+        difference = np.abs(our.movedim(0, -1).numpy().astype(int) - other)
+        assert difference.max() <= 2  # a heat on the edge of two colors
+        assert (difference > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize("colormap", COLORMAPS)
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_blend_batch_has_the_formula_of_blend(colormap: str, alpha: float | None) -> None:
+    photos = torch.randint(0, 256, (3, 3, 9, 14), dtype=torch.uint8)
+    heatmaps = torch.rand(3, 9, 14)
+    heatmaps[1] = 0  # nothing to show
+    expected = [
+        blend(photo.movedim(0, -1).numpy(), heat.numpy(), alpha=alpha, colormap=colormap)
+        for photo, heat in zip(photos, heatmaps, strict=True)
+    ]
+    assert_similar(blend_batch(photos, heatmaps, alpha=alpha, colormap=colormap), expected)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "fem"])
+@pytest.mark.parametrize("layer", [None, "stem", ["stem", "last"]])
+def test_overlays_are_those_of_the_explanations(method: str, layer: Any) -> None:
+    net, x = build(), torch.rand(5, 3, 32, 40)
+    explainer = camtool.Explainer(net, method, layer)
+    for classes in (None, 2, [0, 1, 2, 3, 0], torch.tensor([3, 2, 1, 0, 3])):
+        with unchanged(net):
+            drawn = explainer.draw_overlays(x, classes)
+        assert drawn.shape == (5, 3, 32, 40)
+        assert drawn.dtype == torch.uint8
+        assert_similar(drawn, [each.overlay() for each in explainer(x, classes)])
+
+
+@pytest.mark.parametrize("placement", ["centers", "stretch"])
+def test_the_placement_is_that_of_the_explanations(placement: Any) -> None:
+    net, x = build(), torch.rand(2, 3, 32, 32)
+    explainer = camtool.Explainer(net, placement=placement)
+    assert_similar(explainer.draw_overlays(x, 1), [each.overlay() for each in explainer(x, 1)])
+
+
+def test_normalized_and_gray_images_are_shown_as_they_were(demo: camtool.Loaded) -> None:
+    assert demo.transform is not None
+    scenes = [draw_scene(seed) for seed in range(3)]
+    batch = torch.stack([demo.transform(Image.fromarray(scene.image)) for scene in scenes])
+    explainer = camtool.Explainer(demo)
+    assert_similar(explainer.draw_overlays(batch), [each.overlay() for each in explainer(batch)])
+    gray, x = camtool.Explainer(build(channels=1)), torch.rand(2, 1, 32, 32)
+    assert_similar(gray.draw_overlays(x), [each.overlay() for each in gray(x)])
+
+
+def test_a_single_output_stands_for_two_classes() -> None:
+    explainer, x = camtool.Explainer(build(classes=1), "hirescam"), torch.rand(3, 3, 32, 32)
+    for classes in (None, 0, 1):
+        assert_similar(explainer.draw_overlays(x, classes), [each.overlay() for each in explainer(x, classes)])
+
+
+class Watch(TorchDispatchMode):
+    """Fails at operations that wait for the device, or whose result's size depends on values."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        waits = ("_local_scalar_dense", "nonzero", "masked_select", "aten.equal", "is_nonzero", "unique")
+        assert not any(each in name for each in waits), name
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("classes", [None, 1, torch.tensor([0, 1, 2])])
+def test_nothing_waits_for_the_device(classes: Any) -> None:
+    explainer, x = camtool.Explainer(build(), "layercam", ["stem", "last"]), torch.rand(3, 3, 32, 32)
+    explainer.draw_overlays(x, classes)  # chooses the layouts and the centers
+    with Watch():
+        explainer.draw_overlays(x, classes)
+
+
+def test_errors_say_what_is_needed() -> None:
+    net, x = build(), torch.rand(2, 3, 32, 32)
+    with pytest.raises(MethodError, match="one method"):
+        camtool.Explainer(net, ["gradcam", "layercam"]).draw_overlays(x)
+    with pytest.raises(MethodError, match="one method that looks at a layer"):
+        camtool.Explainer(net, "inputxgradient").draw_overlays(x)
+    with pytest.raises(MethodError, match="'scorecam' cannot be drawn on the device: the method reads"):
+        camtool.Explainer(net, "scorecam").draw_overlays(x)
+    with pytest.raises(TargetError, match=r"\(3,\) classes came for 2 images"):
+        camtool.Explainer(net).draw_overlays(x, [0, 1, 2])
+    with pytest.raises(ImageError, match=r"N, C, H, W.*\(3, 32, 32\) came"):
+        camtool.Explainer(net).draw_overlays(x[0])
+    with pytest.raises(ImageError, match="gray or RGB"):
+        camtool.Explainer(build(channels=2)).draw_overlays(torch.rand(2, 2, 32, 32))
+    with pytest.raises(CamtoolError, match="for classifiers"):
+        camtool.Explainer(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 5, 1))).draw_overlays(x)
+    with pytest.raises(OverlayError, match=r"N, 3, H, W"):
+        blend_batch(x, torch.rand(2, 3, 3))
+    with pytest.raises(OverlayError, match="alpha"):
+        camtool.Explainer(net).draw_overlays(x, alpha=2)
+
+
+@pytest.mark.slow
+def test_the_real_model(mobilenet: camtool.Loaded, shared: Path) -> None:
+    assert mobilenet.transform is not None
+    photos = sorted((shared / "images").glob("*.jpg"))[:4]
+    batch = torch.stack([mobilenet.transform(Image.open(each).convert("RGB")) for each in photos])
+    explainer = camtool.Explainer(mobilenet)
+    assert_similar(explainer.draw_overlays(batch), [each.overlay() for each in explainer(batch)])
