@@ -113,6 +113,7 @@ def _export(entry: Entry) -> dict[str, Any]:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         model = entry.build()
+        _settle_norms(model, picture(0, entry.size, entry.size, count=4))
         try:
             path = camtool.export(model, Path(folder) / "model.onnx", size=(entry.size, entry.size))
         except CamtoolError as error:
@@ -128,6 +129,20 @@ def _export(entry: Entry) -> dict[str, Any]:
             ]
             found[runtime] = float(f"{max(errors):.2g}")
         return found
+
+
+def _settle_norms(model: nn.Module, images: Tensor) -> None:
+    """Let batch norms normalize: with random weights, activations of deep models grow until rounding decides all."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.train()
+    with torch.no_grad():
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
 
 
 if __name__ == "__main__":

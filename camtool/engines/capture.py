@@ -20,6 +20,8 @@ from camtool.structures.nested_tensors import find_main_tensor, find_tensors, re
 __all__ = ["Capture", "capture_model", "get_results"]
 
 _OPS = torch.ops.aten
+_ONNX_ATTENTION_AXES = 4
+_IS_CAUSAL = 5  # the position of this argument of torch's attention
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def _simplify(graph: fx.GraphModule) -> None:
             _replace_pooling(graph, node)
         elif node.target is _OPS.linear.default and node.meta["val"].ndim > 2:
             _replace_linear(graph, node)
+        elif node.target is _OPS.scaled_dot_product_attention.default and node.meta["val"].ndim != _ONNX_ATTENTION_AXES:
+            _replace_attention(graph, node)
     graph.graph.lint()
     graph.recompile()
 
@@ -161,6 +165,33 @@ def _replace_linear(graph: fx.GraphModule, node: fx.Node) -> None:
         if bias and bias[0] is not None:
             result = graph.graph.call_function(_OPS.add.Tensor, (result, bias[0]))
     _replace(node, result)
+
+
+def _replace_attention(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Replace an attention with more axes than ONNX knows, e.g. of windows, by its two products."""
+    query, key, value, *options = node.args
+    if any(options[_IS_CAUSAL - 3 :]) or node.kwargs.get("is_causal") or node.kwargs.get("enable_gqa"):
+        return
+    mask = options[0] if options else node.kwargs.get("attn_mask")
+    scale = node.kwargs.get("scale") or cast("fx.Node", query).meta["val"].shape[-1] ** -0.5
+    call = graph.graph.call_function
+    with graph.graph.inserting_before(node):
+        turned = call(_OPS.transpose.int, (key, -2, -1))
+        scores = call(_OPS.mul.Tensor, (call(_OPS.matmul.default, (query, turned)), scale))
+        if isinstance(mask, fx.Node):
+            scores = _mask(graph, scores, mask)
+        weights = call(_OPS.softmax.int, (scores, -1))
+        result = call(_OPS.matmul.default, (weights, value))
+    _replace(node, result)
+
+
+def _mask(graph: fx.GraphModule, scores: fx.Node, mask: fx.Node) -> fx.Node:
+    """Return attention's scores with a mask: of booleans, which are true where attention may look, or of numbers."""
+    call = graph.graph.call_function
+    if mask.meta["val"].dtype != torch.bool:
+        return call(_OPS.add.Tensor, (scores, mask))
+    hidden = call(_OPS.logical_not.default, (mask,))
+    return call(_OPS.masked_fill.Scalar, (scores, hidden, float("-inf")))
 
 
 def _replace(node: fx.Node, result: fx.Node) -> None:

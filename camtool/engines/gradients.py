@@ -48,7 +48,47 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
         except Exception as error:
             reason = f"{type(error).__name__}: {get_first_line(error)}"
             raise NotCompilableError(f"the gradient cannot be traced: {reason}") from error
+    _simplify_matrices(graph)
     return graph
+
+
+def _simplify_matrices(graph: fx.GraphModule) -> None:
+    """Write the weights of linear layers in a form that all runtimes compute correctly.
+
+    PyTorch transposes such a weight twice in a gradient, which is the weight itself. And OpenVINO 2026.4 reads a square
+    weight wrong if another product in the same file has it transposed: it gets a tensor of its own, the transposed one.
+    """
+    for node in [*graph.graph.nodes]:
+        source = node.args[0] if node.args else None
+        if _is_transpose(node) and isinstance(source, fx.Node) and _is_transpose(source):
+            node.replace_all_uses_with(source.args[0])
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.find_nodes(op="get_attr"):
+        matrix = getattr(graph, str(node.target), None)
+        if isinstance(matrix, Tensor) and matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+            _store_transposed(graph, node, matrix)
+    graph.recompile()
+
+
+def _store_transposed(graph: fx.GraphModule, node: fx.Node, matrix: Tensor) -> None:
+    """Let all readers of a matrix, but transposes, read it from a tensor that is stored transposed."""
+    readers = [reader for reader in node.users if not _is_transpose(reader)]
+    if not readers:
+        return
+    name = f"{node.target}_transposed"
+    graph.register_buffer(name, matrix.detach().t().contiguous())
+    with graph.graph.inserting_after(node):
+        stored = graph.graph.get_attr(name)
+    with graph.graph.inserting_after(stored):
+        turned = graph.graph.call_function(_OPS.permute.default, (stored, [1, 0]))
+    for reader in readers:
+        reader.replace_input_with(node, turned)
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    if node.target is _OPS.permute.default:
+        return list(node.args[1]) == [1, 0]  # type: ignore[arg-type]  # the second argument is the axes
+    return node.target is _OPS.t.default
 
 
 def _get_rules() -> dict[Any, Callable[..., Any]]:
@@ -69,9 +109,19 @@ def _differentiate_convolution(
     groups: int,
     mask: list[bool],
 ) -> Any:
-    """Return the gradient of a convolution with respect to its input, by the transposed convolution."""
+    """Return the gradient of a convolution with respect to its input: a transposed convolution.
+
+    With a stride of 1 it is written as a plain convolution, for which runtimes have their best code.
+    """
+    if not mask[0]:
+        return None, None, None
     if transposed:
         back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+        return back, None, None
+    reach = [dilation[axis] * (weight.shape[axis + 2] - 1) - padding[axis] for axis in range(len(stride))]
+    if set(stride) == {1} and min(reach) >= 0:
+        turned = _turn_weight(weight, groups)
+        back = _OPS.convolution(gradient, turned, None, stride, reach, dilation, False, [0] * len(stride), groups)
         return back, None, None
     # What the convolution's rounding of its output's size has cut off.
     missing = [
@@ -85,7 +135,16 @@ def _differentiate_convolution(
         for axis in range(len(stride))
     ]
     back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups)
-    return (back if mask[0] else None), None, None
+    return back, None, None
+
+
+def _turn_weight(weight: Tensor, groups: int) -> Tensor:
+    """Return the weight of the convolution that leads back: inputs and outputs exchanged, kernels turned around."""
+    outputs, inputs, *kernel = weight.shape
+    parts = weight.reshape(groups, outputs // groups, inputs, *kernel).transpose(1, 2)
+    turned = parts.reshape(groups * inputs, outputs // groups, *kernel)
+    axes = [axis for axis, length in enumerate(turned.shape) if axis > 1 and length > 1]
+    return turned.flip(axes) if axes else turned
 
 
 def _differentiate_max_pooling(

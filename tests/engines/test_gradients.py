@@ -1,0 +1,113 @@
+"""The rules for gradients give what autograd gives, in forms that every runtime computes correctly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import camtool
+from camtool.engines.gradients import _differentiate_convolution
+from camtool.engines.runtimes import open_session
+
+CONVOLUTIONS = [
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "padding": 4},
+    {"kernel_size": (2, 5), "padding": (0, 2), "groups": 2},
+    {"kernel_size": 3, "padding": 2, "dilation": 2, "groups": 4},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (5, 2), "stride": (3, 1), "dilation": (1, 3), "groups": 2},
+]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_the_gradient_of_a_convolution(options: dict[str, Any], is_transposed: bool) -> None:
+    torch.manual_seed(0)
+    layer = (nn.ConvTranspose2d if is_transposed else nn.Conv2d)(4, 8, **options).double()
+    images = torch.randn(2, 4, 11, 14, dtype=torch.float64, requires_grad=True)
+    output = layer(images)
+    gradient = torch.randn_like(output)
+    (expected,) = torch.autograd.grad(output, images, gradient)
+    settings = (*(list(each) for each in (layer.stride, layer.padding, layer.dilation)), is_transposed, [0, 0])
+    back, *_ = _differentiate_convolution(
+        gradient, images, layer.weight, [8], *settings, layer.groups, [True, False, False]
+    )
+    torch.testing.assert_close(back, expected)
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
+    gradient, images, weight = torch.randn(1, 8, 5, 5), torch.randn(1, 4, 5, 5), torch.randn(8, 4, 1, 1)
+    settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert _differentiate_convolution(gradient, images, weight, [8], *settings, [False, True, True]) == (None,) * 3
+
+
+class Windows(nn.Module):
+    """A transformer whose attention runs in windows of pixels, with five axes."""
+
+    def __init__(self, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.query, self.key, self.value, self.mix = (nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+        self.register_buffer("mask", mask)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.stem(images)  # (N, 8, 4, 4)
+        windows = maps.unflatten(2, (2, 2)).unflatten(4, (2, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3, 4)
+        heads = [layer(windows) for layer in (self.query, self.key, self.value)]
+        seen = F.scaled_dot_product_attention(*heads, attn_mask=self.mask)
+        mixed: Tensor = self.head(torch.softmax(self.mix(seen), dim=-1) + seen)
+        return mixed.flatten(1, 3).mean(1)
+
+
+MASKS = {
+    "none": None,
+    "boolean": torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]]).bool(),
+    "numbers": torch.linspace(-2, 2, 16).reshape(4, 4),
+}
+
+
+RUNTIMES = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+
+
+@RUNTIMES
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_in_windows(runtime: str, mask: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    assert_same_maps(Windows(MASKS[mask]), runtime, tmp_path)
+
+
+class Square(nn.Module):
+    """Products with square weights, whose gradients are products with the same weights, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 192, 4, 4), nn.Linear(192, 5)
+        self.first, self.second = nn.Linear(192, 192), nn.Linear(192, 192)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.stem(images).flatten(2).mT
+        scores: Tensor = self.head(self.second(torch.tanh(self.first(tokens)))).mean(1)
+        return scores
+
+
+@RUNTIMES
+def test_a_square_weight_that_is_read_both_ways(runtime: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    assert_same_maps(Square(), runtime, tmp_path)
+
+
+def assert_same_maps(model: nn.Module, runtime: str, folder: Path) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    path = camtool.export(model.eval(), folder / "model.onnx", "layercam", "stem", size=(16, 16))
+    _, maps = open_session(runtime, path).run([images.numpy(), np.array([1, 4])])
+    results = camtool.explain(model, images, [1, 4], method="layercam", layer="stem")
+    for ours, result in zip(maps, results, strict=True):
+        np.testing.assert_allclose(ours, result.raw, rtol=0, atol=1e-4 * np.abs(result.raw).max())
