@@ -73,8 +73,8 @@ MODEL_PANEL = "Model"
 
 # Written out, because the sources of models import torch, and the help must be shown at once.
 MODEL_HELP = (
-    "Name of a torchvision model, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, demo, or your own as "
-    "package.module:factory."
+    "Name of a torchvision model, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, ultralytics:FILE, demo, or your "
+    "own as package.module:factory."
 )
 
 Model = Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]

@@ -68,6 +68,12 @@ def _flip(geometry: Geometry, probability: float) -> Geometry | None:
     return {0.0: geometry, 1.0: geometry.flip()}.get(float(probability))
 
 
+def _letterbox(geometry: Geometry, part: Any) -> Geometry:
+    """Return the geometry after the preparation of YOLO models."""
+    size, padding = part.plan(*geometry.size)
+    return geometry.resize(size).pad(*padding)
+
+
 def _read_all(geometry: Geometry | None, parts: Sequence[object]) -> Geometry | None:
     """Return the geometry after all parts of a composed transform."""
     return reduce(_read, parts, geometry)
@@ -122,6 +128,7 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "CenterCropOrPad": lambda geometry, part: geometry.center_crop(part.size),
     "Compose": lambda geometry, part: _read_all(geometry, part.transforms),
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
+    "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
     "ProcessorTransform": lambda geometry, part: _read(geometry, part.processor),
     "RandomHorizontalFlip": lambda geometry, part: _flip(geometry, part.p),

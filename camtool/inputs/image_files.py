@@ -238,7 +238,8 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     except _BOMBS as error:
         advice = "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
         raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
-    except UnidentifiedImageError as error:
+    # Where Ultralytics is imported, it has replaced PIL.Image.open, and asks for a package when PIL knows no format.
+    except (UnidentifiedImageError, ImportError) as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
     except _DECODER_FAULTS as error:

@@ -7,6 +7,7 @@ layouts, which of them responds where the image was changed? The rules are in :m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,8 +26,9 @@ from camtool.layers.image_variants import VARIANTS, find_image_size, get_image_i
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout
 from camtool.layers.projections import find_projection_sources, has_matrix
+from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import compute_top_score, find_logits
-from camtool.outputs.detections import count_queries, find_anchor_maps, find_detections
+from camtool.outputs.detections import count_queries, find_detections
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
@@ -146,11 +148,14 @@ class GridOutput:
 
 def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index: int) -> list[GridOutput]:
     """Return the tensors in a forward pass that are grids, from shallow to deep."""
-    outputs = []
+    outputs, runs = [], Counter(call.name for call in calls)
     for group in _group_calls(calls, call_index):
         layouts = {index: found for index in group if (found := reader.find_layouts(calls[index]))}
-        # The outermost module has the shortest name; of equals, the first.
-        outermost = min(layouts, key=lambda index: calls[index].name.count("."), default=None)
+        # The outermost module has the shortest name; of equals, the first. A module that runs at several places of the
+        # network, e.g. one activation for all blocks, comes last: its name tells nothing.
+        outermost = min(
+            layouts, key=lambda index: (runs[calls[index].name] > 1, calls[index].name.count(".")), default=None
+        )
         if outermost is None or rules.is_excluded(rules.MODULE, calls[outermost]):
             continue
         call, found = calls[outermost], layouts[outermost]
@@ -248,7 +253,7 @@ def _exclude_projections(
 
 def _compute_scores(output: object, *, is_backbone: bool) -> list[Tensor | None]:
     """Return the scores that a layer must influence: the top score, or one for each feature level of a detector."""
-    maps = find_tensors(output) if is_backbone else find_anchor_maps(output)
+    maps = find_tensors(output) if is_backbone else find_level_scores(output)
     with enable_gradients():
         # The maximum has no gradient if the map is clipped there (ReLU6), the sum has none if the map is normalized.
         return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [compute_top_score(output)]

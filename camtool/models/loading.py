@@ -43,6 +43,7 @@ def load(
             * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
             * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
             * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
+            * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``, which may contain code: load what you trust;
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
               transform, or a :class:`Loaded`.

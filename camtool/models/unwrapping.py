@@ -11,6 +11,8 @@ _WRAPPERS = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     # What torch.compile returns.
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    # YOLO and RTDETR of Ultralytics: what they add is for training and for showing results.
+    "ultralytics.engine.model.Model": "model",
     # Averaged weights: swa_utils.AveragedModel holds a copy of the model.
     "torch.optim.swa_utils.AveragedModel": "module",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -79,7 +80,8 @@ def find_logits(output: Any) -> Tensor:
         return _compute_planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
     field = find_score_field(named)
     tensors = find_tensors(output if field is None else named[field])
-    tensor = next((each for each in tensors if each.is_floating_point() and each.ndim), None)
+    floating = [each for each in tensors if each.is_floating_point() and each.ndim]
+    tensor = floating[_has_logits_second(floating)] if floating else None
     if tensor is None:
         raise TargetError(
             f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
@@ -89,6 +91,14 @@ def find_logits(output: Any) -> Tensor:
         return tensor[:, None]
     is_one_position = tensor.ndim > 2 and tensor.shape[2:].numel() == 1
     return tensor.flatten(1) if is_one_position else tensor
+
+
+def _has_logits_second(tensors: Sequence[Tensor]) -> bool:
+    """Return True for two tensors of which the first is the softmax of the second, as YOLO's classifiers return."""
+    if len(tensors) != 2 or tensors[0].ndim != 2 or tensors[0].shape != tensors[1].shape:
+        return False
+    probabilities, logits = (each.detach() for each in tensors)
+    return is_between_zero_and_one(probabilities) and torch.allclose(probabilities, logits.softmax(1), atol=1e-5)
 
 
 def find_embedding(output: Any) -> Tensor:
@@ -114,6 +124,8 @@ def describe_chosen_tensor(output: Any) -> str | None:
         return None
     places = [place for place, each in locate_tensors(output) if each.is_floating_point() and each.ndim]
     if len(places) < 2:
+        return None
+    if _has_logits_second([each for each in find_tensors(output) if each.is_floating_point() and each.ndim]):
         return None
     first, *others = places
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""

@@ -1,7 +1,7 @@
 """Detections in a model's output: boxes, each with a class and a confidence.
 
 These outputs are supported: torchvision's lists of dictionaries; the queries of DETR and its relatives (``logits`` and
-``pred_boxes``); the anchors of Ultralytics' models ``(N, 4 + K, anchors)``.
+``pred_boxes``); the anchors of YOLO models, see :mod:`camtool.outputs.anchors`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, to_corners
 from camtool.outputs.class_count import check_class_index
-from camtool.structures.nested_tensors import find_tensors, get_named_items
+from camtool.structures.nested_tensors import get_named_items
 
-__all__ = ["Detections", "count_queries", "find_anchor_maps", "find_detection_dicts", "find_detections"]
+__all__ = ["Detections", "count_queries", "find_detection_dicts", "find_detections"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +113,7 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
             that a softmax gives the confidences. If it is not known, the last logit counts as "no object".
     """
     if isinstance(output, Tensor):
-        return None
+        return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
         return [_read_dict(each) for each in dicts]
@@ -122,8 +123,7 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
         if "text_embeds" in named:  # OWL-ViT compares each query with each text and has no "no object"
             class_count = scores.shape[2]
         return list(map(_read_queries, boxes, *_drop_no_object(scores, class_count)))
-    anchors = _find_anchors(output)
-    return None if anchors is None else [_read_anchors(each, class_count) for each in anchors]
+    return _find_yolo_detections(output, class_count)
 
 
 def count_queries(output: Any) -> int:
@@ -131,8 +131,10 @@ def count_queries(output: Any) -> int:
     named = get_named_items(output)
     scores = named.get("class_queries_logits", named.get("logits", named.get("pred_logits")))
     shapes = named.get("masks_queries_logits", named.get("pred_boxes"))
-    is_queried = isinstance(scores, Tensor) and isinstance(shapes, Tensor) and scores.ndim == 3
-    return scores.shape[1] if is_queried and scores.shape[:2] == shapes.shape[:2] else 0
+    if isinstance(scores, Tensor) and isinstance(shapes, Tensor) and scores.ndim == 3:
+        return scores.shape[1] if scores.shape[:2] == shapes.shape[:2] else 0
+    decoded = find_decoded_queries(output)
+    return 0 if decoded is None else decoded[0].shape[1]
 
 
 # ------------------------------------------------------------------------------- dictionaries, as in torchvision
@@ -178,41 +180,34 @@ def _drop_no_object(scores: Tensor, class_count: int | None) -> tuple[Tensor, Te
 
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
     """Return the detections in one image's queries."""
-    return Detections(_to_corners(boxes), scores, confidences, None, is_relative=True, class_count=scores.shape[1])
+    return Detections(to_corners(boxes), scores, confidences, None, is_relative=True, class_count=scores.shape[1])
 
 
-# ------------------------------------------------------------------------------------- anchors, as in Ultralytics
+# ----------------------------------------------------------------------------------------- anchors and rows, as in YOLO
 
 
-def find_anchor_maps(output: Any) -> list[Tensor]:
-    """Return the feature maps, fine to coarse, that a tensor of anchors was computed from; [] for other outputs.
-
-    Ultralytics' models return the anchors ``(N, 4 + K, anchors)`` followed by these maps. The shape alone could mean
-    anything, but only anchors are as many as the positions of all maps together.
-    """
-    if not isinstance(output, (tuple, list)) or len(output) < 2 or not isinstance(output[0], Tensor):
-        return []
-    anchors = output[0]
-    maps = [each for each in find_tensors(output[1:]) if each.ndim == 4 and len(each) == len(anchors)]
-    # A set, as several maps may have one size, e.g. those of boxes and of classes: their positions count once.
-    positions = sum(height * width for height, width in {tuple(each.shape[2:]) for each in maps})
-    is_match = anchors.ndim == 3 and anchors.shape[1] > 4 and anchors.shape[2] == positions > 0
-    return maps if is_match else []
-
-
-def _find_anchors(output: Any) -> Tensor | None:
-    """Return the anchors ``(N, 4 + K, anchors)`` in an output, or ``None`` if there are none."""
-    maps = find_anchor_maps(output)
-    return output[0] if maps else None
+def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detections] | None:
+    """Return the detections of each image of a YOLO model, or ``None`` for other models."""
+    queries = find_decoded_queries(output)
+    if queries is not None:
+        boxes, logits = queries
+        return list(map(_read_queries, boxes, logits, logits.sigmoid()))
+    anchors = find_anchors(output, class_count)
+    if anchors is not None:
+        has_logits = anchors.scores is not anchors.confidences
+        confidences = anchors.confidences.unbind()
+        scores = anchors.scores.unbind() if has_logits else confidences
+        return list(map(_read_anchors, anchors.boxes, scores, confidences))
+    rows = find_best_rows(output)
+    return None if rows is None else list(map(_read_rows, rows))
 
 
-def _read_anchors(found: Tensor, class_count: int | None) -> Detections:
-    """Return the detections in one image's anchors ``(4 + K, anchors)``; mask coefficients may follow the classes."""
-    confidences = found[4 : None if class_count is None else 4 + class_count].T
-    return Detections(_to_corners(found[:4].T), confidences, confidences, None, class_count=confidences.shape[1])
+def _read_anchors(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
+    """Return the detections in one image's anchors."""
+    return Detections(boxes, scores, confidences, None, class_count=scores.shape[1])
 
 
-def _to_corners(boxes: Tensor) -> Tensor:
-    """Convert boxes ``(D, 4)`` from center, width and height to corners."""
-    center, half = boxes[:, :2], boxes[:, 2:] / 2
-    return torch.cat([center - half, center + half], 1)
+def _read_rows(rows: Tensor) -> Detections:
+    """Return the detections in one image's rows ``(D, 6 + extras)``."""
+    confidences = rows[:, 4]
+    return Detections(rows[:, :4], confidences, confidences, rows[:, 5].detach().long())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
+from camtool.outputs.anchors import find_best_rows
 from camtool.outputs.class_count import get_class_count
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, find_detection_dicts, find_detections
@@ -31,7 +32,7 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     Raises:
         TargetError: The output holds nothing that could be explained.
     """
-    if isinstance(output, Tensor):
+    if isinstance(output, Tensor) and output.ndim == 2:  # the usual case
         return find_logits(output.detach())  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
     found = find_detections(detached, None if model is None else get_class_count(model))
@@ -74,7 +75,7 @@ def to_batch(output: Any, image_count: int) -> Any:
 
 def count_images(output: Any) -> int:
     """Return the number of images that an output is about."""
-    found = None if isinstance(output, Tensor) else find_detections(output)
+    found = find_detections(output)
     return len(find_logits(output)) if found is None else len(found)
 
 
@@ -88,9 +89,11 @@ def get_image_output(output: Any, index: int, *, keep_batch: bool = False) -> An
         index: The image.
         keep_batch: Keep the batch axis, with a length of 1.
     """
-    dicts = find_detection_dicts(output)
-    if dicts is not None:
-        return [dicts[index]] if keep_batch else dicts[index]
+    by_image: Sequence[Any] | None = find_detection_dicts(output)
+    if by_image is None and find_best_rows(output) is output:
+        by_image = output  # a tensor of rows for each image
+    if by_image is not None:
+        return [by_image[index]] if keep_batch else by_image[index]
     image_count = count_images(output)
 
     def select(tensor: Tensor) -> Tensor:

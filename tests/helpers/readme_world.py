@@ -70,6 +70,7 @@ def furnish(folder: Path) -> None:
     (folder / "mypackage" / "models.py").write_text(FACTORY)
     (folder / "classes.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))
     _save_factorys_weights(folder / "mine.safetensors")
+    _save_yolo(folder / "yolo11n.pt")
     _save_vit(folder / "google" / "vit-base-patch16-224")
     _save_clip(folder / "openai" / "clip-vit-base-patch32")
 
@@ -80,6 +81,15 @@ def _save_factorys_weights(path: Path) -> None:
 
     torch.manual_seed(0)
     save_file(squeezenet1_1(num_classes=CLASSES).state_dict(), path)
+
+
+def _save_yolo(path: Path) -> None:
+    from ultralytics import YOLO
+
+    torch.manual_seed(0)
+    whole = YOLO("yolo11n.yaml")
+    whole.model.names = {number: ["person", "dog", "car"][number % 3] + " " * (number // 3) for number in range(80)}
+    whole.save(path)
 
 
 _TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

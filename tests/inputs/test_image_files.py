@@ -562,3 +562,14 @@ def test_scenes_have_the_pixels_that_pil_reads(tmp_path: Path, suffix: str) -> N
 def assert_has_the_pixels_that_pil_reads(path: Path) -> None:
     with Image.open(path) as image:
         np.testing.assert_array_equal(read_pixels(path), np.asarray(image.convert("RGB")))
+
+
+def test_another_librarys_opener_does_not_change_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ultralytics replaces ``PIL.Image.open`` by a function that asks for a package where PIL knows no format."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'pi_heif'")
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(ImageError, match="is no image"):
+        read_image(b"just some words")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import log
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from torch.testing import assert_close
 
 from camtool.errors import TargetError
+from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import (
     find_logits,
 )
-from camtool.outputs.detections import Detections, count_queries, find_anchor_maps, find_detections
+from camtool.outputs.detections import Detections, count_queries, find_detections
 from camtool.outputs.predictions import count_images, get_image_output
 from tests.outputs.example_outputs import LOGITS, QUERIES, TWO, make_anchors
 
@@ -64,11 +66,14 @@ def test_last_logit_is_no_object_if_the_class_count_is_unknown() -> None:
 
 def test_find_detections_reads_ultralytics_anchors() -> None:
     read, maps = make_anchors()
-    for output in ((read, maps), (read, {"feats": maps, "scores": torch.rand(2, 2, 6)})):
+    head = {"feats": maps, "scores": read[:, 4:].logit()}
+    for output in ((read, maps), (read, head), (read, {"one2many": {}, "one2one": head})):
         assert count_images(output) == 2
         found = find_detections(output)[0]  # type: ignore[index]
         assert found.boxes[3].tolist() == [8, 16, 12, 24]
-        assert found.select_class(1).scores[3] == pytest.approx(0.97)
+        of_one = found.select_class(1)
+        assert of_one.confidences[3] == pytest.approx(0.97)
+        assert of_one.scores[3] == pytest.approx(0.97 if output[1] is maps else math.log(0.97 / 0.03), rel=1e-4)
         best = found.sort_by_confidence()
         assert best.classes[:2].tolist() == [0, 1]  # type: ignore[index]
         assert not best.is_relative
@@ -129,8 +134,8 @@ def test_lowest_score_is_on_the_graph(classes: int) -> None:
     assert queries.select_class(1).compute_lowest_score().item() == 0  # the lower logit of log(2) and 0
 
 
-def test_find_anchor_maps_returns_the_maps_of_the_anchors() -> None:
+def test_find_level_scores_returns_the_maps_of_the_anchors() -> None:
     read, maps = make_anchors()
-    assert all(one is other for one, other in zip(find_anchor_maps((read, maps)), maps, strict=True))
+    assert all(one is other for one, other in zip(find_level_scores((read, maps)), maps, strict=True))
     for other in (LOGITS, TWO, QUERIES, (LOGITS, maps)):
-        assert find_anchor_maps(other) == []
+        assert not find_level_scores(other)

@@ -9,6 +9,7 @@ from camtool.models.sources.python_factory import BundledSource, FactorySource
 from camtool.models.sources.source import Source
 from camtool.models.sources.timm import TimmSource
 from camtool.models.sources.torchvision import TorchvisionSource
+from camtool.models.sources.ultralytics import UltralyticsSource
 
 __all__ = ["FACTORY", "SOURCES", "Source", "register_source"]
 
@@ -20,6 +21,7 @@ SOURCES: list[Source] = [
     TimmSource(),
     HuggingFaceSource(),
     OpenClipSource(),
+    UltralyticsSource(),
     BundledSource(),
     FACTORY,
 ]

@@ -1,0 +1,156 @@
+"""Models of Ultralytics: YOLO of any version, and RT-DETR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from camtool.errors import ModelError
+from camtool.models.loaded import Loaded, Transform
+from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.weights import load_state, read_state
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from PIL import Image
+    from torch import Tensor
+
+__all__ = ["Letterbox", "UltralyticsSource"]
+
+_PADDING = 114
+"""Gray level with which YOLO models are trained to see padding."""
+
+
+class Letterbox:
+    """The preparation of YOLO models: scale to a longest side, and pad both sides up to a multiple of the stride.
+
+    The model then sees the whole photo in its own proportions. Values are RGB from 0 to 1.
+
+    Args:
+        size: Longest side of the input in pixels.
+        stride: Largest stride of the model; the input's sides are multiples of it.
+    """
+
+    def __init__(self, size: int, stride: int) -> None:
+        self.size, self.stride = size, stride
+
+    def __call__(self, photo: Image.Image) -> Tensor:
+        """Return the input ``(3, h, w)``."""
+        import cv2
+
+        pixels = np.asarray(photo.convert("RGB"))
+        (height, width), (left, top, right, bottom) = self.plan(*pixels.shape[:2])
+        if pixels.shape[:2] != (height, width):
+            pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+        gray = (_PADDING,) * 3
+        padded = cv2.copyMakeBorder(pixels, top, bottom, left, right, cv2.BORDER_CONSTANT, value=gray)
+        return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
+
+    def plan(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+        """Return the size (h, w) that a photo is scaled to, and its padding (left, top, right, bottom)."""
+        scale = self.size / max(height, width)
+        scaled = max(1, round(height * scale)), max(1, round(width * scale))
+        below, beside = ((self.size - side) % self.stride for side in scaled)
+        # An odd row or column of padding is below or on the right.
+        return scaled, (beside // 2, below // 2, beside - beside // 2, below - below // 2)
+
+
+class UltralyticsSource(Source):
+    """Models of Ultralytics, by the name of a file: ``"ultralytics:yolov8n.pt"``, ``"ultralytics:yolo11n-seg.yaml"``.
+
+    A ``.pt`` file has weights, and is downloaded if Ultralytics publishes it. It can contain code that runs when it is
+    loaded, so it must come from a source that the user trusts. A ``.yaml`` file describes a model without weights.
+    """
+
+    prefix = "ultralytics"
+    usage = "'ultralytics:FILE'"
+
+    def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
+        """Load a model, with the weights of a file if one is given.
+
+        Raises:
+            ModelError: Ultralytics is not installed, the file is unknown, or the weights do not fit.
+        """
+        model = self.build_untrained(name)
+        if weights is not None:
+            load_state(model, read_state(weights), weights)
+        return Loaded(model, self.find_transform(model), self.find_labels(model))
+
+    def build_untrained(self, name: str) -> nn.Module:
+        """Build the model that a file describes."""
+        library = _import_ultralytics()
+        kind = library.RTDETR if "rtdetr" in name.lower() else library.YOLO
+        try:
+            model = kind(name).model
+        except (OSError, ValueError, KeyError, NotImplementedError) as error:
+            raise ModelError(
+                f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
+                "e.g. 'ultralytics:yolo11n.pt', or 'ultralytics:yolo11n.yaml' for random weights."
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"'ultralytics:{name}' is an exported file without PyTorch modules; give the .pt file.")
+        return model
+
+    def find_transform(self, model: nn.Module) -> Transform | None:
+        """Return the preparation that Ultralytics applies to photos for this kind of model."""
+        if not _is_of_ultralytics(model):
+            return None
+        size = _read_size(model)
+        kind = type(model).__name__
+        if kind == "ClassificationModel":
+            return _build_resize(size, crop=True)
+        # RT-DETR sees photos stretched to a square.
+        return _build_resize((size, size)) if kind.startswith("RTDETR") else Letterbox(size, _read_stride(model))
+
+    def find_labels(self, model: nn.Module) -> Sequence[str] | None:
+        """Return the names of the classes; models without training have numbers instead."""
+        names = getattr(model, "names", None) if _is_of_ultralytics(model) else None
+        if not isinstance(names, Mapping):
+            return None
+        labels = [str(names[index]) for index in sorted(names)]
+        return None if labels == [str(index) for index in range(len(labels))] else labels
+
+    def find_input_size(self, model: nn.Module) -> tuple[int, int] | None:
+        """Return the image size that the model was trained with."""
+        return to_height_and_width(_read_size(model)) if _is_of_ultralytics(model) else None
+
+
+def _import_ultralytics() -> Any:
+    try:
+        import ultralytics
+    except ModuleNotFoundError as error:
+        if error.name != "ultralytics":
+            raise
+        raise ModelError(
+            "ultralytics is not installed, which 'ultralytics:' models need: pip install 'camtool[ultralytics]'."
+        ) from error
+    return ultralytics
+
+
+def _is_of_ultralytics(model: nn.Module) -> bool:
+    return type(model).__module__.startswith("ultralytics.nn.")
+
+
+def _read_size(model: Any) -> int:
+    """Return the longest side of the images that the model was trained with."""
+    settings = getattr(model, "args", None) or {}
+    size = settings.get("imgsz") if isinstance(settings, Mapping) else getattr(settings, "imgsz", None)
+    return int(max(size) if isinstance(size, (list, tuple)) else size or 640)
+
+
+def _read_stride(model: Any) -> int:
+    """Return the largest stride, at least 32, as Ultralytics does."""
+    return max(32, int(max(model.stride)))
+
+
+def _build_resize(size: int | tuple[int, int], *, crop: bool = False) -> Transform:
+    from torchvision import transforms
+
+    steps = [transforms.Resize(size), *([transforms.CenterCrop(size)] if crop else []), transforms.ToTensor()]
+    transform: Transform = transforms.Compose(steps)
+    return transform

@@ -1,0 +1,265 @@
+"""Detections of YOLO models: a row of numbers for each anchor, or the best rows, as the many versions return them.
+
+===========================================  =========================================================================
+output                                       models
+===========================================  =========================================================================
+``(N, 4 + K + extras, A)`` and a dictionary  Ultralytics 8.4: YOLOv3 to v12 and YOLO26; detect, segment, pose, obb
+``(N, 4 + K + extras, A)`` and maps          earlier versions of Ultralytics
+``(N, A, 5 + K)`` and maps                   YOLOv5 and YOLOv7 of their own repositories
+``(N, D, 6 + extras)``                       models without non-maximum suppression: YOLOv10, YOLO26
+``N`` tensors ``(D, 6 + extras)``            the results of non-maximum suppression
+``(N, Q, ...)`` and decoded queries          RT-DETR of Ultralytics
+===========================================  =========================================================================
+
+The same tensors without anything beside them, as a wrapper of the user may return them, are recognized by their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camtool.structures.nested_tensors import find_tensors
+
+__all__ = ["Anchors", "find_anchors", "find_best_rows", "find_decoded_queries", "find_level_scores", "to_corners"]
+
+_STRIDES = (8, 16, 32)
+"""Pixels between the anchors of each level, in all YOLO models with three levels."""
+
+_FINEST_TO_COARSEST = (16, 4, 1)
+"""Positions of these levels, as multiples of those of the last one."""
+
+_SAME_CONFIDENCE = 1e-3
+"""Largest difference between confidences and those of a head's logits, by which the two are known to be the same. It
+allows for half precision."""
+
+_BEST_COLUMNS = 6
+"""Columns of a row after selection: the corners of the box, the confidence and the class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """The anchors of a batch.
+
+    Attributes:
+        boxes: ``(N, A, 4)``, each ``(x0, y0, x1, y1)`` in pixels of the input.
+        scores: ``(N, A, K)`` logits if the model returns them, else the confidences.
+        confidences: ``(N, A, K)``.
+        level_scores: What the model computes from each feature level, ``(N, ...)``, fine to coarse.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    confidences: Tensor
+    level_scores: Sequence[Tensor]
+
+
+def find_anchors(output: Any, class_count: int | None = None) -> Anchors | None:
+    """Return the anchors in a model's output, or ``None`` if there are none.
+
+    Args:
+        output: The model's whole output.
+        class_count: The number of classes, if known. Mask coefficients, keypoints or an angle may follow the classes.
+    """
+    table, beside = _split(output)
+    if table is None:
+        return None
+    heads = _find_heads(beside)
+    if heads:
+        return _read_heads(table, heads)
+    return _read_columns(table, beside, class_count) or _read_rows(table, beside)
+
+
+def find_best_rows(output: Any) -> Sequence[Tensor] | None:
+    """Return the rows ``(D, 6 + extras)`` of each image that a model selected itself; ``None`` if it selected none.
+
+    A row has the corners of the box in pixels, the confidence and the class.
+    """
+    if isinstance(output, (tuple, list)) and output and all(map(_are_best_rows, output)):
+        return output
+    table, beside = _split(output)
+    if table is None or table.shape[2] < _BEST_COLUMNS:
+        return None
+    # With a dictionary beside it the format is certain; random weights may return boxes of any kind.
+    is_certain = any(table.shape[2] != head["scores"].shape[2] for head in _find_heads(beside))
+    return [*table] if is_certain or all(map(_are_best_rows, table)) else None
+
+
+def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the boxes ``(N, Q, 4)`` and the logits ``(N, Q, K)`` of Ultralytics' RT-DETR; ``None`` for other outputs.
+
+    Boxes are centers, widths and heights, as fractions of the input.
+    """
+    table, beside = _split(output)
+    tensors = find_tensors(beside)[:2]
+    if table is None or [each.ndim for each in tensors] != [4, 4]:
+        return None
+    boxes, scores = tensors  # (decoder layers, N, Q, 4) and (decoder layers, N, Q, K)
+    is_match = boxes.shape[1:3] == scores.shape[1:3] == table.shape[:2] and boxes.shape[3] == 4
+    return (boxes[-1], scores[-1]) if is_match else None
+
+
+def _split(output: Any) -> tuple[Tensor | None, Sequence[Any]]:
+    """Return the table ``(N, rows, columns)`` that an output begins with, ``None`` if there is none, and the rest."""
+    beside: Sequence[Any] = ()
+    if isinstance(output, (tuple, list)) and output:
+        output, *beside = output
+        if isinstance(output, (tuple, list)) and output:  # models that segment return masks with the table
+            output = output[0]
+    is_table = isinstance(output, Tensor) and output.ndim == 3 and output.is_floating_point() and output.numel() > 0
+    return (output if is_table else None), beside
+
+
+# --------------------------------------------------------------------------------------- the dictionary of Ultralytics
+
+
+def _find_heads(beside: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return what heads of Ultralytics computed: logits ``scores`` ``(N, K, A)`` and feature maps ``feats``.
+
+    Models that need no non-maximum suppression have two heads. The rows that they select are those of ``one2one``.
+    """
+    mappings = [each for each in beside if isinstance(each, Mapping)]
+    heads = [each.get(name) for each in mappings for name in ("one2one", "one2many")] + mappings
+    return [
+        each
+        for each in heads
+        if isinstance(each, Mapping)
+        and isinstance(each.get("scores"), Tensor)
+        and isinstance(each.get("feats"), (list, tuple))
+    ]
+
+
+def _read_heads(table: Tensor, heads: Sequence[Mapping[str, Any]]) -> Anchors | None:
+    """Read a table ``(N, 4 + K + extras, A)`` with the logits of the head that it was computed by."""
+    for head in heads:
+        logits, classes = head["scores"], head["scores"].shape[1]
+        confidences = table[:, 4 : 4 + classes]
+        if confidences.shape != logits.shape:
+            continue
+        if torch.allclose(confidences.detach(), logits.detach().sigmoid(), atol=_SAME_CONFIDENCE):
+            boxes = to_corners(table[:, :4].mT, table[:, -1] if "angle" in head else None)
+            return Anchors(boxes, logits.mT, confidences.mT, _split_head(head))
+    return None
+
+
+def _split_head(head: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return a head's logits of each feature level, ``(N, K, positions)``."""
+    sizes = [level.shape[2:].numel() for level in head["feats"]]
+    levels: Sequence[Tensor] = head["scores"].split(sizes, 2)
+    return levels
+
+
+def find_level_scores(output: Any) -> Sequence[Tensor]:
+    """Return what a YOLO model computes from each feature level, ``(N, ...)``; nothing for other models.
+
+    A layer that serves every detection influences all of them. Of rows that the model selected, which do not tell
+    their level, these are the confidences of small to large boxes.
+    """
+    anchors, rows = find_anchors(output), find_best_rows(output)
+    if anchors is not None:
+        return anchors.level_scores
+    if rows is None:
+        return ()
+    heads = _find_heads(_split(output)[1])
+    return _split_head(heads[0]) if heads else _pick_sizes(rows[0])
+
+
+def _pick_sizes(rows: Tensor) -> Sequence[Tensor]:
+    """Return the confidences ``(1, 1)`` of some rows, from the smallest box to the largest."""
+    width, height = (rows[:, 2:4] - rows[:, :2]).detach().unbind(1)
+    order = (width * height).argsort()
+    picked = order[torch.linspace(0, len(order) - 1, min(len(order), 8), device=order.device).long()]
+    return [rows[each, 4].reshape(1, 1) for each in picked]
+
+
+# ------------------------------------------------------------------------------------------------ maps beside a table
+
+
+def _read_columns(table: Tensor, beside: Sequence[Any], class_count: int | None) -> Anchors | None:
+    """Read a table ``(N, 4 + K + extras, A)``, in which each anchor is a column."""
+    if table.shape[1] <= 4:
+        return None
+    levels: Sequence[Tensor] = _find_maps(table, beside)
+    if not levels and not beside and _has_values_of_anchors(table.mT, 1):
+        levels = _split_levels(table[:, 4:], 2)
+    if not levels:
+        return None
+    confidences = table[:, 4 : None if class_count is None else 4 + class_count].mT
+    return Anchors(to_corners(table[:, :4].mT), confidences, confidences, levels)
+
+
+def _find_maps(table: Tensor, beside: Sequence[Any]) -> list[Tensor]:
+    """Return the feature maps ``(N, C, h, w)``, fine to coarse, whose positions are the columns of a table.
+
+    The table's shape alone could mean anything, but only anchors are as many as the positions of all maps together.
+    """
+    maps = [each for each in find_tensors(beside) if each.ndim == 4 and len(each) == len(table)]
+    # A set, as several maps may have one size, e.g. those of boxes and of classes: their positions count once.
+    positions = sum(height * width for height, width in {tuple(each.shape[2:]) for each in maps})
+    return maps if table.shape[2] == positions > 0 else []
+
+
+def _read_rows(table: Tensor, beside: Sequence[Any]) -> Anchors | None:
+    """Read a table ``(N, A, 5 + K)``, in which each anchor is a row: box, objectness, and a share for each class."""
+    if table.shape[2] <= 5:
+        return None
+    maps = [each for each in find_tensors(beside) if each.ndim == 5 and each.shape[-1] == table.shape[2]]
+    levels: Sequence[Tensor] = maps if sum(each.shape[1:4].numel() for each in maps) == table.shape[1] else ()
+    if not levels and not beside and _has_values_of_anchors(table, 3):
+        levels = _split_levels(table[..., 4:], 1)
+    if not levels:
+        return None
+    confidences = table[..., 4:5] * table[..., 5:]
+    return Anchors(to_corners(table[..., :4]), confidences, confidences, levels)
+
+
+# ------------------------------------------------------------------------------------------ a table without anything
+
+
+def _has_values_of_anchors(rows: Tensor, anchors_per_position: int) -> bool:
+    """Check that rows ``(N, A, columns)`` can only be anchors: their number, boxes in pixels, and confidences."""
+    period = anchors_per_position * sum(_FINEST_TO_COARSEST)
+    if rows.shape[1] % period:
+        return False
+    boxes, shares = rows.detach()[..., :4], rows.detach()[..., 4:]
+    are_pixels = bool((boxes[..., 2:] >= 0).all()) and bool(boxes.amax() > _STRIDES[0])
+    return are_pixels and bool(((shares >= 0) & (shares <= 1)).all())
+
+
+def _split_levels(values: Tensor, axis: int) -> Sequence[Tensor]:
+    """Return the parts of a table that belong to the three levels."""
+    unit = values.shape[axis] // sum(_FINEST_TO_COARSEST)
+    levels: Sequence[Tensor] = values.split([unit * each for each in _FINEST_TO_COARSEST], axis)
+    return levels
+
+
+def _are_best_rows(rows: Any) -> bool:
+    """Check that rows ``(D, 6 + extras)`` can only be detections: ordered corners, confidences and whole classes."""
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != _BEST_COLUMNS:
+        return False
+    x0, y0, x1, y1, confidences, classes = rows.detach().unbind(1)
+    are_boxes = bool(((x0 <= x1) & (y0 <= y1)).all()) and (not len(rows) or bool(rows[:, :4].amax() > 2))
+    are_classes = bool(((classes >= 0) & (classes == classes.round())).all())
+    return are_boxes and are_classes and bool(((confidences >= 0) & (confidences <= 1)).all())
+
+
+# --------------------------------------------------------------------------------------------------------------- boxes
+
+
+def to_corners(boxes: Tensor, angle: Tensor | None = None) -> Tensor:
+    """Convert boxes ``(..., 4)`` from center, width and height to corners.
+
+    Args:
+        boxes: The boxes.
+        angle: ``(...)`` in radians, for boxes that are rotated: the corners are those of the upright box around each.
+    """
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
+    if angle is not None:
+        cosine, sine = angle.cos().abs(), angle.sin().abs()
+        width, height = half.unbind(-1)
+        half = torch.stack([width * cosine + height * sine, width * sine + height * cosine], -1)
+    return torch.cat([center - half, center + half], -1)
