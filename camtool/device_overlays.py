@@ -1,4 +1,4 @@
-"""Overlays of a batch that is on a device already: one forward and one backward pass, and no copy to the host.
+"""Maps and overlays of a batch that is on a device already: one forward and one backward pass, no copy to the host.
 
 The methods are those that are formulas of activations and gradients. There is no explanation of each image, and so no
 warning: :func:`camtool.explain` checks each map, and has to read numbers from the device for that.
@@ -7,6 +7,7 @@ warning: :func:`camtool.explain` checks each map, and has to read numbers from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,13 +25,36 @@ from camtool.methods.merges import Merge, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, weigh_chosen_class
 from camtool.state.thread_state import enable_gradients
 
-__all__ = ["compute_heatmaps", "to_class_tensor", "to_device_pixels"]
+__all__ = ["DeviceMaps", "compute_maps", "to_class_tensor", "to_device_pixels"]
 
 
-def compute_heatmaps(
-    forward_pass: ForwardPass, method: Method, options: dict[str, Any], classes: Tensor, merge: str | Merge
-) -> Tensor:
-    """Return the heatmap of one class of each image, at the input's size.
+@dataclass(frozen=True, eq=False)
+class DeviceMaps:
+    """Maps of one class of each image.
+
+    Attributes:
+        raw: ``(N, *grid)``, the method's own values, of several layers merged.
+        place: Where the cells lie on the input; ``None`` if they fill it evenly.
+    """
+
+    raw: Tensor
+    place: CellCenters | None
+
+    def to_heatmaps(self, size: Sequence[int]) -> Tensor:
+        """Return ``(N, *size)`` in [0, 1]; zeros for a constant map."""
+        return scale_min_max(resample(self.raw.float(), self.place, size, None))
+
+
+def compute_maps(
+    forward_pass: ForwardPass,
+    method: Method,
+    options: dict[str, Any],
+    classes: Tensor,
+    merge: str | Merge,
+    *,
+    differentiable: bool = False,
+) -> DeviceMaps:
+    """Return the maps of one class of each image.
 
     Args:
         forward_pass: The forward pass of the batch.
@@ -38,9 +62,7 @@ def compute_heatmaps(
         options: Its options.
         classes: ``(N,)`` integers on the device; -1 for the class with the highest score.
         merge: How the maps of several layers become one.
-
-    Returns:
-        ``(N, *size)`` in [0, 1]; zeros for a constant map.
+        differentiable: Keep the graph of the maps, up to where that of the forward pass begins.
 
     Raises:
         MethodError: The method needs more than activations and gradients.
@@ -48,20 +70,18 @@ def compute_heatmaps(
     """
     logits = forward_pass.logits
     if logits.ndim != 2:
-        raise CamtoolError(
-            f"overlays on the device are for classifiers; the scores have the shape {tuple(logits.shape)}."
-        )
+        raise CamtoolError(f"maps on the device are for classifiers; the scores have the shape {tuple(logits.shape)}.")
     maps, places = [], []
-    with torch.no_grad():
-        gradients = _differentiate(forward_pass, classes)
+    with enable_gradients() if differentiable else torch.no_grad():
+        gradients = _differentiate(forward_pass, classes, create_graph=differentiable)
         for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
-            raw = _apply(method, options, forward_pass, layer, gradient)
+            output = forward_pass.layer_outputs[layer.name]
+            raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)
             maps.append(raw)
             places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
         merged = merge_maps(maps, merge, lambda: _compute_means(gradients), places)
         finest = find_finest(maps)
-        place = places[finest] if merged.shape == maps[finest].shape else None
-        return scale_min_max(resample(merged.float(), place, forward_pass.image_input.shape[2:], None))
+        return DeviceMaps(merged, places[finest] if merged.shape == maps[finest].shape else None)
 
 
 def to_class_tensor(target_class: int | Tensor | Sequence[int] | None, images: Tensor) -> Tensor:
@@ -96,24 +116,23 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
     return torch.stack(planes * (3 // channels), 1).clamp(0, 255).round()
 
 
-def _differentiate(forward_pass: ForwardPass, classes: Tensor) -> Sequence[Tensor]:
+def _differentiate(forward_pass: ForwardPass, classes: Tensor, *, create_graph: bool) -> Sequence[Tensor]:
     logits = find_logits(forward_pass.output)
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
     with enable_gradients():
         weights = weigh_chosen_class(logits.detach(), classes)
-        return torch.autograd.grad(logits, outputs, weights, materialize_grads=True)
+        return torch.autograd.grad(logits, outputs, weights, materialize_grads=True, create_graph=create_graph)
 
 
 def _apply(
-    method: Method, options: dict[str, Any], forward_pass: ForwardPass, layer: Layer, gradient: Tensor
+    method: Method, options: dict[str, Any], layer: Layer, output: Tensor, gradient: Tensor, logits: Tensor
 ) -> Tensor:
-    output = forward_pass.layer_outputs[layer.name].detach()
     activations, gradients = (upcast(layer.layout.to_grid(each)) for each in (output, gradient))
-    evidence: Any = GridEvidence(activations, gradients, forward_pass.logits)
+    evidence: Any = GridEvidence(activations, gradients, logits)
     try:
         return method(evidence, **options)
     except NotCompilableError as error:
-        raise MethodError(f"method {method.name!r} cannot be drawn on the device: {error}.") from error
+        raise MethodError(f"method {method.name!r} cannot be computed on the device: {error}.") from error
 
 
 def _find_place(forward_pass: ForwardPass, layer: Layer, maps: Tensor, *, at_input_size: bool) -> CellCenters | None:

@@ -24,7 +24,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
-from camtool.device_overlays import compute_heatmaps, to_class_tensor, to_device_pixels
+from camtool.device_overlays import DeviceMaps, compute_maps, to_class_tensor, to_device_pixels
 from camtool.engines.comparison import describe_difference
 from camtool.engines.observers import CompiledObserver, EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, NotCompilableError, TargetError
@@ -32,7 +32,7 @@ from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters, Placement
-from camtool.hooks.observation import Observe, observe
+from camtool.hooks.observation import Observe, observe, observe_connected
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
@@ -422,17 +422,58 @@ class Explainer(Generic[Result]):
             TargetError: There is another number of classes than of images.
             CamtoolError: The model is no classifier.
         """
-        if len(self._methods) != 1 or not self._needs_layers:
-            raise MethodError("draw_overlays takes one method that looks at a layer, e.g. 'gradcam'.")
-        (method,) = self._methods
-        options = {name: value for name, value in self._options.items() if name in method.options}
         with Cleanup(), preserve_thread_state(), hold_model(self._model):
             batch = self._preparer.to_model(images)
-            classes = to_class_tensor(target_class, batch)
             pixels = to_device_pixels(batch, self._preparer.transform)
-            forward_pass = self._run_forward_pass(observe, InputBatch([], batch, self._call_index))
-            heatmaps = compute_heatmaps(forward_pass, method, options, classes, self._merge)
-            return blend_batch(pixels, heatmaps, alpha=alpha, colormap=colormap)
+            maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
+            return blend_batch(pixels, maps.to_heatmaps(batch.shape[2:]), alpha=alpha, colormap=colormap)
+
+    def compute_maps(
+        self,
+        images: Tensor,
+        target_class: int | Tensor | Sequence[int] | None = None,
+        *,
+        resize: bool = False,
+        differentiable: bool = False,
+    ) -> Tensor:
+        """Return maps of a prepared batch as one tensor on its device, e.g. for a loss that says where to look.
+
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. The model runs
+        as it is, whatever the engine, and in evaluation mode.
+
+        Args:
+            images: ``(N, C, *size)`` floating, as the model gets them.
+            target_class: The class of all images, or one for each; ``None`` for the class with the highest score.
+            resize: Return heatmaps in [0, 1] at the size of the images, with each cell where the layer looked. By
+                default the method's own values at the layer's size are returned.
+            differentiable: Record the graph from the model's parameters, and from the images if they require a
+                gradient, to the maps. This takes the memory of training.
+
+        Returns:
+            ``(N, *grid)``, or ``(N, *size)``.
+
+        Raises:
+            MethodError: There are several methods, or the method needs more than activations and gradients.
+            TargetError: There is another number of classes than of images.
+            CamtoolError: The model is no classifier.
+        """
+        with Cleanup(), preserve_thread_state(), hold_model(self._model):
+            batch = self._preparer.to_model(images)
+            maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
+            return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
+
+    def _compute_device_maps(
+        self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool
+    ) -> DeviceMaps:
+        """Return the maps of a batch without explanations."""
+        if len(self._methods) != 1 or not self._needs_layers:
+            raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
+        (method,) = self._methods
+        options = {name: value for name, value in self._options.items() if name in method.options}
+        classes = to_class_tensor(target_class, batch)
+        run = observe_connected if differentiable else observe
+        forward_pass = self._run_forward_pass(run, InputBatch([], batch, self._call_index))
+        return compute_maps(forward_pass, method, options, classes, self._merge, differentiable=differentiable)
 
     def _explain_batch(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it, by the first engine that gives the model's own results."""

@@ -119,7 +119,7 @@ def test_errors_say_what_is_needed() -> None:
         camtool.Explainer(net, ["gradcam", "layercam"]).draw_overlays(x)
     with pytest.raises(MethodError, match="one method that looks at a layer"):
         camtool.Explainer(net, "inputxgradient").draw_overlays(x)
-    with pytest.raises(MethodError, match="'scorecam' cannot be drawn on the device: the method reads"):
+    with pytest.raises(MethodError, match="'scorecam' cannot be computed on the device: the method reads"):
         camtool.Explainer(net, "scorecam").draw_overlays(x)
     with pytest.raises(TargetError, match=r"\(3,\) classes came for 2 images"):
         camtool.Explainer(net).draw_overlays(x, [0, 1, 2])
@@ -142,3 +142,83 @@ def test_the_real_model(mobilenet: camtool.Loaded, shared: Path) -> None:
     batch = torch.stack([mobilenet.transform(Image.open(each).convert("RGB")) for each in photos])
     explainer = camtool.Explainer(mobilenet)
     assert_similar(explainer.draw_overlays(batch), [each.overlay() for each in explainer(batch)])
+
+
+@pytest.mark.parametrize("method", ["gradcam", "gradcam++", "hirescam", "layercam", "fem"])
+@pytest.mark.parametrize("layer", [None, ["stem", "last"]])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_maps_are_those_of_the_explanations(method: str, layer: Any, differentiable: bool) -> None:
+    net, x = build(), torch.rand(3, 3, 32, 40)
+    explainer = camtool.Explainer(net, method, layer)
+    expected = explainer(x, [0, 1, 2])
+    with unchanged(net):
+        raw = explainer.compute_maps(x, [0, 1, 2], differentiable=differentiable)
+        heatmaps = explainer.compute_maps(x, [0, 1, 2], resize=True, differentiable=differentiable)
+    for ours, heat, result in zip(raw.detach(), heatmaps.detach(), expected, strict=True):
+        torch.testing.assert_close(ours.float(), torch.from_numpy(result.raw), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(heat, torch.from_numpy(result.heatmap), rtol=1e-4, atol=1e-5)
+    assert raw.requires_grad == differentiable
+
+
+class Smooth(nn.Module):
+    """A network whose second derivatives are not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 5, 3, 2, 1), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.last(torch.tanh(self.first(x)))).mean((2, 3)) ** 2)
+
+
+def compute_loss(net: nn.Module, x: Tensor, method: str) -> Tensor:
+    """Return a loss of the maps: the share of the heat in the left half of the grid."""
+    maps = camtool.Explainer(net, method, "last").compute_maps(x, [2, 0], differentiable=True)
+    return (maps[:, :, :2].sum((1, 2)) / maps.sum((1, 2)).clamp_min(1e-9)).sum()
+
+
+@pytest.mark.parametrize("method", ["gradcam", "layercam"])
+def test_gradients_of_a_loss_of_the_maps_are_its_slopes(method: str) -> None:
+    torch.manual_seed(4)
+    net, x = Smooth().double().eval(), torch.randn(2, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    wanted = [net.first.weight, net.last.bias, net.head.weight, x]
+    gradients = torch.autograd.grad(compute_loss(net, x, method), wanted)
+    for tensor, gradient in zip(wanted, gradients, strict=True):
+        place = int(gradient.abs().argmax())
+        assert gradient.flatten()[place] != 0
+        values, step = tensor.detach().clone().flatten(), 1e-6
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                moved = values.clone()
+                moved[place] += sign * step
+                tensor.copy_(moved.view_as(tensor))
+            losses.append(compute_loss(net, x, method).item())
+        with torch.no_grad():
+            tensor.copy_(values.view_as(tensor))
+        assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(gradient.flatten()[place].item(), rel=1e-4)
+
+
+def test_a_loss_of_the_maps_trains_where_to_look() -> None:
+    torch.manual_seed(0)
+    net, x = build(), torch.rand(8, 3, 32, 32)
+    explainer, optimizer = camtool.Explainer(net, "layercam", "last"), torch.optim.Adam(net.parameters(), 3e-3)
+    shares = []
+    for _ in range(30):
+        maps = explainer.compute_maps(x, 1, differentiable=True)
+        share = (maps[:, :, :4].sum((1, 2)) / maps.sum((1, 2)).clamp_min(1e-9)).mean()
+        optimizer.zero_grad()
+        (-share).backward()
+        optimizer.step()
+        shares.append(share.item())
+    assert shares[-1] > shares[0] + 0.1
+
+
+def test_maps_that_cannot_be_computed_on_the_device_are_refused() -> None:
+    net, x = build(), torch.rand(2, 3, 16, 16)
+    for options, message in (
+        ({"method": "scorecam"}, "cannot be computed on the device"),
+        ({"method": ["gradcam", "layercam"]}, "compute_maps takes one method"),
+    ):
+        with pytest.raises(MethodError, match=message):
+            camtool.Explainer(net, **options).compute_maps(x)

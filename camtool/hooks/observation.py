@@ -25,7 +25,16 @@ from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
 
-__all__ = ["Observation", "Observe", "Repeat", "get_call", "observe", "observe_with_trunk", "resume"]
+__all__ = [
+    "Observation",
+    "Observe",
+    "Repeat",
+    "get_call",
+    "observe",
+    "observe_connected",
+    "observe_with_trunk",
+    "resume",
+]
 
 _T = TypeVar("_T")
 
@@ -122,6 +131,38 @@ def _observe(
         get_call(layer, tensors, -1)
     tensor = find_main_tensor(output)
     return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
+
+
+def observe_connected(
+    model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+) -> Observation:
+    """Run ``model`` as :func:`observe` does, with a graph from its parameters and inputs to the outputs of ``layers``.
+
+    It takes the memory of training. ``grad`` is there for the protocol; the graph is recorded in any case.
+
+    Raises:
+        LayerError: A name is unknown, a layer did not run, or a layer returned no floating tensor.
+        ForwardError: The model fails on these inputs.
+    """
+    model = get_module(model)
+    calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+
+    def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
+        kept = find_main_tensor(output)
+        if kept is None:
+            kind = add_article(type(output).__name__)
+            raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
+        calls[layer].append(kept)
+        # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
+        return replace_main_tensor(output, kept.clone())
+
+    with preserve_model(model) as cleanup, torch.enable_grad():
+        for layer in calls:
+            add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+        output = run_user_inputs(model, inputs)
+    for layer, tensors in calls.items():
+        get_call(layer, tensors, -1)
+    return Observation(output, calls)
 
 
 def observe_with_trunk(
