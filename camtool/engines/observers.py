@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -93,14 +93,20 @@ class CompiledObserver:
         self._used: _Compiled | None = None
 
     def __call__(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        inputs: ModelInputs,
+        *,
+        grad: bool = True,
+        frames: Mapping[str, int] | None = None,
     ) -> Observation:
         """Run the model once; the arguments and the result are those of ``observe``.
 
         Raises:
             NotCompilableError: The engine cannot run this model.
         """
-        compiled = self._find(model, layers, inputs)
+        compiled = self._find(model, layers, inputs, has_frames=bool(frames))
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
         runner = compiled.model  # read once, as another thread may give it up
@@ -126,26 +132,31 @@ class CompiledObserver:
             self._used.model, self._used.reason = None, reason
             _LOG.warning("engine %r is not used: %s", self.engine, reason)
 
-    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs) -> _Compiled:
-        found = self._remember(model, layers, inputs, None)
+    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_frames: bool) -> _Compiled:
+        found = self._remember(model, layers, inputs, None, has_frames=has_frames)
         if isinstance(found.model, CompiledModel) and found.model.image_count not in (None, len(inputs)):
-            return self._remember(model, layers, inputs, len(inputs))
+            return self._remember(model, layers, inputs, len(inputs), has_frames=has_frames)
         return found
 
-    def _remember(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None) -> _Compiled:
+    def _remember(
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_frames: bool
+    ) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = list_modules(model), find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
         has_hooks = has_global_hooks() or any(has_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
-        question = "engine", self.engine, tuple(layers), shape, torch.get_num_threads(), os.getpid(), has_hooks
+        process = torch.get_num_threads(), os.getpid()
+        question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_frames
 
         def compile_model() -> _Compiled:
             weights, settings = WeightStates(list_weights(model)), ModuleSettings(modules)
             try:
                 if has_hooks:
                     raise NotCompilableError("the model has hooks, which may change at any time")
+                if has_frames:
+                    raise NotCompilableError("the model runs on the frames of clips as one batch")
                 with COMPILING:
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs

@@ -100,7 +100,9 @@ class ForwardPass:
         self._main, self.image_input = main, main.detach()
         self.asked_depths, self.observe = depths, observe
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
-        observed = self.observe(model, [layer.name for layer in self.observed_layers], inputs, grad=bool(layers))
+        names = [layer.name for layer in self.observed_layers]
+        self._frames = {each.name: each.layout.frames for each in self.observed_layers if each.layout.frames}
+        observed = self.observe(model, names, inputs, grad=bool(layers), frames=self._frames)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = self._choose_calls(observed)
         self._repeat = observed.repeat
@@ -271,9 +273,8 @@ class ForwardPass:
         """Return the outputs of the observed layers for other images, without a graph."""
         names = [layer.name for layer in self.observed_layers]
         with self.restore_autocast():
-            calls = self.observe(
-                self.model, names, self.replace_image_input(images, range(len(images))), grad=False
-            ).calls
+            inputs = self.replace_image_input(images, range(len(images)))
+            calls = self.observe(self.model, names, inputs, grad=False, frames=self._frames).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def _find_depths(self, layer: Layer) -> list[Layer]:

@@ -140,7 +140,8 @@ def _run_tail(evidence: Evidence, image: int, activations: Tensor) -> Any:
     with forward_pass.restore_autocast():
         index = forward_pass.call_index % evidence.call_count  # resume counts from the first call
         inputs = forward_pass.select_inputs(image)
-        output = resume(evidence.model, layer.name, variants, inputs, call_index=index)
+        frames = layer.layout.frames
+        output = resume(evidence.model, layer.name, variants, inputs, call_index=index, frames=frames)
         return predictions.to_batch(output, len(variants))
 
 

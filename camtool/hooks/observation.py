@@ -39,6 +39,8 @@ __all__ = [
 _T = TypeVar("_T")
 
 
+_NO_FRAMES: Mapping[str, int] = {}
+
 Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
 
@@ -63,14 +65,25 @@ class Observe(Protocol):
     """:func:`observe`, or another way to run a model that returns the same."""
 
     def __call__(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        inputs: ModelInputs,
+        *,
+        grad: bool = True,
+        frames: Mapping[str, int] = _NO_FRAMES,
     ) -> Observation:
         """Run the model once."""
         ...
 
 
 def observe(
-    model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+    model: nn.Module | HasModel,
+    layers: Sequence[str],
+    inputs: ModelInputs,
+    *,
+    grad: bool = True,
+    frames: Mapping[str, int] = _NO_FRAMES,
 ) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
 
@@ -79,6 +92,8 @@ def observe(
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
+        frames: For layers that get the T frames of clips as rows of one batch: the number T. Their tensors
+            ``(N·T, ...)`` are returned as ``(N, T, ...)``.
 
     Returns:
         The output of the model and the tensors of the layers.
@@ -89,16 +104,22 @@ def observe(
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
     model = get_module(model)
-    observation, is_connected = _observe(model, layers, inputs, grad=grad, grad_in_trunk=False)
+    observation, is_connected = _observe(model, layers, inputs, frames, grad=grad, grad_in_trunk=False)
     if grad and not is_connected:
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
         # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
-        observation, _ = _observe(model, layers, inputs, grad=True, grad_in_trunk=True)
+        observation, _ = _observe(model, layers, inputs, frames, grad=True, grad_in_trunk=True)
     return observation
 
 
 def _observe(
-    model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, grad: bool, grad_in_trunk: bool
+    model: nn.Module,
+    layers: Sequence[str],
+    inputs: ModelInputs,
+    frames: Mapping[str, int],
+    *,
+    grad: bool,
+    grad_in_trunk: bool,
 ) -> tuple[Observation, bool]:
     """Return the observation, and True if the graph is connected from the first layer that ran to the output."""
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
@@ -110,6 +131,7 @@ def _observe(
         if kept is None:
             kind = add_article(type(output).__name__)
             raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
+        kept = _split_frames(kept, frames.get(layer))
         if grad:
             is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
@@ -117,7 +139,7 @@ def _observe(
             # no gradient from here.
             kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept)
-        return replace_main_tensor(output, kept.clone())
+        return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
 
     with (
         preserve_model(model) as cleanup,
@@ -134,7 +156,12 @@ def _observe(
 
 
 def observe_connected(
-    model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs, *, grad: bool = True
+    model: nn.Module | HasModel,
+    layers: Sequence[str],
+    inputs: ModelInputs,
+    *,
+    grad: bool = True,
+    frames: Mapping[str, int] = _NO_FRAMES,
 ) -> Observation:
     """Run ``model`` as :func:`observe` does, with a graph from its parameters and inputs to the outputs of ``layers``.
 
@@ -152,9 +179,10 @@ def observe_connected(
         if kept is None:
             kind = add_article(type(output).__name__)
             raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
+        kept = _split_frames(kept, frames.get(layer))
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
-        return replace_main_tensor(output, kept.clone())
+        return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
 
     with preserve_model(model) as cleanup, torch.enable_grad():
         for layer in calls:
@@ -226,16 +254,18 @@ def resume(
     *,
     call_index: int = 0,
     grad: bool = False,
+    frames: int | None = None,
 ) -> Any:
     """Run the tail behind ``layer`` with other activations: the trunk once on one image, the tail on all variants.
 
     Args:
         model: Any module. It runs in evaluation mode, and its state is preserved.
         layer: The dotted name of the layer whose output is replaced.
-        activations: ``(M, ...)``, M variants of the output of the layer for one image.
+        activations: ``(M, ...)``, M variants of the output of the layer for one image; with ``frames`` ``(M, T, ...)``.
         inputs: The inputs of that one image, with batch dimension.
         call_index: Which call of the layer is replaced, if it runs more than once.
         grad: Record the graph from the activations to the output.
+        frames: The number T of frames, if the layer gets those of a clip as rows of its batch.
 
     Returns:
         The output of the model for the M variants.
@@ -244,6 +274,7 @@ def resume(
         LayerError: The name is unknown, or the layer has no call of this index.
     """
     model, variants = get_module(model), len(activations)
+    activations = _join_frames(activations, frames)
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
     try:
@@ -281,6 +312,16 @@ def _resume(
             f"layer {layer!r} ran {format_count(ran, 'time')}, so there is no call {call_index} to replace."
         )
     return output
+
+
+def _split_frames(tensor: Tensor, frames: int | None) -> Tensor:
+    """Return a tensor ``(N·T, ...)`` as ``(N, T, ...)``; the tensor itself without frames."""
+    return tensor if frames is None else tensor.unflatten(0, (-1, frames))
+
+
+def _join_frames(tensor: Tensor, frames: int | None) -> Tensor:
+    """Return a tensor ``(N, T, ...)`` as ``(N·T, ...)``; the tensor itself without frames."""
+    return tensor if frames is None else tensor.flatten(0, 1)
 
 
 def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:

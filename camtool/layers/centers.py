@@ -80,7 +80,9 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
         with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
-            (centers,) = read_centers([(output, layer.layout.grid)], image)
+            # In a clip, the frames are rows of the batch, which have no place.
+            is_placed = layer.layout.kind != "frames"
+            (centers,) = read_centers([(output, layer.layout.grid)], image) if is_placed else [None]
         return _Answer(centers, WeightStates(list_taps()))
 
     def list_taps() -> list[Tensor]:

@@ -59,6 +59,9 @@ class LayoutReader:
             without_queries = find_token_layout(shape[1], self._size, self._convolved)
             both = filter(None, (self._find_layout_with_queries(shape[1]), without_queries))
             return sorted(both, key=lambda layout: layout.prefix)[:1]
+        if len(self._size) == 3 and len(shape) == 4 and shape[0] == self._size[0] > 1:
+            is_grid = is_scaled_down(shape[2:], self._size[1:])
+            return [Layout("frames", (shape[0], *shape[2:]))] if is_grid else []
         if len(shape) != len(self._size) + 2:
             return []
         either = Layout("channels first", shape[2:]), Layout("channels last", shape[1:-1])

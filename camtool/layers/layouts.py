@@ -10,7 +10,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Grid", "Layout", "choose_layout", "find_token_layout", "is_in_proportion", "is_scaled_down"]
+__all__ = [
+    "Grid",
+    "Layout",
+    "choose_layout",
+    "find_token_layout",
+    "follows_frames",
+    "is_in_proportion",
+    "is_scaled_down",
+]
 
 Grid: TypeAlias = tuple[int, ...]
 """Number of positions along each axis of the image, ``(h, w)`` for photos."""
@@ -25,25 +33,38 @@ networks that mix positions widely, the wrong layout responded up to 1.2 times a
 right one responded at least 1.28 times as strongly in all networks that were tried."""
 
 
+_MIXED = 0.5
+"""Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
+if the rows of the batch are no frames or in another order."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Axes of a tensor: which are the channels, and which are the grid over the image.
 
     Attributes:
-        kind: ``"channels first"`` is ``(N, C, *grid)``, ``"channels last"`` is ``(N, *grid, C)`` and ``"tokens"`` is
-            ``(N, prefix + h·w + suffix, C)``.
+        kind: ``"channels first"`` is ``(N, C, *grid)``, ``"channels last"`` is ``(N, *grid, C)``, ``"tokens"`` is
+            ``(N, prefix + h·w + suffix, C)``, and ``"frames"`` is ``(N·T, C, h, w)``: a network for images that runs on
+            each frame of clips, or each view of objects.
         grid: Number of positions along each axis of the image, ``(h, w)`` for photos.
         prefix: Number of tokens before those of the grid: class token, distillation token, registers.
         suffix: Number of tokens after those of the grid: the queries of a detector.
     """
 
-    kind: Literal["channels first", "channels last", "tokens"]
+    kind: Literal["channels first", "channels last", "tokens", "frames"]
     grid: Grid
     prefix: int = 0
     suffix: int = 0
 
+    @property
+    def frames(self) -> int | None:
+        """Number of rows that one clip has in a layer's output; None if frames are no rows."""
+        return self.grid[0] if self.kind == "frames" else None
+
     def fits(self, shape: Sequence[int]) -> bool:
-        """Check that a tensor of this shape has this layout's grid."""
+        """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid."""
+        if self.kind == "frames":
+            return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
         if self.kind == "tokens":
             return len(shape) == 3 and shape[1] == self.prefix + math.prod(self.grid) + self.suffix
         return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
@@ -53,6 +74,10 @@ class Layout:
         if self.kind == "tokens":
             of_grid = tensor[:, self.prefix : tensor.shape[1] - self.suffix]
             return of_grid.transpose(1, 2).reshape(len(tensor), -1, *self.grid)
+        if self.kind == "frames":
+            # Outputs that were not observed for this layout still have the frames in their batch.
+            clips = tensor if tensor.ndim == len(self.grid) + 2 else tensor.unflatten(0, (-1, self.grid[0]))
+            return clips.movedim(1, 2)
         return tensor.movedim(-1, 1) if self.kind == "channels last" else tensor
 
     def from_grid(self, maps: Tensor, like: Tensor) -> Tensor:
@@ -66,6 +91,8 @@ class Layout:
             around = like.expand(len(maps), -1, -1)
             before, behind = around[:, : self.prefix], around[:, around.shape[1] - self.suffix :]
             return torch.cat([before, maps.flatten(2).transpose(1, 2), behind], dim=1)
+        if self.kind == "frames":
+            return maps.movedim(2, 1)
         return maps.movedim(1, -1) if self.kind == "channels last" else maps
 
     def __str__(self) -> str:
@@ -131,6 +158,20 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
 
     first, best = layouts[0], max(layouts, key=compute_response)
     return best if compute_response(best) > _CLEARLY * compute_response(first) else first
+
+
+def follows_frames(clips: Tensor) -> bool:
+    """Check that a layer's frames are those of the clip, in their order.
+
+    The rows of its batch may be in another order, or be the channels of a clip with its frames first.
+
+    Args:
+        clips: ``(V, C, T, h, w)``, outputs for a clip and for variants whose first half of the frames was changed.
+    """
+    change = (clips[1:] - clips[:1]).abs().mean((0, 1, 3, 4))
+    half = max(1, len(change) // 2)
+    # Networks that mix neighboring frames change some of the others.
+    return float(change[half:].mean()) < _MIXED * float(change[:half].mean())
 
 
 def is_scaled_down(grid: Grid, size: Grid) -> bool:

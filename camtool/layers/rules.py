@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.channel_axes import ChannelAxis
-from camtool.layers.layouts import Layout, is_in_proportion
+from camtool.layers.layouts import Layout, follows_frames, is_in_proportion
 
 __all__ = [
     "MODULE",
@@ -139,7 +139,7 @@ class Reading(NamedTuple):
     @property
     def has_known_channels(self) -> bool:
         """True if the known axis of the channels is that of this layout."""
-        axis = 1 if self.layout.kind == "channels first" else len(self.shape) - 1
+        axis = 1 if self.layout.kind in ("channels first", "frames") else len(self.shape) - 1
         return self.channels is not None and self.channels.axis == axis
 
 
@@ -160,7 +160,7 @@ def _is_transposed(reading: Reading) -> bool:
 READING: tuple[Rule[Reading], ...] = (
     Rule(
         "windows",
-        lambda reading: reading.shape[0] != 1,
+        lambda reading: reading.shape[0] != (reading.layout.frames or 1),
         needed_by="Swin, MaxViT and detectors: windows or regions instead of images along the first axis",
     ),
     Rule(
@@ -240,6 +240,7 @@ class Response(NamedTuple):
         classes: Number of channels that the classes' own score maps have; 0 if the layer cannot hold them.
         origins: First outputs in the forward pass that have as many tokens as the layer, if it is uncertain that they
             come from the image. They have the batch size of the variants, or 1 for parameters.
+        frames: Number of frames, if the layer has them as rows of its batch.
     """
 
     maps: Tensor
@@ -247,6 +248,7 @@ class Response(NamedTuple):
     variants: int
     classes: int = 0
     origins: Sequence[Tensor] = ()
+    frames: int | None = None
 
     @property
     def reached(self) -> Tensor | None:
@@ -292,6 +294,11 @@ def _is_latent(response: Response) -> bool:
     return first is not None and _are_equal(first)
 
 
+def _has_other_frames(response: Response) -> bool:
+    """Check that the rows of the layer's batch are not the frames of each clip in turn."""
+    return response.frames is not None and not follows_frames(response.maps)
+
+
 def _are_equal(variants: Tensor) -> bool:
     """Check that a layer returned the same values for all images of a batch."""
     return bool((variants == variants[:1]).all())
@@ -335,6 +342,12 @@ RESPONSE: tuple[Rule[Response], ...] = (
         _is_latent,
         needed_by="Perceiver: a square number of latents looks like a grid of patches",
         verdict="it holds tokens that are the model's own, not the image's",
+    ),
+    Rule(
+        "frames in another order",
+        _has_other_frames,
+        needed_by="networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames",
+        verdict="the rows of its batch are not the frames of each clip (N, C, T, H, W) in turn",
     ),
 )
 """Rules on activations and gradients. The first that applies gives the verdict."""

@@ -11,9 +11,9 @@ from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.observation import get_call, observe
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.image_variants import VARIANTS, find_image_size, get_image_input, select_first_image, vary_corner
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout
+from camtool.layers.layouts import Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
 from camtool.layers.survey import find_candidates, group_grid_outputs
 from camtool.outputs.detections import count_queries
@@ -77,7 +77,12 @@ def depends_on_image(
     # The images of the batch differ, so a layer that depends on them returns different outputs.
     calls = observe(model, layers, vary_corner(inputs), grad=False).calls
     outputs = [calls[layer][call_index].detach() for layer in layers]
-    return not any(bool((output == output[:1]).all()) for output in outputs)
+    # A clip has a row for each of its frames.
+    rows = [max(1, len(output) // VARIANTS) for output in outputs]
+    return not any(
+        bool((output == output[:each].repeat(len(output) // each, *[1] * (output.ndim - 1))).all())
+        for output, each in zip(outputs, rows, strict=True)
+    )
 
 
 def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> Layer:
@@ -125,9 +130,14 @@ def _find_named(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
                 f"input. Layers near the output that return one: {near or 'none'}."
             )
-        if len(layouts) > 1:
-            output = observe(model, [name], vary_corner(inputs), grad=False).calls[name][call_index]
-            layouts = [choose_layout(output.detach(), layouts)]
+        if len(layouts) > 1 or layouts[0].frames:
+            output = observe(model, [name], vary_corner(inputs), grad=False).calls[name][call_index].detach()
+            layouts = [choose_layout(output, layouts)]
+            if layouts[0].frames and not follows_frames(layouts[0].to_grid(output)):
+                raise LayerError(
+                    f"layer {name!r} returned {call.shape}, but the rows of its batch are not the frames of each clip "
+                    "(N, C, T, H, W) in turn."
+                )
         layers.append(Layer(name, layouts[0]))
     return layers
 

@@ -221,7 +221,9 @@ def _judge(
         # Quantized operators have no backward pass.
         scores = [None] if is_quantized(model) else _compute_scores(first.output, is_backbone=is_backbone)
     asked = [first.calls[name][call_index] for name in names]
-    gradients = _combine_gradients(_compute_gradients(score, asked) for score in scores)
+    gradients = _combine_gradients(
+        (_compute_gradients(score, asked) for score in scores), 1 if is_backbone else VARIANTS
+    )
     classes = 0 if is_backbone else _count_score_maps(observation.output)
     judged = []
     for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
@@ -233,6 +235,7 @@ def _judge(
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
             [observation.calls[name][0].detach() for name in output.origins],
+            layout.frames,
         )
         reached = None if response.reached is None else bool(response.reached.any())
         verdict = rules.find_verdict(rules.RESPONSE, response)
@@ -275,14 +278,14 @@ def _compute_gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[
         return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
 
 
-def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
-    """Return for each layer the smallest absolute gradient over all scores, for the first image.
+def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]], images: int) -> Sequence[Tensor | None]:
+    """Return for each layer the smallest absolute gradient over all scores, for the first of the images.
 
-    It is zero where one score has none.
+    It is zero where one score has none. The frames of a clip are several rows of one image.
     """
     smallest: list[Tensor | None] = []
     for of_score in gradients:  # one score after the other, as the gradients may fill the memory
-        found = [None if each is None else each[:1].abs() for each in of_score]
+        found = [None if each is None else each[: max(1, len(each) // images)].abs() for each in of_score]
         del of_score
         smallest = [
             None if one is None or other is None else torch.minimum(one, other)

@@ -78,6 +78,17 @@ def build_pooled_windows_net() -> nn.Module:
     ).append(nn.Linear(8, 5))
 
 
+def find_chosen_for_frames() -> str | None:
+    """Return the layer that is chosen for a clip of three frames, in a network that takes its channels for frames."""
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Tanh())
+    model = nn.Sequential(
+        Apply(lambda x: x.flatten(0, 1)), trunk, Apply(lambda x: x.mean((2, 3)).unflatten(0, (-1, 3)))
+    )
+    model.append(Apply(lambda x: x.mean(1))).append(nn.Linear(8, 5))
+    return next((each.name for each in find_candidates(model, torch.randn(1, 3, 3, 64, 64)) if each.chosen), None)
+
+
 EXAMPLES: dict[str, Example] = {
     "detection queries": Example(lambda: find_chosen(QueryDetector(16)), "norm"),  # 16 queries could be 4 x 4 patches
     "windows": Example(lambda: find_verdict(build_pooled_windows_net(), "1"), None),
@@ -119,6 +130,7 @@ EXAMPLES: dict[str, Example] = {
         "1",
     ),
     "latents": Example(lambda: find_chosen(LatentNet(20)), "norm"),  # 20 latents could be a prefix of 4 and 4 x 4
+    "frames in another order": Example(find_chosen_for_frames, None),
     "attention projection": Example(
         lambda: find_verdict(ClassTokenNet(ClassAttention(8, together=False)), "attention.key"), "a projection of norm"
     ),

@@ -20,7 +20,7 @@ from camtool.structures.module_names import find_detector_transform
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["TorchvisionSource", "build_default_transform", "read_imagenet_labels"]
+__all__ = ["TorchvisionSource", "build_default_transform", "build_resize", "read_imagenet_labels"]
 
 
 class TorchvisionSource(Source):
@@ -93,6 +93,20 @@ def build_default_transform(side: int = 224, *, is_gray: bool = False) -> Transf
     # 0.449 and 0.226 are the means of ImageNet's (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225).
     gray: Transform = Compose([Grayscale(), preset(mean=(0.449,), std=(0.226,))])
     return gray
+
+
+def build_resize(size: int | tuple[int, int], *, crop: bool = False) -> Transform:
+    """Return a transform that scales photos to a size (h, w), or their shorter side to a number, with values in [0, 1].
+
+    Args:
+        size: The size, or the length of the shorter side.
+        crop: Crop a square from the center then.
+    """
+    from torchvision import transforms
+
+    steps = [transforms.Resize(size), *([transforms.CenterCrop(size)] if crop else []), transforms.ToTensor()]
+    transform: Transform = transforms.Compose(steps)
+    return transform
 
 
 def read_imagenet_labels() -> list[str]:

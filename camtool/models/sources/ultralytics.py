@@ -12,6 +12,7 @@ from torch import nn
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.torchvision import build_resize
 from camtool.models.weights import load_state, read_state
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class UltralyticsSource(Source):
         size = _read_size(model)
         kind = type(model).__name__
         if kind == "ClassificationModel":
-            return _build_resize(size, crop=True)
+            return build_resize(size, crop=True)
         # RT-DETR sees photos stretched to a square.
-        return _build_resize((size, size)) if kind.startswith("RTDETR") else Letterbox(size, _read_stride(model))
+        return build_resize((size, size)) if kind.startswith("RTDETR") else Letterbox(size, _read_stride(model))
 
     def find_labels(self, model: nn.Module) -> Sequence[str] | None:
         """Return the names of the classes; models without training have numbers instead."""
@@ -146,11 +147,3 @@ def _read_size(model: Any) -> int:
 def _read_stride(model: Any) -> int:
     """Return the largest stride, at least 32, as Ultralytics does."""
     return max(32, int(max(model.stride)))
-
-
-def _build_resize(size: int | tuple[int, int], *, crop: bool = False) -> Transform:
-    from torchvision import transforms
-
-    steps = [transforms.Resize(size), *([transforms.CenterCrop(size)] if crop else []), transforms.ToTensor()]
-    transform: Transform = transforms.Compose(steps)
-    return transform
