@@ -123,7 +123,7 @@ def _export(entry: Entry) -> dict[str, Any]:
         try:
             path = camtool.export(model, Path(folder) / "model.onnx", size=(entry.size, entry.size))
         except CamtoolError as error:
-            return {"refused": str(error)[:200]}
+            return {"refused": str(error).replace(f"{folder}/", "")[:200]}
         found = {"seconds": round(time.perf_counter() - started, 1)}
         images = picture(1, entry.size, entry.size, count=2)
         expected = camtool.explain(model, images)

@@ -405,8 +405,8 @@ class Explainer(Generic[Result]):
     ) -> Tensor:
         """Return overlays of a prepared batch as one tensor on its device, e.g. for a training loop or a service.
 
-        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. The model runs
-        as it is, whatever the engine.
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. ``engine`` has
+        no effect.
 
         Args:
             images: ``(N, 1 or 3, H, W)`` floating, as the model gets them.
@@ -439,7 +439,7 @@ class Explainer(Generic[Result]):
         """Return maps of a prepared batch as one tensor on its device, e.g. for a loss that says where to look.
 
         Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. The model runs
-        as it is, whatever the engine, and in evaluation mode.
+        in evaluation mode, and ``engine`` has no effect.
 
         Args:
             images: ``(N, C, *size)`` floating, as the model gets them.

@@ -179,13 +179,13 @@ def _replace_attention(graph: fx.GraphModule, node: fx.Node) -> None:
         turned = call(_OPS.transpose.int, (key, -2, -1))
         scores = call(_OPS.mul.Tensor, (call(_OPS.matmul.default, (query, turned)), scale))
         if isinstance(mask, fx.Node):
-            scores = _mask(graph, scores, mask)
+            scores = _add_mask(graph, scores, mask)
         weights = call(_OPS.softmax.int, (scores, -1))
         result = call(_OPS.matmul.default, (weights, value))
     _replace(node, result)
 
 
-def _mask(graph: fx.GraphModule, scores: fx.Node, mask: fx.Node) -> fx.Node:
+def _add_mask(graph: fx.GraphModule, scores: fx.Node, mask: fx.Node) -> fx.Node:
     """Return attention's scores with a mask: of booleans, which are true where attention may look, or of numbers."""
     call = graph.graph.call_function
     if mask.meta["val"].dtype != torch.bool:

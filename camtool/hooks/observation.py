@@ -127,11 +127,7 @@ def _observe(
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         nonlocal is_cut
-        kept = find_main_tensor(output)
-        if kept is None:
-            kind = add_article(type(output).__name__)
-            raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
-        kept = _split_frames(kept, frames.get(layer))
+        kept = _split_frames(_get_tensor(layer, output), frames.get(layer))
         if grad:
             is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
@@ -175,11 +171,7 @@ def observe_connected(
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
-        kept = find_main_tensor(output)
-        if kept is None:
-            kind = add_article(type(output).__name__)
-            raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
-        kept = _split_frames(kept, frames.get(layer))
+        kept = _split_frames(_get_tensor(layer, output), frames.get(layer))
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
         return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
@@ -312,6 +304,19 @@ def _resume(
             f"layer {layer!r} ran {format_count(ran, 'time')}, so there is no call {call_index} to replace."
         )
     return output
+
+
+def _get_tensor(layer: str, output: Any) -> Tensor:
+    """Return the main tensor of a layer's output.
+
+    Raises:
+        LayerError: There is none.
+    """
+    tensor = find_main_tensor(output)
+    if tensor is None:
+        kind = add_article(type(output).__name__)
+        raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
+    return tensor
 
 
 def _split_frames(tensor: Tensor, frames: int | None) -> Tensor:

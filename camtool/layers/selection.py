@@ -11,7 +11,7 @@ from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.observation import get_call, observe
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import VARIANTS, find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.image_variants import find_image_size, get_image_input, select_first_image, vary_corner
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
@@ -71,18 +71,14 @@ def depends_on_image(
 ) -> bool:
     """Check that the output of each layer changes with the image; the arguments are those of :func:`find_layers`."""
     try:
-        layers = [layer.name for layer in find_layers(model, inputs, names, call_index=call_index)]
+        layers = find_layers(model, inputs, names, call_index=call_index)
     except LayerError:
         return False
     # The images of the batch differ, so a layer that depends on them returns different outputs.
-    calls = observe(model, layers, vary_corner(inputs), grad=False).calls
-    outputs = [calls[layer][call_index].detach() for layer in layers]
-    # A clip has a row for each of its frames.
-    rows = [max(1, len(output) // VARIANTS) for output in outputs]
-    return not any(
-        bool((output == output[:each].repeat(len(output) // each, *[1] * (output.ndim - 1))).all())
-        for output, each in zip(outputs, rows, strict=True)
-    )
+    frames = {layer.name: layer.layout.frames for layer in layers if layer.layout.frames}
+    calls = observe(model, [layer.name for layer in layers], vary_corner(inputs), grad=False, frames=frames).calls
+    outputs = [calls[layer.name][call_index].detach() for layer in layers]
+    return not any(bool((output == output[:1]).all()) for output in outputs)
 
 
 def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> Layer:

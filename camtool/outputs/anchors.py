@@ -27,11 +27,11 @@ from camtool.structures.nested_tensors import find_tensors
 
 __all__ = ["Anchors", "find_anchors", "find_best_rows", "find_decoded_queries", "find_level_scores", "to_corners"]
 
-_STRIDES = (8, 16, 32)
-"""Pixels between the anchors of each level, in all YOLO models with three levels."""
+_FINEST_STRIDE = 8
+"""Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32."""
 
 _FINEST_TO_COARSEST = (16, 4, 1)
-"""Positions of these levels, as multiples of those of the last one."""
+"""Positions of these levels, as multiples of those of the coarsest."""
 
 _SAME_CONFIDENCE = 1e-3
 """Largest difference between confidences and those of a head's logits, by which the two are known to be the same. It
@@ -226,7 +226,7 @@ def _has_values_of_anchors(rows: Tensor, anchors_per_position: int) -> bool:
     if rows.shape[1] % period:
         return False
     boxes, shares = rows.detach()[..., :4], rows.detach()[..., 4:]
-    are_pixels = bool((boxes[..., 2:] >= 0).all()) and bool(boxes.amax() > _STRIDES[0])
+    are_pixels = bool((boxes[..., 2:] >= 0).all()) and bool(boxes.amax() > _FINEST_STRIDE)
     return are_pixels and bool(((shares >= 0) & (shares <= 1)).all())
 
 

@@ -111,3 +111,21 @@ def assert_same_maps(model: nn.Module, runtime: str, folder: Path) -> None:
     results = camtool.explain(model, images, [1, 4], method="layercam", layer="stem")
     for ours, result in zip(maps, results, strict=True):
         np.testing.assert_allclose(ours, result.raw, rtol=0, atol=1e-4 * np.abs(result.raw).max())
+
+
+class PooledHead(nn.Module):
+    """A network whose classes are the channels of a 1 x 1 convolution of pooled features, as in timm's DLA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 256, 4, 4), nn.Conv2d(256, 1000, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = torch.relu(self.stem(images)).mean((2, 3), keepdim=True)
+        return self.head(pooled).flatten(1)
+
+
+@RUNTIMES
+def test_a_convolution_of_one_pixel(runtime: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    assert_same_maps(PooledHead(), runtime, tmp_path)
