@@ -6,11 +6,13 @@ Torch may change these names in any release, so each use is one small function h
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
-from types import FunctionType
+from traceback import walk_tb
+from types import FunctionType, GeneratorType
 from typing import Any, TypeGuard
 
 import torch
@@ -22,12 +24,14 @@ from torch.overrides import (
     _get_current_function_mode,
     _get_current_function_mode_stack,
     _pop_mode,
+    _pop_mode_temporarily,
     _push_mode,
 )
 
 __all__ = [
     "convert_tensors_of_module",
     "copy_on_write",
+    "end_interrupted_calls",
     "find_hooked_modules",
     "get_backward_pass_id",
     "get_buffers",
@@ -87,6 +91,23 @@ def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
         _pop_mode()
     for mode in modes:
         _push_mode(mode)
+
+
+def end_interrupted_calls(error: BaseException | None) -> None:
+    """Let torch put back now the function modes that it took off for calls which an exception ended.
+
+    Torch does that in a generator. If Ctrl-C arrives just before or after the call of the mode, the generator ends only
+    when the traceback is freed, e.g. in a notebook by the next error, and then puts the mode on top of all others.
+    """
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            generator = getattr(frame.f_locals.get("self"), "gen", None)  # of contextlib's context manager
+            if isinstance(generator, GeneratorType) and generator.gi_code is _TAKING_OFF:
+                generator.close()
+        error = error.__context__
+
+
+_TAKING_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
 
 
 def leave_function_mode(mode: TorchFunctionMode) -> None:

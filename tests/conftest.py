@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from camtool.private_torch import restore_function_modes, save_function_modes
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -17,6 +20,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_function_mode_is_left() -> Iterator[None]:
+    """A function mode that a test left behind would see the calls of all later tests."""
+    before = save_function_modes()
+    yield
+    left = save_function_modes()
+    restore_function_modes(before)
+    assert left == before, f"the test left function modes behind: {left}"
 
 
 @pytest.fixture(scope="session")

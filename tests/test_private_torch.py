@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -74,6 +76,29 @@ def test_function_modes_are_restored_in_their_order():
                 check(private_torch.save_function_modes() == [inner])
                 private_torch.restore_function_modes([*modes, outer])  # what the blocks take off as they end
         check(private_torch.save_function_modes() == [])
+
+
+def test_a_call_of_a_mode_that_an_interrupt_ended_puts_the_mode_back_at_once():
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        is_torch = getattr(getattr(frame.f_locals.get("self"), "gen", None), "__name__", "") == "_pop_mode_temporarily"
+        if is_torch and (event, frame.f_code.co_name) == ("call", "__exit__"):
+            raise KeyboardInterrupt
+        return trace
+
+    before, mode = sys.gettrace(), Doubled()
+    with use_of("end_interrupted_calls"):
+        mode.__enter__()  # no block, because torch takes off a mode when it ends
+        try:
+            sys.settrace(trace)
+            functional.relu(torch.ones(1))
+        except KeyboardInterrupt as interrupt:
+            sys.settrace(before)
+            check(private_torch.save_function_modes() == [])
+            private_torch.end_interrupted_calls(interrupt)
+            check(private_torch.save_function_modes() == [mode])
+            private_torch.restore_function_modes([])
+            del interrupt
+        check(private_torch.save_function_modes() == [], "the mode came back when the traceback was freed")
 
 
 def test_a_function_mode_is_left_only_if_it_is_the_innermost():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -9,9 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from camtool.errors import CamtoolError
-from camtool.private_torch import restore_function_modes, save_function_modes, start_inference_mode
+from camtool.private_torch import (
+    end_interrupted_calls,
+    restore_function_modes,
+    save_function_modes,
+    start_inference_mode,
+)
 from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 from camtool.structures.nested_tensors import ModelInputs, map_tensors
@@ -56,7 +63,12 @@ def leave_inference_mode(model: nn.Module, inputs: ModelInputs, *, grad: bool) -
 
 def preserve_function_modes(cleanup: Cleanup) -> None:
     """Restore torch's function modes at the end of the cleanup's block."""
-    cleanup.push(partial(restore_function_modes, save_function_modes()))
+    cleanup.push(partial(_restore_function_modes, save_function_modes()))
+
+
+def _restore_function_modes(modes: list[TorchFunctionMode]) -> None:
+    end_interrupted_calls(sys.exc_info()[1])
+    restore_function_modes(modes)
 
 
 def _preserve_thread_state(cleanup: Cleanup) -> None:

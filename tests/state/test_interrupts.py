@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
+from camtool.private_torch import save_function_modes
 from camtool.state.cleanup import Cleanup
 from tests.state.test_no_trace import Attend, Counts, Draws, net, pictures, same, snapshot
 
@@ -217,11 +218,13 @@ def test_a_signal_at_a_random_moment_leaves_no_change(case: str) -> None:
                 signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 1.2 * duration))
                 run(model, x)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt as error:  # noqa: PERF203
+            except KeyboardInterrupt as error:
                 interrupted += 1
                 after = snapshot(model)
                 left += [key for key in before if not same(before[key], after[key])]
                 del error
+            # Now that the traceback is freed, so are the generators of torch in it.
+            left += ["function modes"] if save_function_modes() else []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)

@@ -34,6 +34,7 @@ from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer
+from camtool.private_torch import save_function_modes
 from camtool.state.cleanup import Cleanup
 from camtool.targets import ClassScore
 from tests.helpers.nets import Attend
@@ -135,6 +136,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         "grads": {name: p.grad if p.grad is None else p.grad.clone() for name, p in parameters.items()},
         "random": (torch.get_rng_state(), np.random.get_state(), random.getstate()),  # noqa: NPY002
         "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
+        "function modes": save_function_modes(),
         "global hooks": [dict(v) for k, v in vars(torch.nn.modules.module).items() if k.endswith("_hooks")],
     }
 
