@@ -173,6 +173,16 @@ def run(
         bool,
         typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.", rich_help_panel=_OUTPUT_PANEL),
     ] = True,
+    max_side: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            min=1,
+            help="Longest side of the images. Larger photos are reduced while they are read, which is faster.",
+            show_default="as the photo",
+            rich_help_panel=_OUTPUT_PANEL,
+        ),
+    ] = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
@@ -203,7 +213,7 @@ def run(
     methods = _find_methods(method, settings)
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
     explainer = Explainer(loaded, methods, **settings)
-    output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge)
+    output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
     raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
 

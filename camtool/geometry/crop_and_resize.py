@@ -119,6 +119,11 @@ class Geometry:
         """Check that the input shows the whole photo."""
         return bool(self.seen.all())
 
+    def compute_scale(self) -> float:
+        """Return how many pixels of the input a pixel of the photo becomes, along the axis that has more of them."""
+        top, left, bottom, right = self.box
+        return max(self.size[0] / abs(bottom - top), self.size[1] / abs(right - left))
+
     def resize_for_detector(self, transform: Any) -> Geometry:
         """Resize and pad as a detector of torchvision does inside the model.
 

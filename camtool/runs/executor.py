@@ -6,6 +6,7 @@ results of the last ones. The order of the outcomes and all results are those of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +68,7 @@ def run_jobs(
         Workers(count_workers() if workers is None else workers) as threads,
     ):
         writer = ResultWriter(output)
-        prepared = threads.map_ahead(partial(_prepare_photo, explainer), jobs, batch_size)
+        prepared = threads.map_ahead(partial(_prepare_photo, explainer, output.max_side), jobs, batch_size)
         explained = _explain_photos(explainer, prepared, target, batch_size)
         for outcome in threads.map_ahead(writer.write_results, explained, batch_size):
             if isinstance(outcome, Success):
@@ -84,18 +85,25 @@ class _Photo:
     prepared: PreparedInput | str
 
 
-def _prepare_photo(explainer: Explainer[Any], job: Job) -> _Photo:
-    """Read a photo and prepare it for the model."""
+def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
+    """Read a photo, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
     try:
-        image = image_files.read_image(job.source)
+        image = image_files.read_image(job.source, max_side=max_side)
     except ImageError as error:
         return _Photo(job, str(error))
     except MemoryError as error:
         return _Photo(job, f"{job.source}: {describe_error(error)}")
+    may_be_reduced = max_side is not None and max(image.size) >= max_side
     try:
-        return _Photo(job, explainer.prepare(image))
+        prepared = explainer.prepare(image)
     except Exception as error:  # noqa: BLE001  a user's transform may raise anything
+        if may_be_reduced:  # and then be too small for it
+            return _prepare_photo(explainer, None, job)
         return _Photo(job, f"{job.source}: {describe_error(error)}")
+    if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
+        # The model would see an enlarged picture of a reduced one.
+        return _prepare_photo(explainer, math.ceil(max(image.size) * scale), job)
+    return _Photo(job, prepared)
 
 
 def _explain_photos(

@@ -35,6 +35,8 @@ class OutputSettings:
         alpha: The opacity of the colors, from 0 to 1; by default as in :func:`camtool.rendering.blend`.
         colormap: The name of a color map.
         enlarge: Write overlays of small photos enlarged.
+        max_side: The longest side of the pictures in pixels. Larger photos are reduced while they are read, but not
+            below what the model needs.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class OutputSettings:
     alpha: float | None = None
     colormap: str = field(default_factory=_get_default_colormap)
     enlarge: bool = True
+    max_side: int | None = None
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,13 @@ def test_run_explains_a_folder_with_the_name_of_a_command(camtool_, tmp_path):
     assert len(list_files()) == 1
 
 
+def test_max_side_limits_the_size_of_the_images(explained, photos):
+    Image.effect_noise((400, 300), 60).convert("RGB").save(photos / "large.jpg")
+    assert explained("--max-side", "200").code == 0
+    (large,) = [name for name in list_files() if name.startswith("large")]
+    assert open_image(Path("out", large)).size == (200, 150)
+
+
 def test_each_photo_class_and_method_has_a_line_whose_files_exist(explained, photos):
     asked = ("--method", "gradcam,layercam", "--target", "top2", "--save", "overlay,heatmap,mask,raw", "-r")
     assert explained(*asked, "--no-enlarge").code == 0

@@ -99,6 +99,12 @@ def test_a_flip_mirrors_the_map():
     torch.testing.assert_close(geometry.flip().place(maps), geometry.place(maps.flip(-1)))
 
 
+def test_the_scale_is_that_of_the_more_enlarged_axis():
+    assert Geometry.whole(100, 200).resize((50, 50)).compute_scale() == 0.5
+    assert Geometry.whole(100, 200).resize((300, 200)).flip().compute_scale() == 3
+    assert Geometry.whole(100, 200).center_crop(64).compute_scale() == 1
+
+
 def test_seen_marks_the_pixels_inside_of_the_box():
     seen = Geometry((4, 5), (2, 2), (1, -3, 3, 2.5)).seen
     assert seen.dtype == bool

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from camtool.errors import ImageError
 from camtool.inputs.image_files import IMAGE_SUFFIXES, read_image
@@ -299,6 +300,48 @@ def test_a_sixteen_bit_gray_image_becomes_upright() -> None:
     exif = rotate_for_storage(6)[1]
     deep = np.array(STORED[6], np.uint16) * 257 * 40
     assert upright(read_pixels(encode(Image.fromarray(deep), "PNG", exif=exif))) == STORED[1]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path, orientation: int) -> None:
+    whole = smooth_picture(1200, 800)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    whole.save(tmp_path / "large.jpg", quality=95, exif=exif)
+    decoded = []
+    with pytest.MonkeyPatch.context() as patch:
+        load = JpegImageFile.load
+        patch.setattr(JpegImageFile, "load", lambda self: [decoded.append(self.size), load(self)][1])
+        reduced = read_image(tmp_path / "large.jpg", max_side=250)
+    assert decoded[0] == (300, 200)
+    upright = whole if orientation == 1 else whole.transpose(Image.Transpose.ROTATE_270)
+    expected = upright.resize(reduced.size, Image.Resampling.BOX)
+    assert max(reduced.size) == 250
+    assert (reduced.width > reduced.height) == (orientation == 1)
+    difference = np.abs(np.asarray(reduced, float) - np.asarray(expected, float))
+    assert difference.mean() < 1
+    assert difference.max() < 12
+
+
+@pytest.mark.parametrize("kind", ["png", "bytes", "PIL", "array"])
+def test_any_image_is_reduced_to_the_longest_side_and_never_enlarged(tmp_path: Path, kind: str) -> None:
+    whole = smooth_picture(60, 40)
+    whole.save(tmp_path / "small.png")
+    sources = {
+        "png": tmp_path / "small.png",
+        "bytes": (tmp_path / "small.png").read_bytes(),
+        "PIL": whole,
+        "array": np.asarray(whole),
+    }
+    assert read_image(sources[kind], max_side=30).size == (30, 20)
+    assert read_image(sources[kind], max_side=60) == read_image(sources[kind], max_side=900) == whole
+    assert read_image(whole.resize((60, 1)), max_side=6).size == (6, 1)
+
+
+def smooth_picture(width: int, height: int) -> Image.Image:
+    x, y = np.meshgrid(np.linspace(0, 9, width), np.linspace(0, 7, height))
+    planes = [np.sin(x) * np.cos(y), np.sin(x + y), np.cos(2 * x - y)]
+    return Image.fromarray(np.uint8(np.stack(planes, -1) * 100 + 128))
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,10 @@ def test_photos_are_read_and_written_while_the_model_runs(tmp_path, photos, monk
     model_waits = iter([read, written])
     real_read, real_write, forward = image_files.read_image, image_writing.open_atomically, Net.forward
 
-    def note_reading(source):
+    def note_reading(source, **settings):
         if source == photos / "c.png":  # of the second batch
             read.set()
-        return real_read(source)
+        return real_read(source, **settings)
 
     def note_writing(path):
         written.set()
@@ -190,6 +190,41 @@ def test_photos_are_read_and_written_while_the_model_runs(tmp_path, photos, monk
     explainer([explainer.prepare(each.source) for each in jobs[:2]])  # finds the layout
     monkeypatch.setattr(Net, "forward", wait)
     assert [type(each) for each in outcomes] == [Success] * 4
+
+
+def write_reduced(photo: Path, out: Path, max_side: int | None) -> tuple[int, int]:
+    """Explain one photo whose pictures are limited, and return the size of the one that was written."""
+    output = OutputSettings(out, ("mask",), max_side=max_side)
+    (outcome,) = run_jobs(build_explainer(layer="trunk"), plan_run([str(photo)], out=out).jobs, [TOP], output)
+    assert isinstance(outcome, Success), outcome
+    with Image.open(next(out.glob("*.mask.png"))) as written:
+        return written.size
+
+
+@pytest.mark.parametrize(
+    ("size", "max_side", "written"),
+    [
+        ((1600, 1200), None, (1600, 1200)),
+        ((1600, 1200), 5000, (1600, 1200)),
+        ((1600, 1200), 100, (100, 75)),
+        ((1600, 1200), 2, (22, 16)),  # the model takes 16 x 16 pixels
+        ((1600, 80), 100, (320, 16)),
+        ((12, 8), 10, (12, 8)),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_pictures_are_reduced_but_not_below_what_the_model_needs(tmp_path, size, max_side, written, suffix):
+    photo = tmp_path / f"photo.{suffix}"
+    Image.effect_noise(size, 60).convert("RGB").save(photo)
+    found = write_reduced(photo, tmp_path / "out", max_side)
+    assert found == (pytest.approx(written[0], rel=0.05), written[1])  # the shorter side is rounded
+
+
+def test_a_photo_is_read_whole_if_it_cannot_be_prepared_reduced(tmp_path):
+    photo = tmp_path / "photo.png"
+    Image.effect_noise((1600, 20), 60).convert("RGB").save(photo)
+    # The preparation of 100 x 1 pixels does not show its geometry.
+    assert write_reduced(photo, tmp_path / "out", 100) == (1600, 20)
 
 
 def test_a_single_target_equals_a_list_of_one(tmp_path, photos):
@@ -240,10 +275,10 @@ def test_a_photo_that_cannot_be_read_is_the_only_failure(tmp_path, photos):
 def test_a_photo_that_needs_too_much_memory_is_the_only_failure(tmp_path, photos, monkeypatch):
     real = image_files.read_image
 
-    def read(source):
+    def read(source, **settings):
         if source == photos / "c.png":
             raise MemoryError
-        return real(source)
+        return real(source, **settings)
 
     monkeypatch.setattr(image_files, "read_image", read)
     found = run_folder(photos, tmp_path / "out")
