@@ -1,9 +1,17 @@
 """The cost of Grad-CAM by each engine over an eager forward pass: ``python -m benchmarks engines``.
 
 Each engine explains a prepared batch, in turns with the plain forward pass of PyTorch in ``inference_mode``. The
-numbers are medians of the turns' ratios. ``--zoo`` exports the zoo's classifiers of torchvision and timm instead, and
-compares the maps of ONNX Runtime and OpenVINO with the model's. Run nothing else meanwhile. With
-``OMP_WAIT_POLICY=passive``, as ``camtool`` sets it for folders, the rows are named so.
+numbers are medians of the turns' ratios. Run nothing else meanwhile.
+
+* The limit for single images: an explanation takes at least the engine's own forward pass, which stands beside it, and
+  the milliseconds outside of the engine, e.g. to check that no weight has changed.
+* With ``OMP_WAIT_POLICY=passive``, as ``camtool`` sets it for folders, the rows are named so. With
+  ``MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000`` they are named "memory kept": the C library
+  then gives large blocks back to PyTorch instead of the system, which makes its forward pass of batches faster.
+* With ``--device cuda`` the engine is ``prepared``, as the compiled ones run on the CPU, and the forward pass of
+  ``torch.compile`` and overlays that stay on the device are measured too.
+* ``--zoo`` exports the zoo's classifiers of torchvision and timm instead, and compares the maps of ONNX Runtime and
+  OpenVINO with the model's.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,8 +35,10 @@ import typer
 from torch import Tensor, nn
 
 import camtool
-from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
+from benchmarks.paired import DeviceOption, compute_ratio, describe_machine, make_forward, measure_in_turns, time_run
+from camtool.engines import compiled
 from camtool.engines.compiled import CompiledModel
+from camtool.engines.compiled import _run as run_session
 from camtool.engines.observers import list_engines
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import write_program
@@ -43,6 +54,7 @@ _OUT = Path(__file__).with_suffix(".json")
 def main(
     turns: Annotated[int, typer.Option(help="Measurements of each engine.")] = 20,
     threads: Annotated[int, typer.Option(help="Threads for torch and the engines.")] = 2,
+    device: DeviceOption = "cpu",
     only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
     zoo: Annotated[bool, typer.Option("--zoo", help="Export classifiers instead.")] = False,  # noqa: FBT002
     first: Annotated[int, typer.Option(help="First classifier of the zoo.")] = 0,
@@ -52,7 +64,8 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     result = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
-    result |= {"machine": describe_machine(threads), "turns": turns}
+    machine = "machine" if device == "cpu" else f"machine, {device}"
+    result |= {machine: describe_machine(threads, device), "turns": turns}
     if zoo:
         found = result.setdefault("zoo", {})
         for name, entry in [*_list_classifiers().items()][first : first + count]:
@@ -62,10 +75,13 @@ def main(
         return
     # Whether threads of torch that wait keep their core busy, which the engine's threads then lack.
     policy = ", passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
+    # Whether the C library keeps large blocks of memory, which PyTorch would otherwise get anew for each batch.
+    policy += ", memory kept" if "MALLOC_MMAP_THRESHOLD_" in os.environ else ""
+    where = "" if device == "cpu" else f", {device}"
     for name in only or _MODELS:
-        for batch_size in (1, 8):
-            row = _measure(name, batch_size, turns)
-            result.setdefault("rows", {})[f"{name}, batch {batch_size}{policy}"] = row
+        for batch_size in (1, 8) if device == "cpu" else (1, 8, 64):
+            row = _measure(name, batch_size, turns, device)
+            result.setdefault("rows", {})[f"{name}, batch {batch_size}{policy}{where}"] = row
             print(name, batch_size, json.dumps(row, indent=1), flush=True)
     _save(result)
 
@@ -74,27 +90,51 @@ def _save(result: dict[str, Any]) -> None:
     _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _measure(name: str, batch_size: int, turns: int) -> dict[str, Any]:
+def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None).eval()
-    batch = torch.randn(batch_size, 3, 224, 224)
+    model = torchvision.models.get_model(name, weights=None).eval().to(device)
+    batch = torch.randn(batch_size, 3, 224, 224).to(device)
     # The map of a class that the model does not see may be empty, and empty maps confirm no engine.
     classes = [int(model(batch)[0].detach().argmax())] * batch_size
-    engines = ["eager", *list_engines("auto")]
+    engines = ["eager", *(list_engines("auto") if device == "cpu" else ["prepared"])]
     explainers = {engine: camtool.Explainer(model, engine=engine) for engine in engines}
     runs: dict[str, Callable[[], object]] = {"forward": make_forward(model, batch)}
     runs |= {engine: partial(explainer, batch, classes) for engine, explainer in explainers.items()}
     runs |= {f"{engine}, forward": _make_plain(engine, model, batch) for engine in engines[1:]}
+    if device != "cpu":
+        runs["torch.compile, forward"] = make_forward(torch.compile(model), batch)  # type: ignore[arg-type]
+        runs["overlays on the device"] = partial(explainers["eager"].draw_overlays, batch, classes)
     best = engines[1]
     runs["five methods"] = partial(camtool.Explainer(model, _FIVE, engine=best), batch, classes)
     runs["five classes"] = partial(explainers[best], batch, [[1, 2, 3, 4, 5]] * batch_size)
     times = measure_in_turns(runs, turns, warm_up=3, again=True)
     row: dict[str, Any] = {"forward_ms": round(1000 * statistics.median(times["forward"]), 2)}
     row |= {f"{engine} / forward": compute_ratio(times, engine, "forward") for engine in engines}
-    row |= {f"{key} / forward": compute_ratio(times, key, "forward") for key in runs if key.endswith(", forward")}
+    others = [key for key in runs if key.endswith((", forward", " on the device"))]
+    row |= {f"{key} / forward": compute_ratio(times, key, "forward") for key in others}
     row |= {f"{each} / its forward": compute_ratio(times, each, f"{each}, forward") for each in engines[1:]}
     row |= {f"{key} / one, {best}": compute_ratio(times, key, best) for key in ("five methods", "five classes")}
-    return row
+    return row | {
+        f"{each}, ms outside of it": _measure_outside(runs[each], turns) for each in engines if each in RUNTIMES
+    }
+
+
+def _measure_outside(run: Callable[[], object], turns: int) -> float:
+    """Return the milliseconds of an explanation that are not spent in the engine: the work of camtool and PyTorch."""
+    inside: list[float] = []
+
+    def run_timed(session: Any, tensors: Any) -> Any:
+        started = time.perf_counter()
+        found = run_session(session, tensors)
+        inside.append(time.perf_counter() - started)
+        return found
+
+    outside = []
+    with mock.patch.object(compiled, "_run", run_timed):
+        for _ in range(3 * turns):
+            inside.clear()
+            outside.append(time_run(run) - sum(inside))
+    return round(1000 * statistics.median(outside), 2)
 
 
 def _make_plain(engine: str, model: nn.Module, batch: Tensor) -> Callable[[], object]:
@@ -104,8 +144,8 @@ def _make_plain(engine: str, model: nn.Module, batch: Tensor) -> Callable[[], ob
         return lambda: prepared.observe([], batch, grad=False)
     folder = Path(tempfile.mkdtemp())
     write_program(copy_for_capture(model, batch, []), batch, [], folder)
-    compiled = CompiledModel(engine, folder, torch.empty(0))
-    return lambda: compiled.observe(batch, grad=False)
+    model_of_engine = CompiledModel(engine, folder, torch.empty(0))
+    return lambda: model_of_engine.observe(batch, grad=False)
 
 
 def _list_classifiers() -> dict[str, Entry]:

@@ -2,7 +2,8 @@
 
 The run reads JPEG files of 500 x 375 pixels, explains them and writes JPEG overlays. The bare model is eager PyTorch in
 ``inference_mode`` on batches of tensors in memory. Both take turns. ``--scale`` measures the time and the largest
-memory of runs of 100 to 10,000 photos instead, each in a process of its own. Run nothing else meanwhile.
+memory of runs of 100 to 10,000 photos instead, each in a process of its own. ``--large`` measures photos of 4000 x 3000
+pixels, whole and with ``--max-side``. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
 import camtool
-from benchmarks.paired import describe_machine, measure_in_turns
+from benchmarks.paired import DeviceOption, describe_machine, measure_in_turns
 from camtool.engines.observers import list_engines
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
@@ -53,7 +54,9 @@ def main(
     turns: Annotated[int, typer.Option(help="Measurements of each.")] = 5,
     count: Annotated[int, typer.Option(help="Photos in a run.")] = 64,
     threads: Annotated[int, typer.Option(help="Threads for torch and the engines.")] = 2,
+    device: DeviceOption = "cpu",
     only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
+    large: Annotated[bool, typer.Option("--large", help="Photos of 12 megapixels.")] = False,  # noqa: FBT002
     scale: Annotated[bool, typer.Option("--scale", help="Measure long runs.")] = False,  # noqa: FBT002
     one: Annotated[bool, typer.Option("--one", hidden=True)] = False,  # noqa: FBT002
 ) -> None:
@@ -64,20 +67,25 @@ def main(
         _run_once(photos, count)
         return
     result = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
-    result["machine"] = describe_machine(threads) | {"workers": count_workers()}
-    if scale:
+    machine = "machine" if device == "cpu" else f"machine, {device}"
+    result[machine] = describe_machine(threads, device) | {"workers": count_workers()}
+    if large:
+        result["large"] = _measure_large(photos, turns)
+        print(json.dumps(result["large"], indent=1), flush=True)
+    elif scale:
         result["scale"] = {each: _measure_process(photos, each, threads) for each in (100, 1000, 10_000)}
     else:
         result["turns"], result["photos"] = turns, count
         for name in only or _MODELS:
-            result.setdefault("rows", {})[name] = _measure(name, photos, turns, count)
-            print(name, json.dumps(result["rows"][name], indent=1), flush=True)
+            row = _measure(name, photos, turns, count, device)
+            result.setdefault("rows", {})[name if device == "cpu" else f"{name}, {device}"] = row
+            print(name, json.dumps(row, indent=1), flush=True)
     _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _measure(name: str, photos: Path, turns: int, count: int) -> dict[str, float]:
-    model = torchvision.models.get_model(name, weights=None).eval()
-    batches = torch.randn(count, 3, 224, 224).split(_BATCH)
+def _measure(name: str, photos: Path, turns: int, count: int, device: str) -> dict[str, float]:
+    model = torchvision.models.get_model(name, weights=None).eval().to(device)
+    batches = torch.randn(count, 3, 224, 224).to(device).split(_BATCH)
 
     def run_bare() -> None:
         with torch.inference_mode():
@@ -85,7 +93,7 @@ def _measure(name: str, photos: Path, turns: int, count: int) -> dict[str, float
                 model(batch)
 
     with _copy_photos(photos, count) as folder:
-        engines = ["eager", *list_engines("auto")]
+        engines = ["eager", *(list_engines("auto") if device == "cpu" else ["prepared"])]
         runs: dict[str, Any] = {engine: partial(_run_folder, model, folder, engine) for engine in engines}
         runs["one after the other"] = partial(_run_folder, model, folder, engines[1], workers=0)
         times = measure_in_turns({"bare": run_bare} | runs, turns, warm_up=1)
@@ -96,14 +104,31 @@ def _measure(name: str, photos: Path, turns: int, count: int) -> dict[str, float
     return row
 
 
-def _run_folder(model: nn.Module, folder: Path, engine: str, workers: int | None = None) -> None:
+def _measure_large(photos: Path, turns: int) -> dict[str, float]:
+    """Return the seconds for a photo of a phone, whole and reduced, with the best engine."""
+    model = torchvision.models.mobilenet_v2(weights=None).eval()
+    engine = list_engines("auto")[0]
+    with _copy_photos(photos, _BATCH, (4000, 3000)) as folder:
+        runs = {
+            "whole": partial(_run_folder, model, folder, engine),
+            **{
+                f"--max-side {side}": partial(_run_folder, model, folder, engine, max_side=side) for side in (1920, 640)
+            },
+        }
+        times = measure_in_turns(runs, turns, warm_up=1)
+    return {f"{name}, milliseconds a photo": round(1000 * statistics.median(times[name]) / _BATCH, 1) for name in runs}
+
+
+def _run_folder(
+    model: nn.Module, folder: Path, engine: str, workers: int | None = None, max_side: int | None = None
+) -> None:
     explainer = _EXPLAINERS.get((model, engine))
     if explainer is None:
         loaded = camtool.Loaded(model, ImageClassification(crop_size=224))
         explainer = _EXPLAINERS[model, engine] = camtool.Explainer(loaded, engine=engine)  # type: ignore[call-overload]
     jobs = plan_run([str(folder)]).jobs
     with tempfile.TemporaryDirectory() as out:
-        output = OutputSettings(Path(out), format="jpg")
+        output = OutputSettings(Path(out), format="jpg", max_side=max_side)
         outcomes = list(run_jobs(explainer, jobs, [Top(1)], output, batch_size=_BATCH, workers=workers))
     assert all(isinstance(each, Success) for each in outcomes)
 
@@ -113,14 +138,14 @@ _EXPLAINERS: dict[tuple[nn.Module, str], Any] = {}
 
 
 @contextmanager
-def _copy_photos(photos: Path, count: int) -> Iterator[Path]:
-    """Make a folder with so many photos of 500 x 375 pixels."""
+def _copy_photos(photos: Path, count: int, size: tuple[int, int] = (500, 375)) -> Iterator[Path]:
+    """Make a folder with so many photos of a size."""
     sources = sorted(photos.glob("*.jpg"))
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
             path = Path(folder) / f"{number:06}.jpg"
             if number < len(sources):
-                Image.open(sources[number]).convert("RGB").resize((500, 375)).save(path, quality=90)
+                Image.open(sources[number]).convert("RGB").resize(size).save(path, quality=90)
             else:
                 shutil.copyfile(Path(folder) / f"{number % len(sources):06}.jpg", path)
         yield Path(folder)

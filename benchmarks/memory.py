@@ -2,7 +2,8 @@
 
 Each runs three times in a process of its own. The peak is the largest resident memory of the process, less what it had
 before the first run, when torch, the model and the batch were loaded already: the worst comparison for an explanation.
-The peak of the whole process is given as well.
+The peak of the whole process is given as well. A detector is also compared with its forward and backward pass. With
+``--device cuda`` the numbers are those of PyTorch's allocator on the GPU.
 """
 
 from __future__ import annotations
@@ -14,74 +15,106 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torchvision
 import typer
 
 import camtool
-from benchmarks.paired import describe_machine, make_forward
+from benchmarks.paired import DeviceOption, describe_machine, make_forward
+from camtool.engines.runtimes import RUNTIMES
 
-_MODELS = ("resnet50", "mobilenet_v2")
-_ENGINES = ("eager", "onnxruntime", "openvino")
+_CLASSIFIER = ("forward", "overlays", "eager", "onnxruntime", "openvino")
+_DETECTOR = ("forward", "forward and backward", "survey", "eager")
+_MODELS = {
+    "resnet50": _CLASSIFIER,
+    "mobilenet_v2": _CLASSIFIER,
+    "fasterrcnn_resnet50_fpn": _DETECTOR,
+    "maskrcnn_resnet50_fpn": _DETECTOR,
+}
+"""Model to what is measured; the last names are engines. Detectors get one photo."""
 _OUT = Path(__file__).with_suffix(".json")
 
 
 def main(
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 8,
     threads: Annotated[int, typer.Option(help="Threads for torch and the engines.")] = 2,
+    device: DeviceOption = "cpu",
+    only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Measure, print, and write the numbers to a JSON file."""
+    """Measure, print, and write the numbers to a JSON file; rows of other models and devices are kept."""
     if one:
-        _run_once(*one.split(","), batch_size=batch_size, threads=threads)
+        _run_once(*one.split(","), batch_size=batch_size, threads=threads, device=device)
         return
-    rows = {}
-    for model in _MODELS:
-        found = {
-            kind: _measure_process(f"{model},{kind}", batch_size, threads)
-            for kind in ("forward", "overlays", *_ENGINES)
-        }
-        forward = found["forward"]
-        rows[model] = {
-            kind: {
-                "MiB": round(peak),
-                "process MiB": round(whole),
-                "/ forward": round(peak / forward[0], 3),
-                "process / forward": round(whole / forward[1], 3),
-            }
-            for kind, (peak, whole) in found.items()
-        }
-        print(model, json.dumps(rows[model], indent=1), flush=True)
-    result = {"machine": describe_machine(threads), "batch size": batch_size, "rows": rows}
+    result = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
+    for model in only or _MODELS:
+        kinds = [kind for kind in _MODELS[model] if device == "cpu" or kind not in RUNTIMES]
+        found = {kind: _measure_process(f"{model},{kind}", batch_size, threads, device) for kind in kinds}
+        row = {kind: _describe(peaks, found["forward"]) for kind, peaks in found.items()}
+        if "forward and backward" in found:
+            training = found["forward and backward"]
+            for kind in kinds:
+                row[kind] |= _compare(found[kind], training, "forward and backward")
+        result.setdefault("rows", {})[model if device == "cpu" else f"{model}, {device}"] = row
+        print(model, json.dumps(row, indent=1), flush=True)
+    machine = "machine" if device == "cpu" else f"machine, {device}"
+    result |= {machine: describe_machine(threads, device), "batch size": batch_size}
     _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _measure_process(what: str, batch_size: int, threads: int) -> tuple[float, float]:
-    command = [sys.executable, "-m", "benchmarks", "memory", "--one", what]
+def _describe(peaks: tuple[float, float], forward: tuple[float, float]) -> dict[str, float]:
+    own, whole = peaks
+    return {"MiB": round(own), "process MiB": round(whole)} | _compare(peaks, forward, "forward")
+
+
+def _compare(peaks: tuple[float, float], others: tuple[float, float], name: str) -> dict[str, float]:
+    return {f"/ {name}": round(peaks[0] / others[0], 3), f"process / {name}": round(peaks[1] / others[1], 3)}
+
+
+def _measure_process(what: str, batch_size: int, threads: int, device: str) -> tuple[float, float]:
+    command = [sys.executable, "-m", "benchmarks", "memory", "--one", what, "--device", device]
     command += ["--batch-size", str(batch_size), "--threads", str(threads)]
     # The first process may compile; its peak is not that of an explanation.
-    for _ in range(2):
+    for _ in range(2 if what.split(",")[1] in RUNTIMES else 1):
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     before, peak = json.loads(text)
     return peak - before, peak
 
 
-def _run_once(name: str, kind: str, *, batch_size: int, threads: int) -> None:
+def _run_once(name: str, kind: str, *, batch_size: int, threads: int, device: str) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None).eval()
-    batch = torch.randn(batch_size, 3, 224, 224)
-    run: Callable[[], object] = make_forward(model, batch)
-    if kind == "overlays":
-        run = partial(camtool.Explainer(model).draw_overlays, batch)
-    elif kind != "forward":
-        run = partial(camtool.Explainer(model, engine=kind), batch, [281] * batch_size)  # type: ignore[call-overload]
-    before = _read_memory("VmRSS")
+    run = _make_run(name, kind, batch_size, device)
+    on_gpu = torch.device(device).type == "cuda"
+    before = torch.cuda.memory_allocated() / 2**20 if on_gpu else _read_memory("VmRSS")
     for _ in range(3):
         run()
-    print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else _read_peak()
+    print(json.dumps([before, peak]))
+
+
+def _make_run(name: str, kind: str, batch_size: int, device: str) -> Callable[[], object]:
+    is_detector = _MODELS[name] is _DETECTOR
+    # A detector would download the weights of its backbone.
+    options: dict[str, Any] = {"weights_backbone": None} if is_detector else {}
+    model = torchvision.models.get_model(name, weights=None, **options).eval().to(device)
+    batch = torch.rand(1 if is_detector else batch_size, 3, 224, 224).to(device)
+    if kind == "forward":
+        return make_forward(model, batch)
+    if kind == "forward and backward":
+        return lambda: sum(each.sum() for each in model(batch)[0].values() if each.is_floating_point()).backward()
+    if kind == "survey":
+        return partial(camtool.candidate_layers, model, batch)
+    if kind == "overlays":
+        return partial(camtool.Explainer(model).draw_overlays, batch)
+    targets = [None if is_detector else 281] * len(batch)
+    return partial(camtool.Explainer(model, engine=kind), batch, targets)  # type: ignore[call-overload]
+
+
+def _read_peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _read_memory(name: str) -> float:

@@ -8,15 +8,20 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import torchvision
+import typer
 from torch import Tensor, nn
 
 import camtool
 
 Run = Callable[[], object]
+
+DeviceOption: TypeAlias = Annotated[str, typer.Option("--device", help="Device of model and batch: cpu or cuda.")]
+"""The device of a benchmark. The numbers of a GPU stand beside those of the CPU, in rows of their own."""
 
 _NONE: Mapping[str, AbstractContextManager[Any]] = {}
 
@@ -59,7 +64,14 @@ def time_run(run: Run) -> float:
         warnings.simplefilter("ignore")
         started = time.perf_counter()
         run()
+        wait_for_device()
         return time.perf_counter() - started
+
+
+def wait_for_device() -> None:
+    """Wait until a GPU has done all that was asked of it; without one do nothing."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def make_forward(model: nn.Module, batch: Tensor) -> Run:
@@ -72,12 +84,21 @@ def make_forward(model: nn.Module, batch: Tensor) -> Run:
     return run
 
 
-def describe_machine(threads: int) -> dict[str, Any]:
-    """Return the processor and the versions that the numbers were measured with."""
+def describe_machine(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """Return the processors and the versions that the numbers were measured with."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _read_processor(),
         "threads": threads,
+        **({"device": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}),
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "camtool": camtool.__version__,
     }
+
+
+def _read_processor() -> str:
+    """Return the name of the processor; Linux has it in a file."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
