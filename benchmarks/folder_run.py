@@ -8,10 +8,10 @@ pixels, whole and with ``--max-side``. Run nothing else meanwhile.
 
 from __future__ import annotations
 
-import os
+from camtool.cli.process_settings import tune_process
 
-# As `camtool run` does, before torch starts its threads.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# As `camtool run` does, before torch starts its threads. The bare model gains from it, too.
+tune_process()
 
 import json
 import resource

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
-from camtool.cli import run_summary, shared_options
+from camtool.cli import process_settings, run_summary, shared_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import SAVE_KINDS
 
@@ -189,8 +188,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
-    # Before torch is loaded: its threads would wait for work in a loop, and take the cores from engines and workers.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    process_settings.tune_process()  # before torch is loaded
     from camtool.explainer import Explainer
     from camtool.rendering import colormaps
     from camtool.runs import job_list
