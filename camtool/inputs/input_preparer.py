@@ -25,6 +25,7 @@ from camtool.inputs.display import build_view, find_black_and_white, to_image_ar
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.models import Transform, build_default_transform, find_input_size, find_transform
+from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo, View
 from camtool.structures import module_names, nested_tensors
 
@@ -133,7 +134,9 @@ class InputPreparer:
         *,
         kind: DataKind | None = None,
     ) -> None:
-        self._model, self._transform, self._kind = model, transform, kind
+        # Some towers of vision-language models have 3-D convolutions, as they read videos too.
+        own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
+        self._model, self._transform, self._kind = model, transform, kind or own_kind
         self._device = choose_device(model, device)
         self._build_default_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_default_transform)
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
@@ -332,6 +335,8 @@ class InputPreparer:
 
         def prepare_several(inputs: Inputs | Mapping[str, Any]) -> tuple[InputBatch, bool]:
             inputs = Inputs.from_user(inputs, image)
+            if isinstance(self._model, VisionLanguageModel):
+                inputs = inputs.replace_entries(self._model.join_to_images(inputs.entries))
             key, index = inputs.find_image_candidates()[0], call_index
             if needs_layers:
                 key, index = self.select_image_input(inputs, layers, index)

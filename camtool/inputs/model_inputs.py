@@ -75,6 +75,12 @@ class Inputs:
         inputs._set_entries(dict(entries), own_image if image is None else image, shared)
         return inputs
 
+    def replace_entries(self, entries: Mapping[Key, Any]) -> Inputs:
+        """Return the same inputs with other values of the entries."""
+        inputs = Inputs.__new__(Inputs)
+        inputs._set_entries(dict(entries), self.image, self.shared)
+        return inputs
+
     def _set_entries(self, entries: dict[Key, Any], image: Key | None, shared: Sequence[Key]) -> None:
         self.entries, self.image = entries, image
         self.shared: tuple[Key, ...] = (shared,) if isinstance(shared, str) else tuple(shared)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from camtool.errors import LayerError
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 
-__all__ = ["VARIANTS", "find_image_size", "get_image_input", "select_first_image", "vary_corner"]
+__all__ = [
+    "ALL_VARIANTS",
+    "VARIANTS",
+    "find_image_size",
+    "get_image_input",
+    "select_first_image",
+    "vary_corner",
+    "vary_corner_and_halves",
+    "vary_halves",
+]
 
 VARIANTS = 3
-"""Number of images that :func:`vary_corner` returns: the first image and two variants of it."""
+"""Number of images that :func:`vary_corner` and :func:`vary_halves` return: the first image and two variants of it."""
+
+ALL_VARIANTS = 5
+"""Number of images that :func:`vary_corner_and_halves` returns."""
 
 
 def get_image_input(inputs: ModelInputs) -> Tensor:
@@ -42,18 +56,48 @@ def vary_corner(inputs: ModelInputs) -> ModelInputs:
 
     In one variant the quadrant is negated and mirrored. In the other a ramp from dark to bright is added.
     """
+    return _repeat_first_image(inputs, _change_corner)
+
+
+def _change_corner(several: Tensor) -> None:
+    halves = [slice(max(1, pixels // 2)) for pixels in several.shape[2:]]
+    upper_left = (slice(None), slice(None), *halves)
+    corner = several[upper_left]
+    corner[1].copy_(-corner[0].flip(-1))
+    # The ramp exceeds the image's own range, because a ReLU may respond to bright, or to dark, patches only.
+    reach = 2 + 2 * float(several[0].abs().amax())
+    corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1]).to(corner))
+
+
+def vary_halves(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with three images: the first one, one with another upper half, one with another left half."""
+    return _repeat_first_image(inputs, _change_halves)
+
+
+def vary_corner_and_halves(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with the images of :func:`vary_corner`, then the last two of :func:`vary_halves`."""
+
+    def vary(several: Tensor) -> None:
+        _change_corner(several)
+        _change_halves(several[VARIANTS - 1 :])
+
+    return _repeat_first_image(inputs, vary, ALL_VARIANTS)
+
+
+def _change_halves(several: Tensor) -> None:
+    upper, left = several[1][..., : several.shape[-2] // 2, :], several[2][..., : several.shape[-1] // 2]
+    upper.copy_(-upper.flip(-1))
+    left.copy_(-left.flip(-2))
+
+
+def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:
+    """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place."""
     images = get_image_input(inputs)
 
-    def vary(tensor: Tensor) -> Tensor:
-        several = torch.cat([tensor[:1].detach()] * VARIANTS)
+    def repeat(tensor: Tensor) -> Tensor:
+        several = torch.cat([tensor[:1].detach()] * count)
         if tensor is images:
-            halves = [slice(max(1, pixels // 2)) for pixels in images.shape[2:]]
-            upper_left = (slice(None), slice(None), *halves)
-            corner = several[upper_left]
-            corner[1].copy_(-corner[0].flip(-1))
-            # The ramp exceeds the image's own range, because a ReLU may respond to bright, or to dark, patches only.
-            reach = 2 + 2 * float(several[0].abs().amax())
-            corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1]).to(corner))
+            vary(several)
         return several
 
-    return map_batch(inputs, vary)
+    return map_batch(inputs, repeat)

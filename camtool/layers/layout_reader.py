@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 from torch import nn
 
 from camtool.hooks.tracing import TracedCall
 from camtool.layers import rules
 from camtool.layers.channel_axes import find_channel_axes
+from camtool.layers.image_tokens import ImageTokens
 from camtool.layers.layouts import Grid, Layout, find_token_layout, is_scaled_down
 
 __all__ = ["LayoutReader", "iterate_parent_names"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+_ORIGINS = 4
+"""Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
+and the modules that add positions and a class token."""
 
 
 class LayoutReader:
@@ -24,9 +32,12 @@ class LayoutReader:
         calls: The forward pass, from :func:`camtool.hooks.trace`.
         size: Size of the image, ``(H, W)``.
         queries: Number of tokens that a detector appends to those of the image, one for each object.
+        text: The tokens of the image in the text that the model reads, if it reads one.
     """
 
-    def __init__(self, calls: Sequence[TracedCall], size: Sequence[int], queries: int = 0) -> None:
+    def __init__(
+        self, calls: Sequence[TracedCall], size: Sequence[int], queries: int = 0, text: ImageTokens | None = None
+    ) -> None:
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -35,6 +46,8 @@ class LayoutReader:
         # Convolutions have one layout only, so these grids are certain, even if the model resized the image before.
         self._convolved = [call.shape[2:] for call in calls if call.shape and self._is_convolved(call)]
         self._channels = {id(call): axis for call, axis in zip(calls, find_channel_axes(calls), strict=True)}
+        self._text, start = text, _find_start_of_text(calls, text)
+        self._before_text, self._in_text = calls[:start], {id(call): call for call in calls[start:]}
         self._calls = calls  # keeps the calls alive, so that no id is used twice
 
     def find_layouts(self, call: TracedCall) -> list[Layout]:
@@ -43,17 +56,53 @@ class LayoutReader:
         enclosing, siblings = self._find_context(call)
         readings = [
             rules.Reading(call, shape, layout, self._size, channels, enclosing, siblings)
-            for layout in self._find_possible_layouts(shape)
+            for layout in self._find_possible_layouts(call, shape)
         ]
         kept = [reading for reading in readings if not rules.is_excluded(rules.READING, reading)]
         return [reading.layout for reading in rules.keep_preferred(rules.READING, kept)]
 
-    def is_certain(self, layout: Layout) -> bool:
-        """Check that a convolution made the grid, or that no prefix makes an accidental grid possible."""
-        return not layout.prefix or layout.grid in self._convolved
+    def find_origins(self, call: TracedCall) -> list[str]:
+        """Return the first modules with as many tokens, if it is uncertain that those of a call come from the image."""
+        shape, layouts = call.shape or (), self.find_layouts(call)
+        if self._is_text(call):
+            # The features that the model writes into the text: queries that have looked at the image form no grid.
+            tokens = math.prod(layouts[0].grid) if layouts else 0
+            return _find_first_with_tokens(self._before_text, (1, tokens))
+        return [] if all(map(self._is_certain, layouts)) else _find_first_with_tokens(self._calls, shape[:-1])
 
-    def _find_possible_layouts(self, shape: tuple[int, ...]) -> list[Layout]:
+    def find_text_layout(self) -> tuple[Layout, list[str]] | None:
+        """Return how the image lies in the text, and the first modules of the language model; None without a text."""
+        layout = self._find_layout_in_text()
+        if layout is None:
+            return None
+        return layout, _find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
+
+    def _is_certain(self, layout: Layout) -> bool:
+        """Check that the layout is no accident: a convolution made the grid, or no tokens were counted."""
+        # The tokens of a text form no grid, even if there are as many as patches.
+        is_text = self._text is not None and layout.kind == "tokens" and layout.token_count == self._text.length
+        return not is_text and (layout.kind != "tokens" or layout.grid in self._convolved)
+
+    def _is_text(self, call: TracedCall) -> bool:
+        """Check that the tokens of a call are those of the text, with those of the image between them."""
+        shape = call.shape or ()
+        return self._text is not None and id(call) in self._in_text and shape[1:2] == (self._text.length,)
+
+    def _find_layout_in_text(self) -> Layout | None:
+        """Return the layout of the image's tokens in the text; None if their grid is not certain."""
+        if self._text is None or not self._text.positions:
+            return None
+        count = len(self._text.positions)
+        grid = self._text.grid or next((each for each in map(partial(_merge, count), self._convolved) if each), None)
+        if grid is None or math.prod(grid) != count:
+            return None
+        return Layout.from_positions(grid, self._text.positions, self._text.length)
+
+    def _find_possible_layouts(self, call: TracedCall, shape: tuple[int, ...]) -> list[Layout]:
         """Return the layouts with which a shape is a grid over the image."""
+        if self._is_text(call):
+            in_text = self._find_layout_in_text()
+            return [in_text] if in_text is not None and len(shape) == 3 else []
         if len(shape) == 3 and len(self._size) > 1:
             # The shorter prefix is more plausible, whether or not the last tokens are queries.
             without_queries = find_token_layout(shape[1], self._size, self._convolved)
@@ -90,6 +139,35 @@ class LayoutReader:
         """Return the shapes of the outputs around a call: of the modules that contain it, and of its siblings."""
         parents = [*iterate_parent_names(call.name)]
         return [self._shapes.get(name) or () for name in parents], self._children[parents[0]] if parents else []
+
+
+def _find_start_of_text(calls: Sequence[TracedCall], text: ImageTokens | None) -> int:
+    """Return the index of the first call behind which the tokens are those of the text, with the image among them."""
+    if text is None:
+        return len(calls)
+    embeddings = [
+        call for call in calls if isinstance(call.module, nn.Embedding) and call.shape and call.shape[1] == text.length
+    ]
+    if not embeddings:  # all that have as many tokens may be the text
+        return 0
+    model_of_text = embeddings[0].name.rpartition(".")[0]
+    is_inside = (
+        call.name.startswith(f"{model_of_text}.") and not isinstance(call.module, nn.Embedding) for call in calls
+    )
+    return next((index for index, inside in enumerate(is_inside) if inside), len(calls))
+
+
+def _find_first_with_tokens(calls: Iterable[TracedCall], before_channels: tuple[int, ...]) -> list[str]:
+    """Return the first modules whose outputs have this batch size and number of tokens."""
+    similar = (call.name for call in calls if call.name and call.shape and call.shape[:-1] == before_channels)
+    return list(islice(similar, _ORIGINS))
+
+
+def _merge(count: int, patches: Grid) -> Grid | None:
+    """Return the grid of ``count`` tokens into which a model merges the patches, e.g. 2 x 2 each; None if it cannot."""
+    side = math.isqrt(math.prod(patches) // count)
+    is_possible = side > 0 and math.prod(patches) == count * side**2 and not any(cells % side for cells in patches)
+    return tuple(cells // side for cells in patches) if is_possible else None
 
 
 def iterate_parent_names(name: str) -> Iterator[str]:

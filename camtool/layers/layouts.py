@@ -12,12 +12,15 @@ from torch import Tensor
 
 __all__ = [
     "Grid",
+    "Layer",
     "Layout",
     "choose_layout",
     "find_token_layout",
     "follows_frames",
+    "is_in_order",
     "is_in_proportion",
     "is_scaled_down",
+    "measure_order",
 ]
 
 Grid: TypeAlias = tuple[int, ...]
@@ -32,6 +35,16 @@ _CLEARLY = 1.2
 networks that mix positions widely, the wrong layout responded up to 1.2 times as strongly in 90 of 100 networks. The
 right one responded at least 1.28 times as strongly in all networks that were tried."""
 
+
+_AGREEMENTS = ((5.0, 0.8), (3.0, 0.65))
+"""Contrast of a response to another half of the image → largest share of the cells that respond most which lie in this
+half if the tokens are in another order. By chance the share is 0.5, and 0 if the order is backwards. Below the lowest
+contrast the response has no place, as in attention that mixes all positions. Of 89 transformers with random weights,
+the layers that are explained have shares of 1 from a contrast of 3 on; below 2 those of DETRs are by chance. Hiera,
+whose tokens are in another order within its stages, has contrasts of 6 to 17 and shares of 0.5."""
+
+_FEWEST_CELLS = 16
+"""Number of cells from which a share of them says something."""
 
 _MIXED = 0.5
 """Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
@@ -49,12 +62,28 @@ class Layout:
         grid: Number of positions along each axis of the image, ``(h, w)`` for photos.
         prefix: Number of tokens before those of the grid: class token, distillation token, registers.
         suffix: Number of tokens after those of the grid: the queries of a detector.
+        positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
+            a text; else empty.
     """
 
     kind: Literal["channels first", "channels last", "tokens", "frames"]
     grid: Grid
     prefix: int = 0
     suffix: int = 0
+    positions: tuple[int, ...] = ()
+
+    @classmethod
+    def from_positions(cls, grid: Grid, positions: Sequence[int], tokens: int) -> Layout:
+        """Return the layout of some of a number of tokens, which are the cells of the grid, row by row."""
+        first, last = positions[0], positions[-1]
+        has_others = last - first >= len(positions)
+        return cls("tokens", grid, first, tokens - 1 - last, tuple(positions) if has_others else ())
+
+    @property
+    def token_count(self) -> int:
+        """Number of all tokens, those beside the grid's included."""
+        between = self.positions[-1] + 1 - self.prefix if self.positions else math.prod(self.grid)
+        return self.prefix + between + self.suffix
 
     @property
     def frames(self) -> int | None:
@@ -66,13 +95,13 @@ class Layout:
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
         if self.kind == "tokens":
-            return len(shape) == 3 and shape[1] == self.prefix + math.prod(self.grid) + self.suffix
+            return len(shape) == 3 and shape[1] == self.token_count
         return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Return the layer's tensor as ``(N, C, *grid)``, without prefix and suffix tokens."""
         if self.kind == "tokens":
-            of_grid = tensor[:, self.prefix : tensor.shape[1] - self.suffix]
+            of_grid = tensor[:, [*self.positions] or slice(self.prefix, tensor.shape[1] - self.suffix)]
             return of_grid.transpose(1, 2).reshape(len(tensor), -1, *self.grid)
         if self.kind == "frames":
             # Outputs that were not observed for this layout still have the frames in their batch.
@@ -88,9 +117,12 @@ class Layout:
             like: One output of the layer, ``(1, ...)``. Its prefix and suffix tokens are repeated for each map.
         """
         if self.kind == "tokens":
+            tokens = maps.flatten(2).transpose(1, 2)
             around = like.expand(len(maps), -1, -1)
+            if self.positions:
+                return around.index_copy(1, torch.tensor(self.positions, device=maps.device), tokens)
             before, behind = around[:, : self.prefix], around[:, around.shape[1] - self.suffix :]
-            return torch.cat([before, maps.flatten(2).transpose(1, 2), behind], dim=1)
+            return torch.cat([before, tokens, behind], dim=1)
         if self.kind == "frames":
             return maps.movedim(2, 1)
         return maps.movedim(1, -1) if self.kind == "channels last" else maps
@@ -99,6 +131,14 @@ class Layout:
         prefix = f" after {self.prefix}" if self.prefix else ""
         suffix = f" before {self.suffix}" if self.suffix else ""
         return f"{self.kind}, {' x '.join(map(str, self.grid))}{prefix}{suffix}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that carries a map: its dotted name in the model, and how its output is read."""
+
+    name: str
+    layout: Layout
 
 
 def find_token_layout(tokens: int, size: Sequence[int], known: Sequence[Grid] = ()) -> Layout | None:
@@ -172,6 +212,51 @@ def follows_frames(clips: Tensor) -> bool:
     half = max(1, len(change) // 2)
     # Networks that mix neighboring frames change some of the others.
     return float(change[half:].mean()) < _MIXED * float(change[:half].mean())
+
+
+def measure_order(maps: Tensor) -> list[tuple[float, float]]:
+    """Return how the cells of a grid respond to another upper half of the image, and to another left half.
+
+    Args:
+        maps: ``(3, C, h, w)``, a layer's outputs for an image and for these two variants of it.
+
+    Returns:
+        For each variant the contrast and the agreement. As many cells as the half has are taken, those that respond
+        most: the contrast is their mean change divided by that of the others, the agreement the share of them that lie
+        in the half.
+    """
+    upper, left = (maps[1:] - maps[:1]).abs().mean(1)
+    return [_compare_half(upper), _compare_half(left.T)]
+
+
+def _compare_half(change: Tensor) -> tuple[float, float]:
+    """Return contrast and agreement for a change ``(h, w)`` of the upper half of the rows."""
+    count = change.shape[0] // 2 * change.shape[1]
+    order = change.flatten().argsort(descending=True)
+    first, others = change.flatten()[order[:count]], change.flatten()[order[count:]]
+    agreement = (order[:count] < count).float().mean()
+    return float(first.mean() / others.mean().clamp_min(torch.finfo(change.dtype).tiny)), float(agreement)
+
+
+def is_in_order(maps: Tensor) -> bool | None:
+    """Check that the cells of a grid respond where the image was changed.
+
+    Args:
+        maps: As for :func:`measure_order`.
+
+    Returns:
+        None if that cannot be decided: there are few cells, or all of them respond alike, as attention lets them.
+    """
+    if maps.shape[2:].numel() < _FEWEST_CELLS:
+        return None
+    found = [_judge_half(contrast, agreement) for contrast, agreement in measure_order(maps)]
+    return False if False in found else None if None in found else True
+
+
+def _judge_half(contrast: float, agreement: float) -> bool | None:
+    """Return whether the cells that respond are those of the half; None if all cells respond alike."""
+    least = next((least for bound, least in _AGREEMENTS if contrast >= bound), None)
+    return None if least is None else agreement > least
 
 
 def is_scaled_down(grid: Grid, size: Grid) -> bool:

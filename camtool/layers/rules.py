@@ -8,6 +8,7 @@ patches. Each rule names one kind of output and the models that need the rule. T
 :data:`READING`     to each way to read an output as a grid
 :data:`MODULE`      to the module that returned a grid
 :data:`RESPONSE`    to the activations of changed images and the gradient of the score
+:data:`ORDER`       to the places at which tokens respond to changed halves of the image
 :data:`PROJECTION`  to the layer that a layer is a projection of
 ==================  ================================================================================================
 
@@ -30,6 +31,7 @@ from camtool.layers.layouts import Layout, follows_frames, is_in_proportion
 __all__ = [
     "MODULE",
     "NOT_REACHED",
+    "ORDER",
     "PROJECTION",
     "READING",
     "RESPONSE",
@@ -40,6 +42,7 @@ __all__ = [
     "Reading",
     "Response",
     "Rule",
+    "TokenOrder",
     "find_verdict",
     "is_excluded",
     "keep_preferred",
@@ -353,6 +356,36 @@ RESPONSE: tuple[Rule[Response], ...] = (
 """Rules on activations and gradients. The first that applies gives the verdict."""
 
 
+# ----------------------------------------------------------------------------------------------- order of the tokens
+
+
+class TokenOrder(NamedTuple):
+    """Whether tokens lie in the order of the image's rows; ``None`` where their response does not show it.
+
+    Attributes:
+        own: That of a layer.
+        others: Those of layers with the same layout, the nearest first.
+    """
+
+    own: bool | None
+    others: Sequence[bool | None] = ()
+
+
+def _is_in_other_order(order: TokenOrder) -> bool:
+    """Check that a layer's tokens are in another order, or those of the nearest layer that shows it."""
+    return next((each for each in (order.own, *order.others) if each is not None), None) is False
+
+
+ORDER: tuple[Rule[TokenOrder], ...] = (
+    Rule(
+        "tokens in another order",
+        _is_in_other_order,
+        needed_by="Hiera: between its stages the tokens of each window lie one after the other",
+        verdict="its tokens are not in the order of the image's rows",
+    ),
+)
+"""Rules on layers of tokens that no other rule excludes, the deepest first, until one is left."""
+
 # ------------------------------------------------------------------------------------------------------- projections
 
 
@@ -377,6 +410,7 @@ TABLES: dict[str, tuple[Rule[Any], ...]] = {
     "READING": READING,
     "MODULE": MODULE,
     "RESPONSE": RESPONSE,
+    "ORDER": ORDER,
     "PROJECTION": PROJECTION,
 }
 """All tables by their names."""

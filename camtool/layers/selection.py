@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 
@@ -11,25 +11,17 @@ from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.observation import get_call, observe
 from camtool.hooks.tracing import trace
+from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import find_image_size, get_image_input, select_first_image, vary_corner
-from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout, follows_frames
+from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
-from camtool.layers.survey import find_candidates, group_grid_outputs
+from camtool.layers.survey import find_candidates, find_order_verdict, group_grid_outputs, read_layouts
 from camtool.outputs.detections import count_queries
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
 __all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers", "find_size_in_model"]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer that carries a map: its dotted name in the model, and how its output is read."""
-
-    name: str
-    layout: Layout
 
 
 def find_layers(
@@ -56,7 +48,8 @@ def find_layers(
             qualifies. The message lists the layers that come near.
     """
     shape = None if names is None else tuple(names)
-    question = "layers", describe_shapes(inputs), shape, like and replace(like, grid=()), call_index
+    text = find_image_tokens(model, inputs)
+    question = "layers", describe_shapes(inputs), text, shape, like and replace(like, grid=()), call_index
 
     def find() -> tuple[Layer, ...]:
         if names is None:
@@ -112,7 +105,7 @@ def _find_named(
 ) -> list[Layer]:
     """Return the named layers, or raise an error if an output is no grid."""
     size, calls = find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
-    reader, layers = LayoutReader(calls, size, count_queries(calls[-1].output)), []
+    reader, layers = read_layouts(model, inputs, calls, size, count_queries(calls[-1].output)), []
     for name in names:
         module = find_module(model, name)
         call = get_call(name, [call for call in calls if call.module is module], call_index)
@@ -134,7 +127,14 @@ def _find_named(
                     f"layer {name!r} returned {call.shape}, but the rows of its batch are not the frames of each clip "
                     "(N, C, T, H, W) in turn."
                 )
-        layers.append(Layer(name, layouts[0]))
+        layer = Layer(name, layouts[0])
+        index = next(index for index, each in enumerate(calls) if each is call)
+        grids = group_grid_outputs(calls[:index], reader, call_index)
+        before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
+        verdict = find_order_verdict(model, inputs, layer, before, call_index)
+        if verdict:
+            raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
+        layers.append(layer)
     return layers
 
 

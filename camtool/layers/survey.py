@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,19 @@ from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
 from camtool.layers.candidates import NOT_DEEPEST, Candidate
-from camtool.layers.image_variants import VARIANTS, find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.image_tokens import find_image_tokens
+from camtool.layers.image_variants import (
+    ALL_VARIANTS,
+    VARIANTS,
+    find_image_size,
+    get_image_input,
+    select_first_image,
+    vary_corner,
+    vary_corner_and_halves,
+    vary_halves,
+)
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout
+from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import compute_top_score, find_logits
@@ -33,14 +42,13 @@ from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = ["GridOutput", "find_candidates", "group_grid_outputs"]
+__all__ = ["GridOutput", "find_candidates", "find_order_verdict", "group_grid_outputs", "read_layouts"]
+
+_NEAREST = 8
+"""Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 
 _MOST_ASKED = 32
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
-
-_ORIGINS = 4
-"""Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
-and the modules that add positions and a class token."""
 
 
 def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Candidate]:
@@ -86,16 +94,71 @@ def _find_candidates(
     # The last call is that of the model itself.
     queries = count_queries(calls[-1].output)
     calls = _stop_at_excluded_call(calls, queries)
-    outputs = group_grid_outputs(calls, LayoutReader(calls, size, queries), call_index)
+    reader = read_layouts(model, inputs, calls, size, queries)
+    outputs = group_grid_outputs(calls, reader, call_index)
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
     while len(asked) < len(outputs) and all(candidate.verdict for candidate in asked):
         remaining = outputs[: len(outputs) - len(asked)][-_MOST_ASKED:]
-        asked = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone) + asked
+        judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone)
+        asked = _exclude_other_orders(judged + asked)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(each.to_candidate(size), verdict="shallow, not evaluated") for each in outputs[: -len(asked)]]
     return shallow + _choose_deepest(asked)
+
+
+def read_layouts(
+    model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], size: Sequence[int], queries: int
+) -> LayoutReader:
+    """Return the reader of a forward pass. What the model notes of the image in its text is used if it is true."""
+    text = find_image_tokens(model, inputs)
+    reader = LayoutReader(calls, size, queries, text)
+    in_text = reader.find_text_layout()
+    if text is None or in_text is None or _has_image_order(model, inputs, *in_text):
+        return reader
+    # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
+    return LayoutReader(calls, size, queries, replace(text, positions=()))
+
+
+def _exclude_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates, with a verdict on those whose tokens are not in the order of the image's rows."""
+    found = [*candidates]
+    for index, each in enumerate(candidates):
+        others = [other.in_order for other in candidates[:index] if other.layout == each.layout]
+        verdict = each.verdict or rules.find_verdict(rules.ORDER, rules.TokenOrder(each.in_order, others[::-1]))
+        found[index] = replace(each, verdict=verdict)
+    return found
+
+
+def find_order_verdict(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, before: Sequence[str], call_index: int
+) -> str:
+    """Return the verdict on a layer whose tokens are not in the order of the image's rows; else an empty string.
+
+    Args:
+        model: Any module.
+        inputs: What the model is called with.
+        layer: The layer.
+        before: Layers before it with the same layout, from shallow to deep. If the layer itself does not show the order
+            of its tokens, the nearest of these that does is asked.
+        call_index: See :func:`find_candidates`.
+    """
+    if layer.layout.kind != "tokens" or len(find_image_size(inputs)) != 2:
+        return ""
+    names = [layer.name, *before[: -_NEAREST - 1 : -1]]
+    calls = observe(model, names, vary_halves(inputs), grad=False).calls
+    own, *shown = (is_in_order(layer.layout.to_grid(calls[name][call_index].detach())) for name in names)
+    return rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown))
+
+
+def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
+    """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
+    calls = observe(model, names, vary_halves(inputs), grad=False).calls
+    several = [layout.to_grid(calls[name][0].detach()) for name in names]
+    # The first modules may return positions, or the text alone.
+    maps = next((each for each in several if len(each) == VARIANTS and not bool((each == each[:1]).all())), None)
+    return maps is not None and is_in_order(maps) is True
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -160,8 +223,7 @@ def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index
             continue
         call, found = calls[outermost], layouts[outermost]
         shape = call.shape or ()
-        origins = [] if all(map(reader.is_certain, found)) else _find_first_with_same_tokens(calls, shape)
-        is_projected = _is_projected(calls, calls[group[0]])
+        origins, is_projected = reader.find_origins(call), _is_projected(calls, calls[group[0]])
         outputs.append(GridOutput(call.name, type(call.module).__name__, shape, found, group, origins, is_projected))
     return outputs
 
@@ -190,12 +252,6 @@ def _is_projected(calls: list[TracedCall], call: TracedCall) -> bool:
     return has_matrix(call.module) or (call.source is not None and has_matrix(calls[call.source].module))
 
 
-def _find_first_with_same_tokens(calls: list[TracedCall], shape: tuple[int, ...]) -> list[str]:
-    """Return the first modules whose outputs have the same batch size and number of tokens."""
-    similar = (call.name for call in calls if call.name and call.shape and call.shape[:-1] == shape[:-1])
-    return list(islice(similar, _ORIGINS))
-
-
 # ------------------------------------------------------------------------------------------------------------ verdicts
 
 
@@ -213,7 +269,11 @@ def _judge(
         return []
     names = [output.name for output in outputs]
     origins = [name for output in outputs for name in output.origins]
-    observation = observe(model, list(dict.fromkeys(names + origins)), vary_corner(inputs), grad=not is_backbone)
+    # Tokens may lie in another order than the image's rows, which other variants show.
+    has_tokens = len(size) == 2 and any(output.layouts[0].kind == "tokens" for output in outputs)
+    images = vary_corner_and_halves(inputs) if has_tokens else vary_corner(inputs)
+    count = ALL_VARIANTS if has_tokens else VARIANTS
+    observation = observe(model, list(dict.fromkeys(names + origins)), images, grad=not is_backbone)
     tensors = [observation.calls[name][call_index] for name in names]
     # The images of detectors are large. Their variants need no graph, and of gradients only those of the first count.
     first = observe(model, names, select_first_image(inputs)) if is_backbone else observation
@@ -221,26 +281,34 @@ def _judge(
         # Quantized operators have no backward pass.
         scores = [None] if is_quantized(model) else _compute_scores(first.output, is_backbone=is_backbone)
     asked = [first.calls[name][call_index] for name in names]
-    gradients = _combine_gradients(
-        (_compute_gradients(score, asked) for score in scores), 1 if is_backbone else VARIANTS
-    )
+    gradients = _combine_gradients((_compute_gradients(score, asked) for score in scores), 1 if is_backbone else count)
     classes = 0 if is_backbone else _count_score_maps(observation.output)
     judged = []
     for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
-        layout = choose_layout(tensor.detach(), output.layouts)
+        corners, halves = _split_variants(tensor.detach(), count)
+        layout = choose_layout(corners, output.layouts)
         response = rules.Response(
-            layout.to_grid(tensor.detach()),
+            layout.to_grid(corners),
             None if gradient is None else layout.to_grid(gradient)[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
-            [observation.calls[name][0].detach() for name in output.origins],
+            [_split_variants(observation.calls[name][0].detach(), count)[0] for name in output.origins],
             layout.frames,
         )
         reached = None if response.reached is None else bool(response.reached.any())
+        in_order = None if halves is None or layout.kind != "tokens" else is_in_order(layout.to_grid(halves))
         verdict = rules.find_verdict(rules.RESPONSE, response)
-        judged.append(replace(output.to_candidate(size, layout), reached=reached, verdict=verdict))
+        candidate = output.to_candidate(size, layout)
+        judged.append(replace(candidate, reached=reached, in_order=in_order, verdict=verdict))
     return judged
+
+
+def _split_variants(tensor: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """Return the rows of an output for :func:`vary_corner`, and those for :func:`vary_halves` if there are any."""
+    if len(tensor) != count or count == VARIANTS:
+        return tensor, None
+    return tensor[:VARIANTS], torch.cat([tensor[:1], tensor[VARIANTS:]])
 
 
 def _exclude_projections(

@@ -20,6 +20,7 @@ from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.sources import FACTORY, SOURCES, Source
 from camtool.models.two_towers import ImageTower, TextTower, get_image_tower, has_two_towers
 from camtool.models.unwrapping import unwrap_model
+from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -101,6 +102,8 @@ def to_loaded(model: nn.Module | Loaded) -> Loaded:
     inner = unwrap_model(module)
     if has_two_towers(inner):
         return replace(loaded, model=get_image_tower(inner), text=loaded.text or _build_text_encoder(inner))
+    if takes_image_and_text(inner):
+        return replace(loaded, model=get_vision_language_model(inner))
     return loaded if inner is loaded.model else replace(loaded, model=inner)
 
 

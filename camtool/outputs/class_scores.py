@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -52,6 +53,10 @@ _VIEW_NODES = frozenset(
 "Backward" tells overloads of one operation apart, so it does not count."""
 
 
+_IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
+"""Names of Hugging Face's outputs whose logits are those of a language model."""
+
+
 # -------------------------------------------------------------------------------------------------------- scores
 
 
@@ -59,7 +64,7 @@ def find_logits(output: Any) -> Tensor:
     """Return the tensor of scores in a model's output: the output, a field named ``logits`` or ``out``, or the first.
 
     Fields are those of mappings, data classes and named tuples. A single number is a loss, not a score. Planes of one
-    position are class scores, as returned by fully convolutional classifiers.
+    position are class scores, as returned by fully convolutional classifiers. A language model scores the next token.
 
     Returns:
         ``(N, K)`` or ``(N, K, *size)``.
@@ -87,6 +92,8 @@ def find_logits(output: Any) -> Tensor:
             f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
             "returns one."
         )
+    if tensor.ndim == 3 and _IS_TEXT.search(type(output).__name__):
+        return tensor[:, -1]  # (N, T, V): the last position has the scores of the next token
     if tensor.ndim == 1:  # one score per image, as regressions and binary classifiers often return
         return tensor[:, None]
     is_one_position = tensor.ndim > 2 and tensor.shape[2:].numel() == 1

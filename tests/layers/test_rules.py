@@ -130,6 +130,10 @@ EXAMPLES: dict[str, Example] = {
         "1",
     ),
     "latents": Example(lambda: find_chosen(LatentNet(20)), "norm"),  # 20 latents could be a prefix of 4 and 4 x 4
+    "tokens in another order": Example(
+        lambda: find_chosen(PatchNet(lambda maps: maps.flatten(2).mT.flip(1), lambda tokens: tokens.tanh().mean(1))),
+        "patches",
+    ),
     "frames in another order": Example(find_chosen_for_frames, None),
     "attention projection": Example(
         lambda: find_verdict(ClassTokenNet(ClassAttention(8, together=False)), "attention.key"), "a projection of norm"

@@ -1,0 +1,142 @@
+"""Vision-language models whose images do not come as ``(N, C, H, W)``.
+
+Processors of such models cut images to patches ``(P, C·t·p·p)`` (the Qwen family), or to tiles ``(N, K, C, H, W)``.
+:class:`VisionLanguageModel` takes images ``(N, C, H, W)`` and gives the model what it expects, so that all of camtool
+works on images.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from camtool.errors import ImageError
+from camtool.private_torch import convert_tensors_of_module, share_children
+from camtool.structures.model_cache import remember_for_model
+
+__all__ = ["VisionLanguageModel", "get_vision_language_model", "takes_image_and_text"]
+
+_PIXELS, _GRIDS, _TEXT = "pixel_values", "image_grid_thw", "input_ids"
+"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens."""
+
+
+def takes_image_and_text(model: nn.Module) -> bool:
+    """Return True for a model of Hugging Face that reads images and texts at once."""
+    if not hasattr(model, "config"):
+        return False
+    return {_PIXELS, _TEXT} <= inspect.signature(model.forward).parameters.keys()
+
+
+class VisionLanguageModel(nn.Module):
+    """A model that reads texts and images ``(N, C, H, W)``, one for each text.
+
+    It has the modules of the whole model, under the same names.
+
+    Args:
+        whole: A model of Hugging Face.
+    """
+
+    whole: nn.Module
+    config: Any
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        # As in an image tower: the same dictionary of modules, and past nn.Module.__setattr__.
+        share_children(self, whole)
+        self.__dict__["whole"] = whole
+        self.__dict__["config"] = whole.config
+        self.training = whole.training
+        self._has_tiles = False
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        """Return the output of the whole model."""
+        pixels = inputs.get(_PIXELS)
+        if isinstance(pixels, Tensor) and pixels.ndim == 4:
+            if isinstance(inputs.get(_GRIDS), Tensor):
+                inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
+            elif self._has_tiles:
+                inputs[_PIXELS] = pixels[:, None]
+        return self.whole(*args, **inputs)
+
+    def join_to_images(self, inputs: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the arguments of the model with the pixels as images ``(N, C, H, W)``.
+
+        Raises:
+            ImageError: There are several tiles, images or frames for a text, or images of several sizes.
+        """
+        pixels, text, grids = (inputs.get(name) for name in (_PIXELS, _TEXT, _GRIDS))
+        if not isinstance(pixels, Tensor):
+            return dict(inputs)
+        if pixels.ndim == 2 and isinstance(grids, Tensor):
+            pixels = _join_patches(pixels, grids, *self._read_patch_sizes())
+        if pixels.ndim == 5:
+            if pixels.shape[1] > 1:
+                raise _build_tiles_error(pixels.shape[1])
+            self._has_tiles, pixels = True, pixels[:, 0]
+        if isinstance(text, Tensor) and text.ndim == 2 and pixels.ndim == 4 and len(pixels) != len(text):
+            raise _build_tiles_error(len(pixels), len(text))
+        return {**inputs, _PIXELS: pixels}
+
+    def _read_patch_sizes(self) -> tuple[int, int, int]:
+        """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
+        vision = self.config.vision_config
+        return int(vision.temporal_patch_size), int(vision.patch_size), int(vision.spatial_merge_size)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> VisionLanguageModel:
+        convert_tensors_of_module(self.whole, *args, **kwargs)
+        return self
+
+
+def get_vision_language_model(whole: nn.Module) -> VisionLanguageModel:
+    """Return the model with images as inputs; the caller keeps ``whole`` alive. It is the same object each time."""
+
+    def build() -> VisionLanguageModel:
+        return VisionLanguageModel(cast(nn.Module, weakref.proxy(whole)))
+
+    found = remember_for_model(whole, "vision-language model", build)
+    found.training = whole.training
+    return found
+
+
+def _build_tiles_error(tiles: int, texts: int = 1) -> ImageError:
+    whose = "a text" if texts == 1 else f"{texts} texts"
+    return ImageError(
+        f"img: 'pixel_values' holds {tiles} images or tiles for {whose}, and a map lies over one image. Let the "
+        "processor make one tile, e.g. processor(..., do_image_splitting=False) or crop_to_patches=False, and give "
+        "one image for each text."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- patches
+
+
+def _join_patches(patches: Tensor, grids: Tensor, frames: int, side: int, merged: int) -> Tensor:
+    """Return the images ``(N, C, H, W)`` of patches ``(P, C·frames·side·side)``, which lie in squares of ``merged``.
+
+    Raises:
+        ImageError: The images have several sizes, or several frames.
+    """
+    count, (depth, rows, columns) = len(grids), grids[0].tolist()
+    if depth != 1 or not bool((grids == grids[:1]).all()) or len(patches) != count * rows * columns:
+        raise ImageError(
+            f"img: {_GRIDS} is {grids.tolist()} for {len(patches)} patches; give one image, or images of one size, "
+            "and no video."
+        )
+    cells = patches.reshape(count, rows // merged, columns // merged, merged, merged, -1, frames, side, side)
+    if not bool((cells == cells[:, :, :, :, :, :, :1]).all()):
+        raise ImageError(f"img: the frames of '{_PIXELS}' differ; a map lies over one image, not over a video.")
+    image = cells[:, :, :, :, :, :, 0].permute(0, 5, 1, 3, 6, 2, 4, 7)
+    return image.reshape(count, -1, rows * side, columns * side)
+
+
+def _cut_to_patches(images: Tensor, frames: int, side: int, merged: int) -> Tensor:
+    """Return the patches of images ``(N, C, H, W)``, the inverse of :func:`_join_patches`."""
+    count, channels, height, width = images.shape
+    rows, columns = height // side // merged, width // side // merged
+    cells = images.reshape(count, channels, rows, merged, side, columns, merged, side).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    repeated = cells.unsqueeze(6).expand(*cells.shape[:6], frames, *cells.shape[6:])
+    return repeated.reshape(-1, channels * frames * side**2)
