@@ -8,7 +8,7 @@ pixels, whole and with ``--max-side``. Run nothing else meanwhile.
 
 from __future__ import annotations
 
-from camtool.cli.process_settings import tune_process
+from camtool.runs.process_settings import tune_process
 
 # As `camtool run` does, before torch starts its threads. The bare model gains from it, too.
 tune_process()

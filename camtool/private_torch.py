@@ -6,6 +6,7 @@ Torch may change these names in any release, so each use is one small function h
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
@@ -101,7 +102,8 @@ def end_interrupted_calls(error: BaseException | None) -> None:
     """
     while error is not None:
         for frame, _ in walk_tb(error.__traceback__):
-            generator = getattr(frame.f_locals.get("self"), "gen", None)  # of contextlib's context manager
+            is_context = frame.f_code.co_filename == contextlib.__file__
+            generator = getattr(frame.f_locals.get("self"), "gen", None) if is_context else None
             if isinstance(generator, GeneratorType) and generator.gi_code is _TAKING_OFF:
                 generator.close()
         error = error.__context__

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
-from camtool.cli import process_settings, run_summary, shared_options
+from camtool.cli import run_summary, shared_options
 from camtool.errors import CamtoolError
+from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS
 
 __all__ = ["run"]

@@ -24,10 +24,10 @@ class Candidate:
         layout: How the output is read.
         stride: Distance between neighboring positions along each axis, in pixels of the image.
         reached: Whether the gradient of the score reaches the layer; ``None`` if no gradient was computed.
-        in_order: Whether its tokens lie in the order of the image's rows; ``None`` if their response does not show it.
         verdict: Why it was chosen or not, in a few words.
         chosen: Whether maps are drawn here if no layer is named.
         centers: For the chosen layer, where its cells lie in the model's input; ``None`` if a stretched grid is drawn.
+        in_order: Whether its tokens lie in the order of the image's rows; ``None`` if their response does not show it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Candidate:
     layout: Layout
     stride: tuple[float, ...]
     reached: bool | None = None
-    in_order: bool | None = None
     verdict: str = ""
     chosen: bool = False
     centers: CellCenters | None = None
+    in_order: bool | None = None

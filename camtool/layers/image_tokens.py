@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["ImageTokens", "find_image_tokens"]
+__all__ = ["ImageTokens", "find_image_tokens", "find_placeholder"]
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
 """Names in configurations of Hugging Face for the placeholder's number in the vocabulary."""
@@ -70,9 +70,14 @@ def _find_mask(model: nn.Module, inputs: Any, ids: Tensor) -> Tensor | None:
     for name in _MASK_NAMES:
         if isinstance(inputs.get(name), Tensor):
             return inputs[name].bool()  # type: ignore[no-any-return]
-    config = getattr(model, "config", None)
-    placeholder = next((value for name in _TOKEN_NAMES if isinstance(value := getattr(config, name, None), int)), None)
+    placeholder = find_placeholder(model)
     return None if placeholder is None else ids == placeholder
+
+
+def find_placeholder(model: nn.Module) -> int | None:
+    """Return the number, in the vocabulary, of the token that stands for a part of an image; None if it is unknown."""
+    config = getattr(model, "config", None)
+    return next((value for name in _TOKEN_NAMES if isinstance(value := getattr(config, name, None), int)), None)
 
 
 def _find_declared_grid(model: nn.Module, inputs: Any) -> tuple[int, int] | None:

@@ -86,8 +86,11 @@ def vary_corner_and_halves(inputs: ModelInputs) -> ModelInputs:
 
 def _change_halves(several: Tensor) -> None:
     upper, left = several[1][..., : several.shape[-2] // 2, :], several[2][..., : several.shape[-1] // 2]
-    upper.copy_(-upper.flip(-1))
-    left.copy_(-left.flip(-2))
+    # Noise changes all patches alike. To negate them would change none of a gray area.
+    noise = torch.rand(several.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
+    noise *= float(several[0].abs().amax()) or 1
+    upper.add_(noise[..., : several.shape[-2] // 2, :].to(upper))
+    left.add_(noise[..., : several.shape[-1] // 2].to(left))
 
 
 def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:

@@ -33,7 +33,7 @@ from camtool.layers.image_variants import (
     vary_halves,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order
+from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, measure_order
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import compute_top_score, find_logits
@@ -46,6 +46,10 @@ __all__ = ["GridOutput", "find_candidates", "find_order_verdict", "group_grid_ou
 
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
+
+_TEXT_AGREEMENT = 0.7
+"""Share of the cells that respond most which lie in the changed half of the image, at least, so that tokens in a text
+count as its cells. Here a place is required, as nothing else shows that these tokens form a grid."""
 
 _MOST_ASKED = 32
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
@@ -158,7 +162,7 @@ def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, name
     several = [layout.to_grid(calls[name][0].detach()) for name in names]
     # The first modules may return positions, or the text alone.
     maps = next((each for each in several if len(each) == VARIANTS and not bool((each == each[:1]).all())), None)
-    return maps is not None and is_in_order(maps) is True
+    return maps is not None and all(agreement > _TEXT_AGREEMENT for _, agreement in measure_order(maps))
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from camtool.cli import process_settings
+from camtool.runs import process_settings
 
 _COUNT_MAPPED = """
 import ctypes, os
@@ -36,7 +36,7 @@ def run(tune: str, **environment: str) -> list[str]:
     return answer.stdout.split()
 
 
-TUNE = "from camtool.cli.process_settings import tune_process; tune_process()"
+TUNE = "from camtool.runs.process_settings import tune_process; tune_process()"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
