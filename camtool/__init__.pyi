@@ -10,6 +10,8 @@ from camtool import maps as maps
 from camtool import recorder as recorder
 from camtool import rendering as rendering
 from camtool import targets as targets
+from camtool.answers import AnswerMaps as AnswerMaps
+from camtool.answers import tokens as tokens
 from camtool.concept_maps.concepts import Concepts as Concepts
 from camtool.concept_maps.concepts import concepts as concepts
 from camtool.engines.export import export as export

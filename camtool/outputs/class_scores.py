@@ -24,6 +24,7 @@ __all__ = [
     "find_embedding",
     "find_link",
     "find_logits",
+    "find_text_logits",
     "is_between_zero_and_one",
     "weigh_chosen_class",
 ]
@@ -93,11 +94,18 @@ def find_logits(output: Any) -> Tensor:
             "returns one."
         )
     if tensor.ndim == 3 and _IS_TEXT.search(type(output).__name__):
-        return tensor[:, -1]  # (N, T, V): the last position has the scores of the next token
+        return tensor[:, -1]  # the next token
     if tensor.ndim == 1:  # one score per image, as regressions and binary classifiers often return
         return tensor[:, None]
     is_one_position = tensor.ndim > 2 and tensor.shape[2:].numel() == 1
     return tensor.flatten(1) if is_one_position else tensor
+
+
+def find_text_logits(output: Any) -> Tensor | None:
+    """Return the scores ``(N, T, V)`` of the next token behind each token of a text; None if there are none."""
+    logits = get_named_items(output).get("logits")
+    is_text = isinstance(logits, Tensor) and logits.ndim == 3 and _IS_TEXT.search(type(output).__name__) is not None
+    return logits if is_text else None
 
 
 def _has_logits_second(tensors: Sequence[Tensor]) -> bool:

@@ -18,6 +18,7 @@ from camtool.targets.detections import Box, Detection, MatchedDetection
 from camtool.targets.negation import Negated
 from camtool.targets.places import Point, Region
 from camtool.targets.resolving import TargetLike, Top, asks_for_several, encode_texts, resolve_targets
+from camtool.targets.text_tokens import TextTokens
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
 
@@ -39,6 +40,7 @@ __all__ = [
     "Similarity",
     "Target",
     "TargetLike",
+    "TextTokens",
     "Top",
     "Value",
     "asks_for_several",

@@ -213,7 +213,13 @@ def given() -> dict[str, Any]:
         nn.Conv1d(2, 8, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES)
     )
     images = torch.rand(2, 3, 64, 64)
+    from tests.helpers.text_processors import make_llava_processor
+    from tests.zoo.vision_language import WITH_GRID
+
     return {
+        "vlm": WITH_GRID["llava"].build(),
+        "processor": make_llava_processor(),
+        "photo": Image.open("street.jpg").convert("RGB"),
         "segmenter": _segmenter(),
         "detector": _detector(),
         "masked": Masked().eval(),

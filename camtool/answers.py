@@ -1,0 +1,247 @@
+"""Maps of the words that a vision-language model says about an image: ``camtool.tokens``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from camtool.arguments.checks import check_choice
+from camtool.arguments.models import get_module
+from camtool.errors import CamtoolError, ModelError
+from camtool.explainer import Explainer
+from camtool.explanation import Explanation
+from camtool.inputs.image_files import ImageSource, read_image
+from camtool.inputs.model_inputs import Inputs
+from camtool.layers.image_tokens import find_image_tokens, find_placeholder
+from camtool.models import to_loaded
+from camtool.models.vision_language import VisionLanguageModel
+from camtool.rendering import image_writing
+from camtool.rendering.contact_sheet import draw_captioned_images
+from camtool.state.model_state import preserve_model
+from camtool.targets import TextTokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from camtool.models import Loaded
+
+__all__ = ["AnswerMaps", "tokens"]
+
+_MAX_COLUMNS = 5
+"""Images beside each other: five of 240 pixels fill the width of a screen."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerMaps(image_writing.Displayable):
+    """The words of an answer, each with its map, shown under the photo in a notebook.
+
+    Attributes:
+        answer: The whole answer.
+        explanations: One for each word, or for each token.
+    """
+
+    answer: str
+    explanations: tuple[Explanation, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words, or tokens, in order."""
+        return tuple(each.label for each in self.explanations)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.explanations)
+
+    def __len__(self) -> int:
+        return len(self.explanations)
+
+    def __getitem__(self, key: int | str) -> Explanation:
+        """Return the explanation of a word by its number, or of the first one with this text.
+
+        Raises:
+            KeyError: The answer has no such word.
+        """
+        if isinstance(key, str):
+            if key not in self.words:
+                raise KeyError(f"the answer has no word {key!r}; its words are {', '.join(map(repr, self.words))}.")
+            return self.explanations[self.words.index(key)]
+        return self.explanations[key]
+
+    def to_pixels(self) -> NDArray[np.uint8]:
+        """Draw the photo, and the overlay of each word above it, ``(H, W, 3)`` uint8."""
+        images = [self[0].photo, *(explanation.overlay() for explanation in self)]
+        return draw_captioned_images(images, ["photo", *self.words], columns=min(len(images), _MAX_COLUMNS))
+
+    def __repr__(self) -> str:
+        return f"<AnswerMaps of {len(self)} words: {self.answer!r}>"
+
+
+def tokens(
+    model: nn.Module | Loaded,
+    processor: Any,
+    img: ImageSource,
+    prompt: str,
+    answer: str | None = None,
+    *,
+    by: Literal["words", "tokens"] = "words",
+    max_new_tokens: int = 32,
+    **settings: Any,
+) -> AnswerMaps:
+    """Show where a vision-language model looks for each word of its answer.
+
+        camtool.tokens(model, processor, "street.jpg", "What is on the street?").save("answer.png")
+
+    A word's score is the sum of the logits of its tokens, each given the prompt and the answer before it.
+
+    Args:
+        model: A model of Hugging Face that writes text, in which the tokens of the image lie among those of the prompt.
+        processor: Its processor, which prepares the image and the prompt.
+        img: The photo.
+        prompt: The question. If it has no placeholder for the image, the processor's chat template puts it there.
+        answer: The text to explain; by default the model writes it, with the most likely token each time.
+        by: A map for each word, or for each token.
+        max_new_tokens: The length up to which the model writes.
+        **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`.
+
+    Raises:
+        ModelError: The model does not write text, or is an encoder and a decoder.
+        CamtoolError: The prompt has no place for the image, or the answer is empty.
+        ImageError: The processor cuts the image to several tiles.
+    """
+    check_choice("by", by, ("words", "tokens"))
+    module = get_module(model)
+    reader = _check_model(module)
+    photo = read_image(img)
+    given = _process(processor, photo, prompt, module)
+    written = _write_answer(module, given, max_new_tokens) if answer is None else _encode(processor.tokenizer, answer)
+    words = _split_words(processor.tokenizer, written, by)
+    if not words:
+        raise CamtoolError(f"answer: there is no word in {answer!r}." if answer else "the model wrote no word.")
+    length = given["input_ids"].shape[1]
+    targets = [
+        TextTokens(tuple(length + place for place in places), tuple(written[place] for place in places), text)
+        for text, places in words
+    ]
+    explainer: Any = Explainer(module, transform=_Preparation(reader, processor), **settings)
+    entries: dict[str, Any] = {name: tensor[0] for name, tensor in _append(given, written).items()}
+    entries["pixel_values"] = photo
+    found = explainer(Inputs(image="pixel_values", **entries), targets)
+    return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(found))
+
+
+# ------------------------------------------------------------------------------------------------ model and processor
+
+
+@dataclass(frozen=True, eq=False)
+class _Preparation:
+    """What a processor does with an image, as a transform to ``(C, H, W)``."""
+
+    reader: VisionLanguageModel
+    processor: Any
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        prepared = self.processor.image_processor(images=image, return_tensors="pt")
+        pixels: Tensor = self.reader.join_to_images(prepared)["pixel_values"]
+        return pixels[0]
+
+
+def _check_model(module: nn.Module) -> VisionLanguageModel:
+    """Return the model with images as inputs.
+
+    Raises:
+        ModelError: It does not write text from an image among the tokens of the text.
+    """
+    reader = to_loaded(module).model
+    if not isinstance(reader, VisionLanguageModel) or not callable(getattr(module, "generate", None)):
+        raise ModelError(
+            f"model: {type(module).__name__} does not write text about images; pass a model of Hugging Face for "
+            "image-text-to-text, e.g. LlavaForConditionalGeneration."
+        )
+    if reader.config.is_encoder_decoder:
+        raise ModelError(
+            f"model: {type(module).__name__} is an encoder and a decoder, which tokens() cannot read yet; explain its "
+            "next token by camtool.explain(model, inputs)."
+        )
+    return reader
+
+
+def _process(processor: Any, photo: Image.Image, prompt: str, module: nn.Module) -> dict[str, Any]:
+    """Return the model's inputs for the photo and the prompt, on its device.
+
+    Raises:
+        CamtoolError: The prompt has no place for the image.
+    """
+    text = prompt
+    placeholder = str(getattr(processor, "image_token", "") or "")
+    if getattr(processor, "chat_template", None) and (not placeholder or placeholder not in prompt):
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    device = next(module.parameters()).device
+    hint = f", e.g. {placeholder + ' ' + prompt!r}" if placeholder else ""
+    refusal = f"prompt: {prompt!r} has no place for the image; write the placeholder into it{hint}."
+    try:
+        prepared = processor(images=photo, text=text, return_tensors="pt")
+    except ValueError as error:
+        if placeholder in text:
+            raise
+        raise CamtoolError(refusal) from error
+    given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prepared.items()}
+    found = find_image_tokens(module, given)
+    if found is None or not found.positions:
+        raise CamtoolError(refusal)
+    return given
+
+
+def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> list[int]:
+    """Return the tokens that the model writes, which stand for no image."""
+    placeholder = find_placeholder(module)
+    options = {} if placeholder is None else {"suppress_tokens": [placeholder]}
+    with torch.inference_mode(False), torch.no_grad(), preserve_model(module):
+        text = module.generate(**given, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
+    written: list[int] = text[0, given["input_ids"].shape[1] :].tolist()
+    return written
+
+
+def _encode(tokenizer: Any, answer: str) -> list[int]:
+    found: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def _append(given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tensor]:
+    """Return the inputs with the answer behind the prompt, also in masks and types of tokens."""
+    ids = given["input_ids"]
+    added = {"input_ids": ids.new_tensor([written]), "attention_mask": ids.new_ones(1, len(written))}
+    longer = {}
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.shape == ids.shape:
+            behind = added.get(name, value.new_zeros(1, len(written)))
+            longer[name] = torch.cat([value, behind.to(value)], 1)
+        elif isinstance(value, Tensor):
+            longer[name] = value
+    return longer
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _split_words(tokenizer: Any, written: Sequence[int], by: str) -> list[tuple[str, list[int]]]:
+    """Return the words of an answer, each with the places of its tokens; without special tokens and punctuation."""
+    pieces = tokenizer.convert_ids_to_tokens([*written])
+    # Byte pairs and sentence pieces mark the first token of a word, word pieces all others.
+    marks_first = any(piece[:1] in "Ġ▁" for piece in tokenizer.tokenize("a b"))
+    words: list[list[int]] = []
+    for place, piece in enumerate(pieces):
+        if written[place] in tokenizer.all_special_ids:
+            continue
+        continues = piece[:1] not in "Ġ▁" if marks_first else piece.startswith("##")
+        if by == "words" and continues and words and words[-1][-1] == place - 1:
+            words[-1].append(place)
+        else:
+            words.append([place])
+    named = [(tokenizer.decode([written[place] for place in places]).strip(), places) for places in words]
+    return [(text, places) for text, places in named if any(map(str.isalnum, text))]

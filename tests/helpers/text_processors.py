@@ -1,0 +1,62 @@
+"""Processors of vision-language models: the classes of Hugging Face with a tiny vocabulary, without a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.zoo.vision_language import IMAGE_TOKEN, PATCH, SIDE, VOCABULARY
+
+__all__ = ["make_llava_processor", "make_qwen_processor", "make_tokenizer"]
+
+_WORDS = "what is this ? a red dog and cat ##s on the table sit ##ting near big small ."
+
+
+def make_tokenizer(*special: str) -> Any:
+    """Return a tokenizer that splits words into pieces; the first special token has the number of images."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers.decoders import WordPiece
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"[PAD]": 0, "[BOS]": 1, "[EOS]": 2, "[UNK]": 3}
+    for word in _WORDS.split():
+        vocabulary[word] = len(vocabulary)
+    for other in special[1:]:
+        vocabulary[other] = len(vocabulary)
+    while len(vocabulary) < IMAGE_TOKEN:
+        vocabulary[f"word{len(vocabulary)}"] = len(vocabulary)
+    vocabulary[special[0]] = IMAGE_TOKEN
+    assert len(vocabulary) == VOCABULARY
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.decoder = WordPiece()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        bos_token="[BOS]",
+        eos_token="[EOS]",
+        additional_special_tokens=[*special],
+    )
+
+
+def make_llava_processor() -> Any:
+    """Return a processor that resizes the shorter side to 64 pixels and crops the center."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    return LlavaProcessor(
+        images,
+        make_tokenizer("<image>"),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def make_qwen_processor() -> Any:
+    """Return a processor that keeps the proportions of a photo, with up to 32 tokens."""
+    from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
+
+    pixels = {"min_pixels": 16 * 16, "max_pixels": 32 * 16 * 16, "patch_size": PATCH, "merge_size": 2}
+    tokenizer = make_tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    return Qwen2VLProcessor(Qwen2VLImageProcessor(**pixels), tokenizer, Qwen2VLVideoProcessor(**pixels))
