@@ -15,13 +15,15 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from camtool.errors import ImageError
+from camtool.layers.image_tokens import find_placeholder
 from camtool.private_torch import convert_tensors_of_module, share_children
 from camtool.structures.model_cache import remember_for_model
 
 __all__ = ["VisionLanguageModel", "get_vision_language_model", "takes_image_and_text"]
 
-_PIXELS, _GRIDS, _TEXT = "pixel_values", "image_grid_thw", "input_ids"
-"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens."""
+_PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
+"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens, and
+which of them are no padding."""
 
 
 def takes_image_and_text(model: nn.Module) -> bool:
@@ -60,6 +62,9 @@ class VisionLanguageModel(nn.Module):
                 inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
             elif self._has_tiles:
                 inputs[_PIXELS] = pixels[:, None]
+        for name in (_TEXT, _MASK):
+            if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
+                inputs[name] = inputs[name].flatten(0, 1)
         return self.whole(*args, **inputs)
 
     def join_to_images(self, inputs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -77,9 +82,15 @@ class VisionLanguageModel(nn.Module):
             if pixels.shape[1] > 1:
                 raise _build_tiles_error(pixels.shape[1])
             self._has_tiles, pixels = True, pixels[:, 0]
-        if isinstance(text, Tensor) and text.ndim == 2 and pixels.ndim == 4 and len(pixels) != len(text):
+        joined = {**inputs, _PIXELS: pixels}
+        if not isinstance(text, Tensor) or text.ndim != 2 or pixels.ndim != 4:
+            return joined
+        if find_placeholder(self) is None:  # no text holds an image
+            return joined | _group_texts(inputs, len(pixels))
+        if len(pixels) != len(text):
             raise _build_tiles_error(len(pixels), len(text))
-        return {**inputs, _PIXELS: pixels}
+        _check_padding(inputs.get(_MASK))
+        return joined
 
     def _read_patch_sizes(self) -> tuple[int, int, int]:
         """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
@@ -100,6 +111,27 @@ def get_vision_language_model(whole: nn.Module) -> VisionLanguageModel:
     found = remember_for_model(whole, "vision-language model", build)
     found.training = whole.training
     return found
+
+
+def _group_texts(inputs: Mapping[Any, Any], images: int) -> dict[str, Tensor]:
+    """Return texts ``(N·Q, T)`` as ``(N, Q, T)``, as open-vocabulary detectors compare Q texts with each image."""
+    texts = {name: inputs[name] for name in (_TEXT, _MASK) if isinstance(inputs.get(name), Tensor)}
+    count = len(texts[_TEXT]) // images
+    has_several = count > 1 and all(len(text) == images * count for text in texts.values())
+    return {name: text.unflatten(0, (images, count)) for name, text in texts.items()} if has_several else {}
+
+
+def _check_padding(mask: Any) -> None:
+    """Check that no text ends in padding: the scores of the next token are those at the last position.
+
+    Raises:
+        ImageError: One does.
+    """
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -1].all()):
+        raise ImageError(
+            "img: a text of the batch ends in padding ('attention_mask'), and the model scores the next token at its "
+            "end; pad on the left: processor.tokenizer.padding_side = 'left'."
+        )
 
 
 def _build_tiles_error(tiles: int, texts: int = 1) -> ImageError:

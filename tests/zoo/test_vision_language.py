@@ -213,6 +213,14 @@ def test_images_at_different_places_of_their_texts_are_refused() -> None:
         camtool.explain(model, together)
 
 
+def test_a_text_that_ends_in_padding_is_refused() -> None:
+    small = WITH_GRID["llava"]
+    model, inputs = small.build(), small.make_inputs(torch.randn(1, 3, SIDE, SIDE))
+    inputs["attention_mask"][0, -1] = 0
+    with pytest.raises(ImageError, match=r"ends in padding.*pad on the left"):
+        explain(model, inputs)
+
+
 def test_videos_and_images_of_several_sizes_are_refused() -> None:
     small = WITH_GRID["qwen2_vl"]
     model, inputs = small.build(), small.make_inputs(torch.randn(1, 3, SIDE, SIDE))
