@@ -48,8 +48,8 @@ _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 
 _TEXT_AGREEMENT = 0.7
-"""Share of the cells that respond most which lie in the changed half of the image, at least, so that tokens in a text
-count as its cells. Here a place is required, as nothing else shows that these tokens form a grid."""
+"""Share of the change that lies in the changed half of the image, at least, so that tokens in a text count as cells.
+Here a place is required, as nothing else shows that these tokens form a grid."""
 
 _MOST_ASKED = 32
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
