@@ -122,10 +122,10 @@ def tokens(
     words = _split_words(processor.tokenizer, written, by)
     if not words:
         raise CamtoolError(f"answer: there is no word in {answer!r}." if answer else "the model wrote no word.")
-    length = given["input_ids"].shape[1]
+    start = given["input_ids"].shape[1]
     targets = [
-        TextTokens(tuple(length + place for place in places), tuple(written[place] for place in places), text)
-        for text, places in words
+        TextTokens(tuple(start + index for index in indices), tuple(written[index] for index in indices), text)
+        for text, indices in words
     ]
     explainer: Any = Explainer(module, transform=_Preparation(reader, processor), **settings)
     entries: dict[str, Any] = {name: tensor[0] for name, tensor in _append(given, written).items()}
@@ -139,7 +139,7 @@ def tokens(
 
 @dataclass(frozen=True, eq=False)
 class _Preparation:
-    """What a processor does with an image, as a transform to ``(C, H, W)``."""
+    """Transform from an image to the model's input ``(C, H, W)``, computed by a processor."""
 
     reader: VisionLanguageModel
     processor: Any
@@ -230,18 +230,18 @@ def _append(given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tenso
 
 
 def _split_words(tokenizer: Any, written: Sequence[int], by: str) -> list[tuple[str, list[int]]]:
-    """Return the words of an answer, each with the places of its tokens; without special tokens and punctuation."""
+    """Return the words of an answer, each with the indices of its tokens; without special tokens and punctuation."""
     pieces = tokenizer.convert_ids_to_tokens([*written])
     # Byte pairs and sentence pieces mark the first token of a word, word pieces all others.
     marks_first = any(piece[:1] in "Ġ▁" for piece in tokenizer.tokenize("a b"))
     words: list[list[int]] = []
-    for place, piece in enumerate(pieces):
-        if written[place] in tokenizer.all_special_ids:
+    for index, piece in enumerate(pieces):
+        if written[index] in tokenizer.all_special_ids:
             continue
         continues = piece[:1] not in "Ġ▁" if marks_first else piece.startswith("##")
-        if by == "words" and continues and words and words[-1][-1] == place - 1:
-            words[-1].append(place)
+        if by == "words" and continues and words and words[-1][-1] == index - 1:
+            words[-1].append(index)
         else:
-            words.append([place])
-    named = [(tokenizer.decode([written[place] for place in places]).strip(), places) for places in words]
-    return [(text, places) for text, places in named if any(map(str.isalnum, text))]
+            words.append([index])
+    named = [(tokenizer.decode([written[index] for index in indices]).strip(), indices) for indices in words]
+    return [(text, indices) for text, indices in named if any(map(str.isalnum, text))]

@@ -1,8 +1,8 @@
-"""Where the tokens of an image lie among those of a text, as a vision-language model itself notes it.
+"""Positions of an image's tokens in the text of a vision-language model.
 
-The processor of such a model repeats a placeholder in the text, one for each token of the image, and the model writes
-the image's features over them. So the placeholders in ``input_ids`` say where the image is. How many there are says
-nothing about the grid: the model's text may be as long as its image.
+The processor of such a model repeats a placeholder in the text, one for each token of the image, and the model replaces
+the embeddings of the placeholders by the image's features. So the placeholders in ``input_ids`` are the positions. The
+number of tokens alone does not determine the grid: a text may have as many tokens as the image.
 """
 
 from __future__ import annotations

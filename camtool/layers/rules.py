@@ -360,7 +360,7 @@ RESPONSE: tuple[Rule[Response], ...] = (
 
 
 class TokenOrder(NamedTuple):
-    """Whether tokens lie in the order of the image's rows; ``None`` where their response does not show it.
+    """True if tokens are in the order of the image's rows; ``None`` if their response does not show the order.
 
     Attributes:
         own: That of a layer.

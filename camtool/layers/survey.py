@@ -115,7 +115,7 @@ def _find_candidates(
 def read_layouts(
     model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], size: Sequence[int], queries: int
 ) -> LayoutReader:
-    """Return the reader of a forward pass. What the model notes of the image in its text is used if it is true."""
+    """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
     reader = LayoutReader(calls, size, queries, text)
     in_text = reader.find_text_layout()

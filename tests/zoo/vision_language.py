@@ -118,6 +118,16 @@ def _qwen(family: str, **tower: Any) -> SmallVLM:
     )
 
 
+def _idefics(family: str) -> SmallVLM:
+    return SmallVLM(
+        f"{family}ForConditionalGeneration",
+        {"vision_config": (f"{family}VisionConfig", _TOWER), "text_config": _LLAMA},
+        (4, 4),
+        _BY_ID | {"scale_factor": 2},
+        make_pixels=_as_tiles,
+    )
+
+
 _CLIP: Config = ("CLIPVisionConfig", _TOWER)
 _SIGLIP: Config = ("SiglipVisionConfig", _TOWER)
 _LLAMA: Config = ("LlamaConfig", _TEXT)
@@ -175,20 +185,8 @@ WITH_GRID: dict[str, SmallVLM] = {
         (4, 4),
         _BY_ID,
     ),
-    "idefics3": SmallVLM(
-        "Idefics3ForConditionalGeneration",
-        {"vision_config": ("Idefics3VisionConfig", _TOWER), "text_config": _LLAMA},
-        (4, 4),
-        _BY_ID | {"scale_factor": 2},
-        make_pixels=_as_tiles,
-    ),
-    "smolvlm": SmallVLM(
-        "SmolVLMForConditionalGeneration",
-        {"vision_config": ("SmolVLMVisionConfig", _TOWER), "text_config": _LLAMA},
-        (4, 4),
-        _BY_ID | {"scale_factor": 2},
-        make_pixels=_as_tiles,
-    ),
+    "idefics3": _idefics("Idefics3"),
+    "smolvlm": _idefics("SmolVLM"),
     "gemma3": SmallVLM(
         "Gemma3ForConditionalGeneration",
         {"vision_config": _SIGLIP, "text_config": ("Gemma3TextConfig", _TEXT | {"head_dim": 8})},
