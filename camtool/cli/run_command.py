@@ -178,7 +178,7 @@ def run(
         typer.Option(
             metavar="PIXELS",
             min=1,
-            help="Longest side of the images. Larger photos are reduced while they are read, which is faster.",
+            help="Longest side of the images, unless the model needs more. Larger photos are read faster.",
             show_default="as the photo",
             rich_help_panel=_OUTPUT_PANEL,
         ),
