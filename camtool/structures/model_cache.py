@@ -1,9 +1,8 @@
 """A cache of answers about a model. An answer is valid as long as the structure of the model does not change.
 
 There is one rule for all answers: an answer is valid while the model has the same modules, of the same classes and
-under the same names. Each lookup checks this, see
-:mod:`camtool.structures.module_tree`. So the cache notices a layer that was replaced or added, and quantized
-modules that were swapped in.
+under the same names. Each lookup checks this, see :mod:`camtool.structures.module_tree`. So the cache notices a layer
+that was replaced or added, and quantized modules that were swapped in.
 
 The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
 depends on such values, the caller compares it with the output of the model, e.g. with
@@ -19,7 +18,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
-from operator import is_
 from typing import Any, TypeVar
 
 from torch import nn
@@ -64,24 +62,16 @@ def forget_model(model: nn.Module) -> None:
 class _CachedAnswers:
     """The answers about one model, and the structure of the model when they were computed."""
 
-    __slots__ = ("_classes", "_modules", "_names", "answers", "model")
+    __slots__ = ("_structure", "answers", "model")
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
         self.answers: dict[Hashable, Any] = {}
-        tree = read_tree(model)
-        self._names, self._classes = tree.names, [*map(type, tree.entries)]
-        # Weak references instead of ids, as Python may give the id of a deleted module to a new one.
-        self._modules = [_get_none if module is None else weakref.ref(module) for module in tree.entries]
+        self._structure = read_tree(model).structure
 
     def is_valid_for(self, model: nn.Module) -> bool:
         """Return True if the structure of the model has not changed."""
-        tree = read_tree(model)
-        return (
-            tree.names == self._names
-            and [*map(type, tree.entries)] == self._classes
-            and all(map(is_, tree.entries, [reference() for reference in self._modules]))
-        )
+        return read_tree(model).structure is self._structure
 
 
 _CACHE: dict[int, _CachedAnswers] = {}
@@ -91,7 +81,3 @@ _CACHE: dict[int, _CachedAnswers] = {}
 def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:
     """Drop the answers about a model that is gone. When Python ends, this module may have no names any more."""
     cache.pop(key, None)
-
-
-def _get_none() -> None:
-    """Return None, in place of a reference to a module that is None, e.g. after ``model.head = None``."""

@@ -111,6 +111,14 @@ def test_a_module_moved_to_another_container_is_a_change() -> None:
     assert remember_for_model(model, "question", answer) == 2
 
 
+def test_a_module_moved_to_an_empty_container_is_a_change() -> None:
+    model = nn.Sequential(nn.ModuleDict({"x": nn.ReLU()}), nn.ModuleDict())
+    _, answer = counting()
+    remember_for_model(model, "question", answer)
+    model[1]["x"] = model[0].pop("x")
+    assert remember_for_model(model, "question", answer) == 2
+
+
 def test_a_new_module_with_the_id_of_the_old_one_is_a_change() -> None:
     model, (_, answer) = nn.Sequential(nn.ReLU()), counting()
     for found in range(1, 20):  # memory is soon given again to an object as large

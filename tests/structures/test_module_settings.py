@@ -83,8 +83,8 @@ def test_a_tree_lists_the_modules_as_torch_does() -> None:
     net.register_module("none", None)
     tree = read_tree(net)
     assert tree.modules == [*net.modules()]
-    assert tree.names == ["0", "1", "2", "3", "none", None, "0", "1", None]
-    assert tree.entries.count(net[0]) == 2
+    assert tree.names == ["0", "1", "2", "3", "none", None, None, "0", "1", None, None, None, None]
+    assert tree.children.count(net[0]) == 2
 
 
 def test_a_held_model_is_read_once_and_again_after_it_ran() -> None:
