@@ -19,6 +19,7 @@ from camtool.explanation import Explanation
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.inputs.model_inputs import Inputs
 from camtool.layers.image_tokens import find_image_tokens, find_placeholder
+from camtool.methods import find_method
 from camtool.models import to_loaded
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering import image_writing
@@ -106,7 +107,8 @@ def tokens(
         answer: The text to explain; by default the model writes it, with the most likely token each time.
         by: A map for each word, or for each token.
         max_new_tokens: The length up to which the model writes.
-        **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`.
+        **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`. ``method="tam"`` removes
+            from each word what the words before explain; ``"raw-attention"`` is a baseline.
 
     Raises:
         ModelError: The model does not write text, or is an encoder and a decoder.
@@ -127,6 +129,9 @@ def tokens(
         TextTokens(tuple(start + index for index in indices), tuple(written[index] for index in indices), text)
         for text, indices in words
     ]
+    if find_method(settings.get("method", "gradcam")).name == "tam":
+        context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
+        settings = {"context": context, "answer_start": start, **settings}
     explainer: Any = Explainer(module, transform=_Preparation(reader, processor), **settings)
     entries: dict[str, Any] = {name: tensor[0] for name, tensor in _append(given, written).items()}
     entries["pixel_values"] = photo
@@ -227,6 +232,21 @@ def _append(given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tenso
 
 
 # --------------------------------------------------------------------------------------------------------------- words
+
+
+def _find_context(tokenizer: Any, ids: Sequence[int], prompt: str, written: Sequence[int]) -> list[int]:
+    """Return where the words of prompt and answer are in the text, without special tokens.
+
+    A template adds words around the prompt, e.g. a role. If the prompt's own tokens are not found among those of the
+    text, all words of the text count.
+    """
+    special = set(tokenizer.all_special_ids)
+    own = [token for token in tokenizer(prompt, add_special_tokens=False)["input_ids"] if token not in special]
+    starts = [place for place in range(len(ids)) if own and list(ids[place : place + len(own)]) == own]
+    inside = range(starts[-1], starts[-1] + len(own)) if starts else range(len(ids))
+    places = [*inside, *range(len(ids), len(ids) + len(written))]
+    both = [*ids, *written]
+    return [place for place in places if both[place] not in special]
 
 
 def _split_words(tokenizer: Any, written: Sequence[int], by: str) -> list[tuple[str, list[int]]]:

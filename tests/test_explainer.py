@@ -28,7 +28,7 @@ from tests.helpers.photos import unseen
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
 
-ON_CONVOLUTIONS = [name for name, each in camtool.METHODS.items() if not each.needs.startswith("attention")]
+ON_CONVOLUTIONS = [name for name, each in camtool.METHODS.items() if not each.needs.startswith(("attention", "text"))]
 """The methods for any model; the others need a transformer with attention."""
 
 

@@ -30,6 +30,7 @@ from camtool.methods.registry import (
     weighting,
     wrapper,
 )
+from camtool.methods.vision_language import text_tokens
 
 __all__ = [
     "COSTS",
@@ -57,6 +58,7 @@ __all__ = [
     "rise",
     "scorecam",
     "sess",
+    "text_tokens",
     "tta",
     "weighting",
     "wrap_method",

@@ -550,11 +550,11 @@ def test_the_other_inputs_follow_their_image(masked) -> None:
     assert_close(score_with_graph(shuffled, changed[:1].expand(4, -1, -1, -1)).detach(), expected)
 
 
-NEED_ATTENTION = ("rollout", "chefer", "agcam", "legrad", "gradeclip", "vitreciprocam")
+NEED_TRANSFORMERS = [name for name, each in camtool.METHODS.items() if each.needs.startswith(("attention", "text"))]
 METHODS = [*camtool.METHODS, "noise:gradcam", "tta:gradcam"]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("cam", "cameras", *NEED_ATTENTION)])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("cam", "cameras", *NEED_TRANSFORMERS)])
 def test_every_method_explains_several_inputs_alone_as_in_a_batch(masked, method) -> None:
     inputs, options = make_masked_inputs(2), OPTIONS.get(method, {})
     before = copy.deepcopy(masked.state_dict())

@@ -1,0 +1,1 @@
+"""Methods for models of images and texts."""

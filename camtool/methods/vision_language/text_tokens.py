@@ -1,0 +1,216 @@
+"""Methods for the words that a vision-language model writes: which of the image's tokens speak for a token of the text.
+
+The targets are :class:`camtool.targets.TextTokens`. The image's tokens are among those of the text, so the language
+model scores the next token behind each of them as well. Where they are, and the grid that they form, is known from the
+explained layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from camtool.errors import MethodError
+from camtool.evidence.evidence import Evidence
+from camtool.layers.layouts import Layout
+from camtool.maps import upcast
+from camtool.methods.options import check_count
+from camtool.methods.registry import method
+from camtool.outputs.class_scores import find_text_logits
+from camtool.targets import TextTokens
+
+__all__ = ["raw_attention", "tam"]
+
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "image_token_index")
+"""Names in configurations of Hugging Face for tokens that are no words."""
+
+
+@method("tam", paper="arXiv 2506.23270", needs="text")
+def tam(
+    evidence: Evidence, *, context: Sequence[int] | None = None, answer_start: int | None = None, window: int = 3
+) -> Tensor:
+    """Read a word's logit at every token of the image, less what the words before explain.
+
+    ``A_t = relu(logits of token t at the image's tokens)``. From it the part is removed that the context explains:
+    ``relu(A_t - s E)``, with ``E = Σ_j r_j A_j / Σ_j r_j`` over the words j before t that are other words, ``r_j`` the
+    positive part of the logit of t at j, and ``s = ⟨A_t, E⟩ / ⟨E, E⟩`` (Li et al. 2025, eq. 1 to 5). The result is
+    filtered: each cell is a mean of its window, sorted by value, with Gaussian weights of the distance from the median;
+    the width is the window's coefficient of variation (eq. 6 and 7). A target of several tokens is the sum of their
+    maps.
+
+    As in the authors' code, a word of the prompt is read at its own token, and one of the answer at the token before,
+    where it is predicted. The first word of a prompt is treated like the others; in their code its map is that of the
+    likeliest next token.
+
+    Args:
+        evidence: The layer's grid, and the output of the model.
+        context: Positions, in the text, of the words of prompt and answer. By default all tokens that are neither of
+            the image nor special ones of the model's configuration.
+        answer_start: The position at which the answer begins. By default the first target's token.
+        window: Side of the filter's window, odd; 1 for no filter.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: A target is no token of a text, the image's tokens are not among the text's, or an option is out of
+            range.
+    """
+    _check_options(context, answer_start, window)
+    targets, layout = _check_targets(evidence), _find_text_layout(evidence)
+    logits = _get_logits(evidence, layout)
+    words = _find_words(evidence, layout) if context is None else sorted(context)
+    ids = _get_ids(evidence)
+    start = min(min(target.positions) for target in targets) if answer_start is None else answer_start
+    maps = []
+    for target, image in zip(targets, evidence.images, strict=True):
+        reader = _TextReader(logits[image], ids[image], layout, start)
+        own = [_filter_by_rank(reader.explain(position, words), window) for position in target.positions]
+        maps.append(torch.stack(own).sum(0))
+    return torch.stack(maps)
+
+
+@method("raw-attention", needs="text, attention")
+def raw_attention(evidence: Evidence) -> Tensor:
+    """Read how much the language model attends to the image when it predicts a word: the mean over heads and layers.
+
+    The rows are those of the tokens before the target's tokens. This is a baseline: attention shows where the model
+    looked, and not what it concluded from it.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps ``(R, h, w)``, not negative.
+
+    Raises:
+        MethodError: A target is no token of a text, the image's tokens are not among the text's, or no attention over
+            the text can be captured.
+    """
+    targets, layout = _check_targets(evidence), _find_text_layout(evidence)
+    count = layout.token_count
+    calls = evidence.forward_pass.capture_attention().calls
+    matrices = [call.matrix.detach() for call in calls if tuple(call.matrix.shape[-2:]) == (count, count)]
+    if not matrices:
+        raise MethodError(
+            f"no attention over the {count} tokens of the text can be captured; use method='gradcam' or 'tam'."
+        )
+    mean = torch.stack([upcast(matrix).mean(1) for matrix in matrices]).mean(0)
+    rows = [
+        mean[image, [position - 1 for position in target.positions]].mean(0)
+        for target, image in zip(targets, evidence.images, strict=True)
+    ]
+    return layout.to_grid(torch.stack(rows)[..., None])[:, 0]
+
+
+class _TextReader:
+    """The logits of one text, read at the image's tokens and at words.
+
+    Args:
+        logits: ``(T, V)``, the scores of the next token behind each token.
+        ids: ``(T,)``, the tokens.
+        layout: Where the image's tokens are.
+        start: The position at which the answer begins.
+    """
+
+    def __init__(self, logits: Tensor, ids: Tensor, layout: Layout, start: int) -> None:
+        self._logits, self._ids, self._layout, self._start = logits, ids, layout, start
+
+    def explain(self, position: int, words: Sequence[int]) -> Tensor:
+        """Return the map ``(h, w)`` of the token at a position, less what other words before it explain."""
+        own, token = self._read_image(position), self._ids[position]
+        before = [word for word in words if word < position and self._ids[word] != token]
+        places = [word - 1 if word >= self._start else word for word in before]
+        relevance = self._logits[places, token].relu()
+        if not before or not bool(relevance.any()):
+            return own
+        expected = torch.stack([self._read_image(word) for word in before])
+        expected = (relevance[:, None, None] * expected).sum(0) / relevance.sum()
+        scale = (own * expected).sum() / (expected * expected).sum().clamp_min(torch.finfo(own.dtype).tiny)
+        return (own - scale * expected).relu()
+
+    def _read_image(self, position: int) -> Tensor:
+        """Return the positive logits, at the image's tokens, of the token at a position."""
+        return self._layout.to_grid(self._logits[None, :, self._ids[position], None])[0, 0].relu()
+
+
+def _filter_by_rank(plane: Tensor, window: int) -> Tensor:
+    """Return a plane ``(h, w)``, not negative, with each cell as a weighted mean of its window, sorted by value."""
+    margin = window // 2
+    if window == 1 or min(plane.shape) <= margin:  # a border cannot be mirrored
+        return plane
+    padded = functional.pad(plane[None, None], [margin] * 4, mode="reflect")
+    cells = functional.unfold(padded, window)[0].sort(0).values
+    mean = cells.mean(0)
+    width = cells.std(0, correction=0) / mean.clamp_min(torch.finfo(cells.dtype).tiny)
+    ranks = torch.arange(len(cells), device=cells.device, dtype=cells.dtype)[:, None] - window**2 // 2
+    # Where the width is 0, all cells of the window are equal, and so is their mean.
+    weights = (-(ranks**2) / (2 * width**2).clamp_min(torch.finfo(cells.dtype).tiny)).exp()
+    return ((weights * cells).sum(0) / weights.sum(0)).reshape(plane.shape)
+
+
+def _check_options(context: object, answer_start: object, window: int) -> None:
+    check_count("window", window, least=1)
+    if window % 2 == 0:
+        raise MethodError(f"window must be odd, so that it has a middle; got {window}.")
+    check_count("answer_start", answer_start, least=1, optional=True)
+    is_list = isinstance(context, (list, tuple, range)) and all(isinstance(each, Integral) for each in context)
+    if context is not None and not is_list:
+        raise MethodError(f"context must be a list of positions in the text, or None; got {context!r}.")
+
+
+def _check_targets(evidence: Evidence) -> list[TextTokens]:
+    targets = [target for target in evidence.targets if isinstance(target, TextTokens)]
+    if len(targets) != len(evidence.targets):
+        others = {type(target).__name__ for target in evidence.targets if not isinstance(target, TextTokens)}
+        raise MethodError(
+            "this method explains words that a vision-language model writes, and target_class is "
+            f"{', '.join(sorted(others))}; use camtool.tokens(model, processor, img, prompt, method=...), or "
+            "camtool.targets.TextTokens; for other models method='gradcam'."
+        )
+    return targets
+
+
+def _find_text_layout(evidence: Evidence) -> Layout:
+    layout, count = evidence.get_layer().layout, _get_ids(evidence).shape[1]
+    if layout.kind != "tokens" or layout.token_count != count:
+        raise MethodError(
+            f"layer {evidence.layer!r} does not return the tokens of a text with those of the image among them, which "
+            "this method needs; leave layer= out, or name a layer of the language model."
+        )
+    return layout
+
+
+def _get_ids(evidence: Evidence) -> Tensor:
+    inputs = evidence.forward_pass.inputs
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.ndim != 2:
+        raise MethodError(
+            "this method reads words of a text in 'input_ids', and the model got none; use method='gradcam'."
+        )
+    return ids
+
+
+def _get_logits(evidence: Evidence, layout: Layout) -> Tensor:
+    logits = find_text_logits(evidence.forward_pass.output)
+    if logits is None or logits.shape[1] != layout.token_count:
+        came = "none" if logits is None else f"{tuple(logits.shape)}"
+        raise MethodError(f"the model must return the logits (N, {layout.token_count}, V) of the text; got {came}.")
+    return upcast(logits.detach())
+
+
+def _find_words(evidence: Evidence, layout: Layout) -> list[int]:
+    """Return the positions of all tokens that are neither the image's nor special ones of the configuration."""
+    ids, config = _get_ids(evidence)[0].tolist(), getattr(evidence.model, "config", None)
+    parts = [config, getattr(config, "text_config", None)]
+    special = {getattr(part, name, None) for part in parts for name in _SPECIAL}
+    of_image = set(_list_positions(layout))
+    return [place for place, token in enumerate(ids) if place not in of_image and token not in special]
+
+
+def _list_positions(layout: Layout) -> Iterator[int]:
+    yield from layout.positions or range(layout.prefix, layout.token_count - layout.suffix)
