@@ -99,7 +99,7 @@ class _ObservedModel(nn.Module):
 
     def _keep_output(self, layer: str, _: nn.Module, output: Any) -> Any:
         kept = find_main_tensor(output)
-        if kept is None:
+        if kept is None or kept.is_quantized:
             raise NotCompilableError(f"layer {layer!r} returned no floating tensor")
         # A node of its own, so that other results that the layer derived from this tensor are no part of the tail.
         self._kept.setdefault(layer, []).append(kept.clone())

@@ -11,6 +11,7 @@ from camtool.errors import MethodError
 from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rounding
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
+from camtool.hooks.unhookable_models import is_quantized
 from camtool.state.thread_state import enable_gradients
 
 __all__ = ["LinearHead", "compute_class_weights", "find_linear_head", "find_scoring_head", "get_linear_head"]
@@ -59,10 +60,12 @@ def get_linear_head(evidence: Evidence) -> LinearHead:
     """
     head = find_linear_head(evidence)
     if head is None:
+        # A quantized head rounds its output, so it is not found, and no gradient passes through it.
+        others = "'ablationcam' or 'scorecam'" if is_quantized(evidence.model) else "'gradcam' or 'layercam'"
         raise MethodError(
             "this needs a model that ends in global average pooling and one linear layer, right after the observed "
             f"layer (from its {evidence.activations.shape[1]} channels to the classes); this model does not. Use "
-            "method='gradcam' or 'layercam', which work on any head."
+            f"method={others}, which work on any head."
         )
     return head
 

@@ -37,6 +37,7 @@ from camtool.private_torch import leave_function_mode, run_without_override_chec
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import leave_inference_mode, preserve_function_modes
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.structures.quantized_tensors import dequantize
 
 __all__ = ["AttentionBlock", "AttentionCall", "CapturedAttention", "capture_attention"]
 
@@ -231,7 +232,7 @@ class _AttentionMode(TorchFunctionMode):
         self._latest = name, tensor
         if len(self.calls) == frame.before + 1 and tensor is not None:
             # A clone, as the model may write to what it returned.
-            self.blocks[-1] = AttentionBlock(name, frame.call_index, tensor.clone())
+            self.blocks[-1] = AttentionBlock(name, frame.call_index, dequantize(tensor.clone()))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -20,10 +20,12 @@ from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.hooks.model_call import run_model, run_user_inputs
 from camtool.hooks.registration import add_forward_hook
+from camtool.hooks.unhookable_models import is_quantized
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
+from camtool.structures.quantized_tensors import dequantize
 
 __all__ = [
     "Observation",
@@ -96,7 +98,8 @@ def observe(
             ``(N·T, ...)`` are returned as ``(N, T, ...)``.
 
     Returns:
-        The output of the model and the tensors of the layers.
+        The output of the model and the tensors of the layers. Layers of quantized models give real values, not on a
+        graph to the output.
 
     Raises:
         LayerError: A name is unknown, a layer did not run, or a layer returned no floating tensor.
@@ -105,7 +108,8 @@ def observe(
     """
     model = get_module(model)
     observation, is_connected = _observe(model, layers, inputs, frames, grad=grad, grad_in_trunk=False)
-    if grad and not is_connected:
+    # A second pass does not connect a quantized model, as its operators have no backward pass.
+    if grad and not is_connected and not is_quantized(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
         # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
         observation, _ = _observe(model, layers, inputs, frames, grad=True, grad_in_trunk=True)
@@ -254,6 +258,7 @@ def resume(
         model: Any module. It runs in evaluation mode, and its state is preserved.
         layer: The dotted name of the layer whose output is replaced.
         activations: ``(M, ...)``, M variants of the output of the layer for one image; with ``frames`` ``(M, T, ...)``.
+            They are quantized as that output, if it is.
         inputs: The inputs of that one image, with batch dimension.
         call_index: Which call of the layer is replaced, if it runs more than once.
         grad: Record the graph from the activations to the output.
@@ -307,7 +312,7 @@ def _resume(
 
 
 def _get_tensor(layer: str, output: Any) -> Tensor:
-    """Return the main tensor of a layer's output.
+    """Return the main tensor of a layer's output; of a quantized one its real values.
 
     Raises:
         LayerError: There is none.
@@ -316,7 +321,7 @@ def _get_tensor(layer: str, output: Any) -> Tensor:
     if tensor is None:
         kind = add_article(type(output).__name__)
         raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
-    return tensor
+    return dequantize(tensor)
 
 
 def _split_frames(tensor: Tensor, frames: int | None) -> Tensor:

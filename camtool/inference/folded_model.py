@@ -18,7 +18,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 from camtool.hooks.model_call import run_model
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.hooks.unhookable_models import is_exported_for_one_image
+from camtool.hooks.unhookable_models import is_exported_for_one_image, is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.state.model_state import preserve_model
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
@@ -88,6 +88,9 @@ def choose_copy(
 ) -> tuple[nn.Module, torch.memory_format]:
     """Return a folded copy of the model and its memory format, or the model if no copy gives the same output.
 
+    Quantized models are not copied: another memory format rounds differently, and a difference of rounding may become a
+    whole step of the quantization. Two probes do not show it.
+
     Args:
         model: Any module.
         example: Its inputs for one image.
@@ -95,6 +98,8 @@ def choose_copy(
         kept: Names of convolutions whose own output must stay, so no norm is folded into them.
         formats: The memory formats to try.
     """
+    if is_quantized(model):
+        return model, _UNCHANGED
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)
     if folded is None:

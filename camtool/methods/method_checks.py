@@ -68,7 +68,7 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
                 f"read a layer; use one of {working}, or pass the original nn.Module."
             )
         if _needs_gradients(method) and is_quantized(model):
-            working = ", ".join(name for name, each in METHODS.items() if not _needs_gradients(each))
+            working = ", ".join(name for name, each in METHODS.items() if _works_if_quantized(each))
             raise MethodError(
                 f"the model is quantized and has no gradients, which method {method.name!r} needs; "
                 f"use one of {working}, or pass the model from before quantization."
@@ -78,6 +78,11 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
 def _needs_only_model_calls(method: Method) -> bool:
     """Return True if the method reads only the model's inputs and outputs, and no layer."""
     return method.ignores_layer and method.needs in ("forwards", "gradients at the input")
+
+
+def _works_if_quantized(method: Method) -> bool:
+    """Return True if the method works on any quantized model: it needs activations and scores alone."""
+    return {*method.needs.split(", ")} <= {"activations", "forwards"}
 
 
 def _needs_gradients(method: Method) -> bool:

@@ -15,6 +15,7 @@ from camtool.recorder.selection import LayerSelector, select
 from camtool.state.cleanup import Cleanup
 from camtool.structures.module_names import find_module
 from camtool.structures.nested_tensors import find_main_tensor, replace_main_tensor
+from camtool.structures.quantized_tensors import dequantize
 
 __all__ = ["EditHooks", "Edits", "apply_gradient_edit", "get_editable_tensor"]
 
@@ -60,7 +61,7 @@ class EditHooks:
 
 
 def get_editable_tensor(name: str, structure: Any) -> Tensor:
-    """Return the first floating tensor among the inputs or outputs of a layer.
+    """Return the first floating tensor among the inputs or outputs of a layer; of a quantized one its real values.
 
     Raises:
         LayerError: There is none.
@@ -68,7 +69,7 @@ def get_editable_tensor(name: str, structure: Any) -> Tensor:
     tensor = find_main_tensor(structure)
     if tensor is None:
         raise LayerError(f"layer {name!r} has no floating tensor there that could be edited; choose another layer.")
-    return tensor
+    return dequantize(tensor)
 
 
 def apply_gradient_edit(gradient: Tensor, edit: Edit, description: str) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from camtool.structures.quantized_tensors import quantize_like
+
 __all__ = [
     "ModelInputs",
     "SharedInput",
@@ -42,20 +44,26 @@ class SharedInput:
 
 
 def find_main_tensor(output: Any) -> Tensor | None:
-    """Return the first floating tensor of a structure, or None.
+    """Return the first floating or quantized tensor of a structure, or None.
+
+    A quantized tensor is returned as it is; :func:`camtool.structures.quantized_tensors.dequantize` gives its values.
 
     Nested tensors (``torch.nested``), which transformers use to leave out padding, are skipped: they have no shape from
     which a map could be read.
     """
-    return next(
-        (tensor for tensor in find_tensors(output) if tensor.is_floating_point() and not tensor.is_nested), None
-    )
+    return next((tensor for tensor in find_tensors(output) if _has_real_values(tensor)), None)
 
 
 def replace_main_tensor(output: Any, tensor: Tensor) -> Any:
-    """Return the same structure with its :func:`find_main_tensor` replaced."""
+    """Return the same structure with its :func:`find_main_tensor` replaced.
+
+    If that is quantized, real values that replace it are quantized in the same way.
+    """
     old = find_main_tensor(output)
-    return map_tensors(output, lambda item: tensor if item is old else item)
+    if old is None:
+        return output
+    new = quantize_like(tensor, old) if old.is_quantized and not tensor.is_quantized else tensor
+    return map_tensors(output, lambda item: new if item is old else item)
 
 
 def find_tensors(structure: Any) -> list[Tensor]:
@@ -141,6 +149,10 @@ def _copy_mapping(structure: MutableMapping[Any, Any]) -> MutableMapping[Any, An
 
 def _get_parts(structure: Any) -> Iterable[Any]:
     return structure if isinstance(structure, (tuple, list)) else get_named_items(structure).values()
+
+
+def _has_real_values(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_quantized) and not tensor.is_nested
 
 
 def _is_data_class(structure: Any) -> bool:
