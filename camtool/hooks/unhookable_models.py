@@ -12,6 +12,9 @@ __all__ = ["describe_unhookable", "is_exported_for_one_image", "is_quantized"]
 _GUARDS = "_guards_fn"
 """The name of the module that torch.export adds to an exported graph to check the shapes of its inputs."""
 
+_FLOAT_KINDS = ("FloatFunctional", "FXFloatFunctional")
+"""Classes in torch.ao.nn.quantized that compute with floats: they are in models that are prepared for quantization."""
+
 
 def describe_unhookable(model: nn.Module) -> str | None:
     """Return "TorchScript" or "an exported graph" if the submodules cannot be hooked, else None."""
@@ -36,4 +39,8 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
 
 def is_quantized(model: nn.Module) -> bool:
     """Return True if the model has quantized modules of torch, through which no gradient passes."""
-    return any(".quantized" in kind.__module__ for kind in set(map(type, list_modules(model))))
+    return any(map(_is_quantized_kind, set(map(type, list_modules(model)))))
+
+
+def _is_quantized_kind(kind: type[nn.Module]) -> bool:
+    return ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS
