@@ -5,7 +5,8 @@ through torch's function modes. So :func:`capture_attention` runs the model once
 
 * ``scaled_dot_product_attention`` is computed from its own arguments as ``softmax(q kᵀ · scale + mask) v``, and the
   model continues with that: the same numbers up to rounding, and the score depends on the matrix.
-* A ``softmax`` of a product that is multiplied with values afterwards is attention written out.
+* A ``softmax`` of a product that is multiplied with values afterwards is attention written out. The products are matrix
+  products or ``torch.einsum``, whose equation says which axes are queries and keys; transposed axes are followed.
 * ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` do not use their native kernels within a mode. The
   function that they call instead is run so that the mode sees its calls.
 
@@ -19,10 +20,10 @@ time and memory of inference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.model_call import run_model
+from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
 from camtool.private_torch import leave_function_mode, run_without_override_check
@@ -145,27 +147,52 @@ def _capture(
 # ------------------------------------------------------------------------------------------ the function mode
 
 _SOFTMAX = frozenset({torch.softmax, Tensor.softmax, functional.softmax})
-_PRODUCTS = frozenset(
-    {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm}
+_TRANSPOSITIONS = frozenset(
+    {
+        *(torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.movedim, torch.moveaxis, torch.adjoint),
+        *(Tensor.permute, Tensor.transpose, Tensor.swapaxes, Tensor.swapdims, Tensor.movedim, Tensor.moveaxis),
+        *(Tensor.adjoint, Tensor.T.__get__, Tensor.H.__get__, Tensor.mT.__get__, Tensor.mH.__get__),  # type: ignore[attr-defined]
+    }
 )
-"""Matrix products. Their factors are the last two tensors among their arguments."""
+"""Functions that return their first argument with its axes in another order."""
+
+_LAST_TWO = -2, -1
+"""The usual axes of an attention matrix: queries and keys."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """Queries and keys. A tensor with this role is their product, on its way to a softmax."""
+    """Queries and keys. A tensor with this role is their product, on its way to a softmax.
+
+    Attributes:
+        queries: ``(..., T, D)``.
+        keys: ``(..., S, D)``.
+        axes: The axes of the queries and the keys in the tensor, negative numbers.
+    """
 
     queries: Tensor
     keys: Tensor
+    axes: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """An attention matrix. A tensor with this role is the matrix, on its way to the values."""
+    """An attention matrix. A tensor with this role is the matrix, on its way to the values.
+
+    Attributes:
+        product: The queries and the keys.
+        matrix: ``(N, H, T, S)``, on the graph.
+        logits: ``(..., T, S)``.
+        axes: The axes of the queries and the keys in the tensor, negative numbers.
+    """
 
     product: _Product
     matrix: Tensor
     logits: Tensor
+    axes: tuple[int, int]
+
+
+_Role: TypeAlias = "_Product | _Weights | None"
 
 
 @dataclass
@@ -239,20 +266,19 @@ class _AttentionMode(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return run_without_override_check(func, *args, **kwargs)
-        given = [tensor for tensor in _iterate_tensors((args, kwargs)) if tensor in self._roles]
+        given = [tensor for tensor in iterate_tensors((args, kwargs)) if tensor in self._roles]
         if not given:
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             return self._replace_fused(*args, **kwargs)
-        if func in _PRODUCTS:
-            args, kwargs = self._detach_values(args, kwargs)
+        if func in PRODUCTS:
+            return self._run_product(func, args, kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX:
             axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
             return self._handle_softmax(given[0], axis, result)
-        if func in _PRODUCTS:
-            *_, left, right = _iterate_tensors((args, kwargs))
-            return self._handle_product(left, right, result)
+        if func in _TRANSPOSITIONS:
+            return self._set_role(result, _transpose_role(self._roles[given[0]], given[0].ndim, func, args[1:], kwargs))
         self._copy_roles(given, args[:1] if func is Tensor.__setitem__ else result)
         return result
 
@@ -281,31 +307,68 @@ class _AttentionMode(TorchFunctionMode):
         output = matrix.reshape(weights.shape).to(value.dtype) @ value
         q, k = self._split_heads(query.detach()), self._split_heads(key.detach())
         mask = None if bias is None else self._split_heads(bias)
-        return self._keep_call(output, matrix, _Product(query, key), value, partial(_compute_logits, q, k, scale, mask))
+        logits = partial(_compute_logits, q, k, scale, mask)
+        return self._set_role(self._keep_call(output, matrix, _Product(query, key, _LAST_TWO), value, logits))
 
     def _handle_softmax(self, given: Tensor, axis: int | None, result: Tensor) -> Tensor:
         """Handle a softmax. Over products of queries with keys it makes an attention matrix."""
         product = self._roles[given]
-        if not isinstance(product, _Product) or axis not in (-1, result.ndim - 1):
+        if not isinstance(product, _Product) or axis is None:
             return self._set_role(result)
-        matrix = self._connect(result)
-        return self._set_role(matrix.reshape(result.shape).clone(), _Weights(product, matrix, given.detach()))
+        from_end = axis if axis < 0 else axis - result.ndim
+        if from_end == product.axes[0]:  # the model multiplied keys with queries
+            product = _Product(product.keys, product.queries, product.axes[::-1])
+        if from_end != product.axes[1]:
+            return self._set_role(result)
+        by_query = result.movedim(product.axes, _LAST_TWO)
+        matrix = self._connect(by_query)
+        weights = _Weights(product, matrix, given.detach().movedim(product.axes, _LAST_TWO), product.axes)
+        returned = matrix.reshape(by_query.shape).movedim(_LAST_TWO, product.axes)
+        return self._set_role(returned.clone(), weights)
 
-    def _handle_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Handle a matrix product: of an attention matrix and the values, or possibly of queries and keys."""
-        weights = self._roles.get(left)
-        if isinstance(weights, _Weights):
-            logits = self._split_heads(weights.logits)
-            return self._keep_call(result, weights.matrix, weights.product, right, lambda: logits)
-        are_batches = left.ndim >= 3 and right.ndim >= 3
-        return self._set_role(result, _Product(left.detach(), right.detach().mT) if are_batches else None)
+    def _run_product(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a product: of an attention matrix and the values, or possibly of queries and keys."""
+        product = read_product(func, args, kwargs)
+        if product is None:
+            result = func(*args, **kwargs)
+            return self._set_role(result, self._carry_role(args) if is_einsum(func) else None)
+        found = self._find_weights(product)
+        if found is not None:
+            weights, values = found
+            if self._is_held(weights.matrix):
+                args, kwargs = _replace_tensor((args, kwargs), values, values.detach())
+            return self._keep_product(product, weights, func(*args, **kwargs))
+        result = func(*args, **kwargs)
+        are_batches = product.left.ndim >= 3 and product.right.ndim >= 3
+        has_weights = any(isinstance(self._roles.get(each), _Weights) for each in (product.left, product.right))
+        if not are_batches or has_weights:
+            return self._set_role(result)
+        order = product.equation.output
+        queries, keys = product.arrange_left(order).detach(), product.arrange_right(order).detach()
+        return self._set_role(result, _Product(queries, keys, product.output_axes))
 
     def _copy_roles(self, given: Sequence[Tensor], result: Any) -> None:
         """Handle any other call. A result with as many elements (masked, scaled, reshaped) has the same role."""
         part = next((tensor for tensor in given if self._roles[tensor] is not None), None)
-        for tensor in _iterate_tensors(result):
-            is_same = part is not None and tensor.numel() == part.numel()
-            self._roles[tensor] = self._roles[part] if is_same else None
+        for tensor in iterate_tensors(result):
+            role: _Role = None
+            if part is not None and tensor.numel() == part.numel():
+                role = self._roles[part]
+                # In another shape, the axes are known only if they are the last ones: heads are split from the images.
+                role = role if tensor.shape == part.shape or role.axes == _LAST_TWO else None
+            self._roles[tensor] = role
+
+    def _carry_role(self, args: Any) -> _Role:
+        """Return the role of the result of an einsum that mixes heads or applies a mask; None for anything else."""
+        equation = read_equation(args)
+        if equation is None:
+            return None
+        for term, tensor in zip(equation.terms, iterate_tensors(args), strict=True):
+            role = self._roles.get(tensor)
+            if role is not None and len(term) == len(equation.output):
+                places = [equation.output.find(term[axis]) for axis in role.axes]
+                return None if min(places) < 0 else replace(role, axes=tuple(place - len(term) for place in places))
+        return None
 
     # ------------------------------------------------------------------------------------------ constant inputs
 
@@ -313,19 +376,9 @@ class _AttentionMode(TorchFunctionMode):
         """Return True if the inputs of an attention matrix ``(..., T, S)`` are constants: those of a self-attention."""
         return self._hold_inputs and matrix.shape[-2] == matrix.shape[-1]
 
-    def _detach_values(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the arguments of a matrix product, with detached values if their attention has constant inputs."""
-        *_, left, right = _iterate_tensors((args, kwargs))
-        weights = self._roles.get(left)
-        if not isinstance(weights, _Weights) or not self._is_held(weights.matrix):
-            return args, kwargs
-        values = right.detach()
-        detached_args = tuple(values if each is right else each for each in args)
-        return detached_args, {name: values if each is right else each for name, each in kwargs.items()}
-
     # ------------------------------------------------------------------------------------------------- results
 
-    def _set_role(self, tensor: Tensor, role: _Product | _Weights | None = None) -> Tensor:
+    def _set_role(self, tensor: Tensor, role: _Role = None) -> Tensor:
         self._roles[tensor] = role
         return tensor
 
@@ -347,7 +400,28 @@ class _AttentionMode(TorchFunctionMode):
         frame = self._frames[-1]
         self.calls.append(AttentionCall(frame.name, frame.source, matrix, by_head, q, k, v, logits))
         self.blocks.append(None)
-        return self._set_role(by_head.reshape(output.shape).clone())
+        return by_head.reshape(output.shape).clone()
+
+    def _find_weights(self, product: Product) -> tuple[_Weights, Tensor] | None:
+        """Return the attention matrix in a product and the values: the sum is over its keys. None without a matrix."""
+        left, right = self._roles.get(product.left), self._roles.get(product.right)
+        if isinstance(left, _Weights) and left.axes == product.left_axes:
+            return left, product.right
+        if isinstance(right, _Weights) and right.axes == product.right_axes:
+            return right, product.left
+        return None
+
+    def _keep_product(self, product: Product, weights: _Weights, result: Tensor) -> Tensor:
+        """Keep the product of an attention matrix, on either side, with the values; return it on the graph."""
+        is_left = self._roles.get(product.left) is weights
+        order = product.equation.terms[0 if is_left else 1]
+        values = product.arrange_right(order) if is_left else product.arrange_left(order)
+        output = product.arrange_output(result, order)
+        logits = self._split_heads(weights.logits)
+        kept = self._keep_call(
+            output if is_left else output.mT, weights.matrix, weights.product, values.mT, lambda: logits
+        )
+        return self._set_role(product.restore_output(kept if is_left else kept.mT, order))
 
     def _split_heads(self, tensor: Tensor) -> Tensor:
         """Reshape ``(N · H, T, D)``, as some models have it, to ``(N, H, T, D)``. Other shapes are not changed."""
@@ -357,15 +431,23 @@ class _AttentionMode(TorchFunctionMode):
         return by_head
 
 
-def _iterate_tensors(structure: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments or results of a torch function, which are nested in few ways."""
-    if isinstance(structure, Tensor):
-        yield structure
-    elif isinstance(structure, (tuple, list)):
-        for item in structure:
-            yield from _iterate_tensors(item)
-    elif isinstance(structure, dict):
-        yield from _iterate_tensors(tuple(structure.values()))
+def _replace_tensor(structure: Any, old: Tensor, new: Tensor) -> Any:
+    """Return the arguments of a torch function with one tensor replaced."""
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(_replace_tensor(item, old, new) for item in structure)
+    if isinstance(structure, dict):
+        return {name: _replace_tensor(item, old, new) for name, item in structure.items()}
+    return new if structure is old else structure
+
+
+def _transpose_role(role: _Role, count: int, func: Any, args: Any, kwargs: dict[str, Any]) -> _Role:
+    """Return the role of a tensor of ``count`` axes after a function that changes the order of its axes."""
+    if role is None:
+        return None
+    sizes = range(1, count + 1)  # all different, so that the result's shape shows the order
+    shape = func(torch.empty(*sizes, device="meta"), *args, **kwargs).shape
+    first, second = (shape.index(sizes[axis]) - count for axis in role.axes)
+    return replace(role, axes=(first, second))
 
 
 def _compute_bias(mask: Tensor | None, query: Tensor, key: Tensor, *, is_causal: bool) -> Tensor | None:

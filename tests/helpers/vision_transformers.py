@@ -75,12 +75,59 @@ def attend_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out / 2
 
 
+def attend_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend as in the code of Chefer et al."""
+    dots = torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum("bhij,bhjd->bhid", dots.softmax(dim=-1), v)
+
+
+def attend_by_einsum_with_ellipsis(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend as in einops, with operands in a list and images and heads in an ellipsis."""
+    dots = torch.einsum("... i d, ... j d -> ... i j", [q * q.shape[-1] ** -0.5, k])
+    return torch.einsum("... i j, ... j d -> ... i d", [torch.softmax(dots, dim=3), v])
+
+
+def attend_by_einsum_with_heads_third(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with tokens before heads: (N, T, H, D), and attention matrices (N, T, S, H), as in LoFTR."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    weights = torch.softmax(torch.einsum("nlhd,nshd->nlsh", q, k) / math.sqrt(q.shape[-1]), dim=2)
+    return torch.einsum("nlsh,nshd->nlhd", weights, v).transpose(1, 2)
+
+
+def attend_by_einsum_with_channels_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to channels before tokens, with keys and values as first factors."""
+    q, k, v = (each.mT for each in (q, k, v))
+    dots = torch.einsum("bhdj,bhdi->bhji", k, q) / math.sqrt(q.shape[-2])
+    out = torch.einsum("bhcj,bhji->bhci", v, dots.softmax(2))
+    return out.mT
+
+
+def attend_by_einsum_in_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with heads and images in one axis; the axes are moved between the products."""
+    flat = [each.flatten(0, 1) for each in (q, k, v)]
+    dots = torch.einsum("b i d, b j d -> j b i", flat[0], flat[1]) * q.shape[-1] ** -0.5
+    weights = dots.permute(1, 2, 0).softmax(-1)
+    return torch.bmm(weights, flat[2]).unflatten(0, q.shape[:2])
+
+
+def attend_transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Multiply values with transposed weights, as convolutional networks do: ``v Aᵀ``."""
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+    return (v.mT @ weights.transpose(-1, -2)).mT
+
+
 ATTENTION_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "fused": attend_fused,
     "written": attend_as_in_timm,
     "in one batch": attend_in_batch,
     "heads last": attend_with_heads_last,
     "in place": attend_in_place,
+    "einsum": attend_by_einsum,
+    "einsum, ellipsis": attend_by_einsum_with_ellipsis,
+    "einsum, heads third": attend_by_einsum_with_heads_third,
+    "einsum, channels first": attend_by_einsum_with_channels_first,
+    "einsum, one batch": attend_by_einsum_in_batch,
+    "transposed": attend_transposed,
 }
 
 
