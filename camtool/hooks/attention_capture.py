@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.hooks.model_call import run_model
+from camtool.hooks.model_call import run_model, run_user_inputs
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
@@ -41,7 +41,7 @@ from camtool.state.thread_state import leave_inference_mode, preserve_function_m
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = ["AttentionBlock", "AttentionCall", "CapturedAttention", "capture_attention"]
+__all__ = ["AttentionBlock", "AttentionCall", "CapturedAttention", "capture_attention", "visit_attention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +123,31 @@ def capture_attention(model: nn.Module, inputs: ModelInputs, *, hold_inputs: boo
     if not is_connected:  # the model switches grad mode itself, see observe
         captured, _ = _capture(model, inputs, hold_inputs=hold_inputs, grad_in_trunk=True)
     return captured
+
+
+def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[AttentionCall], None]) -> Any:
+    """Run ``model`` once, in evaluation mode and without a graph, and call ``visit`` with each attention to the image.
+
+    Nothing is kept, so this takes the memory of inference and of one attention matrix.
+
+    Args:
+        model: Any module. Its state is preserved.
+        inputs: The inputs of the model.
+        visit: Function that gets the calls in the order in which they run.
+
+    Returns:
+        The output of the model.
+    """
+    with (
+        preserve_model(model) as cleanup,
+        leave_inference_mode(model, inputs, grad=False) as inputs,
+        torch.no_grad(),
+    ):
+        mode = _AttentionMode(find_main_tensor(inputs), visit=visit)
+        add_module_hooks(cleanup, model, mode.enter, mode.leave)
+        preserve_function_modes(cleanup)
+        with mode:
+            return run_user_inputs(model, inputs)
 
 
 def _capture(
@@ -218,6 +243,7 @@ class _AttentionMode(TorchFunctionMode):
     Args:
         image: The main tensor of the inputs, ``(N, C, H, W)``.
         hold_inputs: See :func:`capture_attention`.
+        visit: Function that gets each call. Then no call is kept, and no graph begins.
 
     Attributes:
         calls: The calls.
@@ -225,9 +251,15 @@ class _AttentionMode(TorchFunctionMode):
         is_cut: The graph is not connected, as the model switched grad mode off in between.
     """
 
-    def __init__(self, image: Tensor | None, *, hold_inputs: bool) -> None:
+    def __init__(
+        self,
+        image: Tensor | None,
+        *,
+        hold_inputs: bool = False,
+        visit: Callable[[AttentionCall], None] | None = None,
+    ) -> None:
         super().__init__()
-        self._hold_inputs = hold_inputs
+        self._hold_inputs, self._visit = hold_inputs, visit
         self.calls: list[AttentionCall] = []
         self.blocks: list[AttentionBlock | None] = []
         self.is_cut = False
@@ -384,6 +416,8 @@ class _AttentionMode(TorchFunctionMode):
 
     def _connect(self, matrix: Tensor) -> Tensor:
         """Return an attention matrix by head, on the graph. The graph begins here if it has not begun before."""
+        if self._visit is not None:
+            return self._split_heads(matrix)
         self.is_cut = self.is_cut or (self._started and not torch.is_grad_enabled())
         self._started = True
         torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends
@@ -398,8 +432,12 @@ class _AttentionMode(TorchFunctionMode):
         by_head = self._split_heads(output)
         q, k, v = (self._split_heads(each.detach()) for each in (product.queries, product.keys, values))
         frame = self._frames[-1]
-        self.calls.append(AttentionCall(frame.name, frame.source, matrix, by_head, q, k, v, logits))
-        self.blocks.append(None)
+        call = AttentionCall(frame.name, frame.source, matrix, by_head, q, k, v, logits)
+        if self._visit is not None:
+            self._visit(call)
+        else:
+            self.calls.append(call)
+            self.blocks.append(None)
         return by_head.reshape(output.shape).clone()
 
     def _find_weights(self, product: Product) -> tuple[_Weights, Tensor] | None:

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import camtool
 from camtool.errors import CamtoolError
-from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention
+from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
 from camtool.structures.nested_tensors import find_main_tensor
 from tests.helpers.nets import Apply
 from tests.helpers.vision_transformers import (
@@ -90,6 +90,19 @@ def test_the_graph_begins_at_the_first_attention() -> None:
     captured = capture_attention(make_tiny_vit(), make_images())
     assert [call.matrix.is_leaf for call in captured.calls] == [True, False, False]
     assert captured.output.requires_grad
+
+
+@pytest.mark.parametrize("how", ["fused", "written", "einsum, heads third"])
+def test_visited_calls_are_those_that_are_captured_without_a_graph(how: str) -> None:
+    net, x, visited = make_tiny_vit(how, "attention").train(), make_images(), []
+    with unchanged(net):
+        output = visit_attention(net, x, visited.append)
+    captured = capture_attention(net, x)
+    assert_close(output, captured.output.detach())
+    for ours, expected in zip(visited, captured.calls, strict=True):
+        assert (ours.name, ours.matrix.requires_grad) == (expected.name, False)
+        assert_close(ours.matrix, expected.matrix.detach())
+        assert_close(ours.keys, expected.keys)
 
 
 def test_attention_that_does_not_depend_on_the_image_is_ignored() -> None:
