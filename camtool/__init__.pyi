@@ -12,6 +12,8 @@ from camtool import rendering as rendering
 from camtool import targets as targets
 from camtool.answers import AnswerMaps as AnswerMaps
 from camtool.answers import tokens as tokens
+from camtool.attention_maps.attention import attention as attention
+from camtool.attention_maps.maps import AttentionMaps as AttentionMaps
 from camtool.concept_maps.concepts import Concepts as Concepts
 from camtool.concept_maps.concepts import concepts as concepts
 from camtool.engines.export import export as export

@@ -77,6 +77,18 @@ class LayoutReader:
             return None
         return layout, _find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
 
+    def find_layout_of_tokens(self, tokens: int) -> Layout | None:
+        """Return the likely layout of a number of tokens over the image; None if they form no grid."""
+        # The shorter prefix is more plausible, whether or not the last tokens are queries.
+        without_queries = find_token_layout(tokens, self._size, self._convolved)
+        both = filter(None, (self._find_layout_with_queries(tokens), without_queries))
+        return min(both, key=lambda layout: layout.prefix, default=None)
+
+    def find_convolution(self, grid: Grid) -> str | None:
+        """Return the last convolution that returned a grid of this size; None if there is none."""
+        names = (call.name for call in reversed(self._calls) if self._is_convolved(call) and call.shape[2:] == grid)  # type: ignore[index]
+        return next(names, None)
+
     def _is_certain(self, layout: Layout) -> bool:
         """Check that the layout is no accident: a convolution made the grid, or no tokens were counted."""
         # The tokens of a text form no grid, even if there are as many as patches.
@@ -104,10 +116,8 @@ class LayoutReader:
             in_text = self._find_layout_in_text()
             return [in_text] if in_text is not None and len(shape) == 3 else []
         if len(shape) == 3 and len(self._size) > 1:
-            # The shorter prefix is more plausible, whether or not the last tokens are queries.
-            without_queries = find_token_layout(shape[1], self._size, self._convolved)
-            both = filter(None, (self._find_layout_with_queries(shape[1]), without_queries))
-            return sorted(both, key=lambda layout: layout.prefix)[:1]
+            found = self.find_layout_of_tokens(shape[1])
+            return [] if found is None else [found]
         if len(self._size) == 3 and len(shape) == 4 and shape[0] == self._size[0] > 1:
             is_grid = is_scaled_down(shape[2:], self._size[1:])
             return [Layout("frames", (shape[0], *shape[2:]))] if is_grid else []

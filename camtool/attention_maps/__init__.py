@@ -1,0 +1,1 @@
+"""Attention matrices of a transformer, by layer, head and query, as maps on the photo: ``camtool.attention``."""
