@@ -28,7 +28,7 @@ from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.projections import has_matrix
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
 from camtool.layers.survey import group_grid_outputs
-from camtool.outputs.detections import count_queries
+from camtool.outputs.detections import find_query_tokens
 from camtool.private_torch import get_saved_value
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
@@ -102,7 +102,7 @@ def _choose(model: nn.Module, inputs: ModelInputs, layer: Layer, count: int, cal
 def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> list[_Place]:
     """Return the layers with a grid that ran before a layer, in the order of their calls, and the layer itself."""
     calls = trace(model, select_first_image(inputs))
-    reader = LayoutReader(calls, find_size_in_model(model, inputs), count_queries(calls[-1].output))
+    reader = LayoutReader(calls, find_size_in_model(model, inputs), find_query_tokens(calls[-1].output))
     module = find_module(model, layer.name)  # a module with several names is traced under the first
     own = get_call(layer.name, [i for i, call in enumerate(calls) if call.module is module], call_index)
     matrices = [*accumulate(has_matrix(call.module) for call in calls)]

@@ -14,7 +14,8 @@ from camtool.hooks.tracing import TracedCall
 from camtool.layers import rules
 from camtool.layers.channel_axes import find_channel_axes
 from camtool.layers.image_tokens import ImageTokens
-from camtool.layers.layouts import Grid, Layout, find_token_layout, is_scaled_down
+from camtool.layers.layouts import Grid, Layout, find_concatenated_level, find_token_layout, is_scaled_down
+from camtool.outputs.detections import QueryTokens
 
 __all__ = ["LayoutReader", "iterate_parent_names"]
 
@@ -24,6 +25,8 @@ _ORIGINS = 4
 """Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
 and the modules that add positions and a class token."""
 
+_NO_QUERIES = QueryTokens()
+
 
 class LayoutReader:
     """Reader of the outputs of one forward pass of one image.
@@ -31,12 +34,16 @@ class LayoutReader:
     Args:
         calls: The forward pass, from :func:`camtool.hooks.trace`.
         size: Size of the image, ``(H, W)``.
-        queries: Number of tokens that a detector appends to those of the image, one for each object.
+        queries: Numbers of tokens that a detector adds to those of the image, one for each object.
         text: The tokens of the image in the text that the model reads, if it reads one.
     """
 
     def __init__(
-        self, calls: Sequence[TracedCall], size: Sequence[int], queries: int = 0, text: ImageTokens | None = None
+        self,
+        calls: Sequence[TracedCall],
+        size: Sequence[int],
+        queries: QueryTokens = _NO_QUERIES,
+        text: ImageTokens | None = None,
     ) -> None:
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
@@ -78,11 +85,19 @@ class LayoutReader:
         return layout, _find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
 
     def find_layout_of_tokens(self, tokens: int) -> Layout | None:
-        """Return the likely layout of a number of tokens over the image; None if they form no grid."""
-        # The shorter prefix is more plausible, whether or not the last tokens are queries.
-        without_queries = find_token_layout(tokens, self._size, self._convolved)
-        both = filter(None, (self._find_layout_with_queries(tokens), without_queries))
-        return min(both, key=lambda layout: layout.prefix, default=None)
+        """Return the likely layout of a number of tokens over the image; None if they form no grid.
+
+        Some tokens of a detector or segmenter may be queries.
+        """
+        without = find_token_layout(tokens, self._size, self._convolved)
+        if not any(self._queries):
+            return without
+        # An exact sum of feature levels is no accident. A grid, a prefix and the queries may add up to it by accident.
+        levels, among = find_concatenated_level(tokens, self._convolved), self._find_layout_with_queries(tokens)
+        if levels is not None or without is None or among is None:
+            return levels or without or among
+        # Fewer tokens beside the grid and the queries are more plausible.
+        return among if among.prefix - self._queries.before <= without.prefix else without
 
     def find_convolution(self, grid: Grid) -> str | None:
         """Return the last convolution that returned a grid of this size; None if there is none."""
@@ -127,11 +142,12 @@ class LayoutReader:
         return [layout for layout in either if self._is_grid(layout.grid)]
 
     def _find_layout_with_queries(self, tokens: int) -> Layout | None:
-        """Return the layout of tokens if the last of them are queries."""
-        if not 0 < self._queries < tokens:
+        """Return the layout of tokens if the first or the last of them are queries."""
+        before, behind = self._queries
+        if not 0 < before + behind < tokens:
             return None
-        layout = find_token_layout(tokens - self._queries, self._size, self._convolved)
-        return layout and replace(layout, suffix=self._queries)
+        layout = find_token_layout(tokens - before - behind, self._size, self._convolved)
+        return layout and replace(layout, prefix=before + layout.prefix, suffix=behind)
 
     def _is_grid(self, grid: Grid) -> bool:
         """Check that a grid has the proportions of the image or, in a volume, is that of a convolution."""

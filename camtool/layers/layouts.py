@@ -15,6 +15,7 @@ __all__ = [
     "Layer",
     "Layout",
     "choose_layout",
+    "find_concatenated_level",
     "find_token_layout",
     "follows_frames",
     "is_in_order",
@@ -62,7 +63,8 @@ class Layout:
             ``(N, prefix + h·w + suffix, C)``, and ``"frames"`` is ``(N·T, C, h, w)``: a network for images that runs on
             each frame of clips, or each view of objects.
         grid: Number of positions along each axis of the image, ``(h, w)`` for photos.
-        prefix: Number of tokens before those of the grid: class token, distillation token, registers.
+        prefix: Number of tokens before those of the grid: class token, distillation token, registers, or the queries of
+            a segmenter.
         suffix: Number of tokens after those of the grid: the queries of a detector.
         positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
             a text; else empty.
@@ -160,11 +162,11 @@ def find_token_layout(tokens: int, size: Sequence[int], known: Sequence[Grid] = 
         grid = by_positions.get(tokens - prefix) or _find_square_patches(tokens - prefix, size)
         if grid:
             return Layout("tokens", grid, prefix)
-    return _find_coarsest_level(tokens, known)
+    return find_concatenated_level(tokens, known)
 
 
-def _find_coarsest_level(tokens: int, known: Sequence[Grid]) -> Layout | None:
-    """Return the last of several known grids whose positions are concatenated, the finest first.
+def find_concatenated_level(tokens: int, known: Sequence[Grid]) -> Layout | None:
+    """Return the last of several known grids whose positions are concatenated, the finest first; None if none are.
 
     Deformable DETR and its successors concatenate feature levels. A detection that samples a few points of each level
     leaves hardly any trace in a fine one, so the coarsest level is read.

@@ -16,7 +16,7 @@ from camtool.layers.image_variants import find_image_size, get_image_input, sele
 from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
 from camtool.layers.survey import find_candidates, find_order_verdict, group_grid_outputs, read_layouts
-from camtool.outputs.detections import count_queries
+from camtool.outputs.detections import find_query_tokens
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
@@ -105,7 +105,7 @@ def _find_named(
 ) -> list[Layer]:
     """Return the named layers, or raise an error if an output is no grid."""
     size, calls = find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
-    reader, layers = read_layouts(model, inputs, calls, size, count_queries(calls[-1].output)), []
+    reader, layers = read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output)), []
     for name in names:
         module = find_module(model, name)
         call = get_call(name, [call for call in calls if call.module is module], call_index)

@@ -37,7 +37,7 @@ from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, me
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import compute_top_score, find_logits
-from camtool.outputs.detections import count_queries, find_detections
+from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
@@ -96,10 +96,12 @@ def _find_candidates(
     """Return the candidates of a model that gets its images as one batch."""
     size, calls = find_image_size(inputs), trace(model, select_first_image(inputs))
     # The last call is that of the model itself.
-    queries = count_queries(calls[-1].output)
-    calls = _stop_at_excluded_call(calls, queries)
+    queries = find_query_tokens(calls[-1].output)
+    whole, calls = calls, _stop_at_excluded_call(calls, sum(queries))
     reader = read_layouts(model, inputs, calls, size, queries)
-    outputs = group_grid_outputs(calls, reader, call_index)
+    # A head that runs on the grid and then on the queries, as in RF-DETR: its last call is about the queries.
+    again = {call.name for call in whole[len(calls) :]} if call_index < 0 else set()
+    outputs = [output for output in group_grid_outputs(calls, reader, call_index) if output.name not in again]
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
@@ -113,7 +115,7 @@ def _find_candidates(
 
 
 def read_layouts(
-    model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], size: Sequence[int], queries: int
+    model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], size: Sequence[int], queries: QueryTokens
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)

@@ -237,7 +237,8 @@ def _is_embedding(model: nn.Module, output: Any) -> bool:
     named = {} if isinstance(output, Tensor) else get_named_items(output)
     if named:
         field = find_score_field(named)
-        return field in EMBEDDING_FIELDS or (field is None and "last_hidden_state" in named)
+        is_headless = field is None and "last_hidden_state" in named and "masks_queries_logits" not in named
+        return field in EMBEDDING_FIELDS or is_headless
     if getattr(model, "num_classes", None) != 0:
         return False
     # The user may have added a head to a model that was built without one. Then the width of the output is another one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,14 @@ from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_q
 from camtool.outputs.class_count import check_class_index
 from camtool.structures.nested_tensors import get_named_items
 
-__all__ = ["Detections", "count_queries", "find_detection_dicts", "find_detections"]
+__all__ = [
+    "Detections",
+    "QueryTokens",
+    "count_queries",
+    "find_detection_dicts",
+    "find_detections",
+    "find_query_tokens",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +142,23 @@ def count_queries(output: Any) -> int:
         return scores.shape[1] if scores.shape[:2] == shapes.shape[:2] else 0
     decoded = find_decoded_queries(output)
     return 0 if decoded is None else decoded[0].shape[1]
+
+
+class QueryTokens(NamedTuple):
+    """Numbers of queries that a model may put before the tokens of the image, and behind them."""
+
+    before: int = 0
+    behind: int = 0
+
+
+def find_query_tokens(output: Any) -> QueryTokens:
+    """Return where the queries of a model are among the tokens of the image, if it appends them to these.
+
+    Segmenters (EoMT) put them first, detectors (YOLOS) last.
+    """
+    queries = count_queries(output)
+    has_masks = "masks_queries_logits" in get_named_items(output)
+    return QueryTokens(before=queries) if has_masks else QueryTokens(behind=queries)
 
 
 # ------------------------------------------------------------------------------- dictionaries, as in torchvision

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout
+from camtool.outputs.detections import QueryTokens
 from tests.layers.nets import AttentionPooling, MultiHeadAttention, TokenMixer, TokenNet
 
 FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
@@ -19,6 +20,10 @@ def find_layouts(model: nn.Module, image: Tensor) -> dict[str, list[Layout]]:
     calls = trace(model, image)
     reader = LayoutReader(calls, image.shape[2:])
     return {call.name: reader.find_layouts(call) for call in calls}
+
+
+def make_call(name: str, module: nn.Module, shape: tuple[int, ...]) -> TracedCall:
+    return TracedCall(name, module, shape, passes_through=False, follows_previous=False, source=None)
 
 
 # --------------------------------------------------------------------------------------------------------- grids
@@ -36,24 +41,32 @@ def test_the_tokens_of_a_clip_have_the_grid_of_a_convolution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "layout"),
+    ("tokens", "queries", "layout"),
     [
-        (1 + 64 + 10, Layout(TOKENS, (8, 8), 1, suffix=10)),  # YOLOS: class token, image, queries
-        (16, Layout(TOKENS, (4, 4))),  # DETR: not two tokens, a grid of 2 x 2 and the queries
+        (1 + 64 + 10, QueryTokens(behind=10), Layout(TOKENS, (8, 8), 1, suffix=10)),  # YOLOS: class, image, queries
+        (16, QueryTokens(behind=10), Layout(TOKENS, (4, 4))),  # DETR: not two tokens, a grid of 2 x 2 and the queries
+        (20 + 5 + 64, QueryTokens(before=20), Layout(TOKENS, (8, 8), 25)),  # EoMT: queries, class and registers, image
+        (5 + 64, QueryTokens(before=20), Layout(TOKENS, (8, 8), 5)),  # EoMT before it adds the queries
     ],
 )
-def test_queries_may_follow_the_tokens_of_the_image(tokens: int, layout: Layout) -> None:
-    call = TracedCall(
-        "tokens", nn.Identity(), (1, tokens, 8), passes_through=False, follows_previous=False, source=None
-    )
-    assert LayoutReader([call], (64, 64), queries=10).find_layouts(call) == [layout]
+def test_queries_may_be_among_the_tokens_of_the_image(tokens: int, queries: QueryTokens, layout: Layout) -> None:
+    call = make_call("tokens", nn.Identity(), (1, tokens, 8))
+    assert LayoutReader([call], (64, 64), queries).find_layouts(call) == [layout]
+
+
+def test_feature_levels_of_a_detector_are_not_a_grid_with_a_prefix_and_queries() -> None:
+    """LW-DETR: 16 x 24 and 4 x 6 positions are also 16 x 24 with a prefix of 14 and 10 queries."""
+    levels = [make_call(f"level{side}", nn.Conv2d(1, 1, 1), (1, 8, side, side * 3 // 2)) for side in (16, 4)]
+    call = make_call("tokens", nn.Identity(), (1, 16 * 24 + 4 * 6, 8))
+    found = LayoutReader([*levels, call], (128, 192), QueryTokens(behind=10)).find_layouts(call)
+    assert found == [Layout(TOKENS, (4, 6), 16 * 24)]
 
 
 @pytest.mark.parametrize("kind", [FIRST, LAST])
 def test_a_grid_with_the_exact_proportions_of_the_image_is_preferred(kind: str) -> None:
     """Ten channels over 8 x 8 positions, read the other way, are 10 x 8 positions, or 8 x 10."""
     shape = (1, 10, 8, 8) if kind == FIRST else (1, 8, 8, 10)
-    call = TracedCall("maps", nn.Identity(), shape, passes_through=False, follows_previous=False, source=None)
+    call = make_call("maps", nn.Identity(), shape)
     assert LayoutReader([call], (128, 128)).find_layouts(call) == [Layout(kind, (8, 8))]
 
 

@@ -240,6 +240,27 @@ _FEATURES = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
 
 _RESNET: dict[str, Any] = _PYRAMID | {"embedding_size": 16, "layer_type": "basic"}
 
+_DETR: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "num_queries": 10,
+}
+
+_MASKS: dict[str, Any] = _CLASSES | {
+    "hidden_dim": 32,
+    "encoder_feedforward_dim": 64,
+    "dim_feedforward": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 4,
+    "num_attention_heads": 4,
+    "num_queries": 10,
+}
+
 SEGMENTERS: dict[str, Small] = {
     "beit": Small(
         "BeitForSemanticSegmentation",
@@ -254,6 +275,22 @@ SEGMENTERS: dict[str, Small] = {
         _CLASSES
         | _VIT
         | {"neck_hidden_sizes": [16, 16, 32, 32], "fusion_hidden_size": 32, "backbone_out_indices": [0, 1, 2, 3]},
+    ),
+    "eomt": Small(
+        "EomtForUniversalSegmentation",
+        _CLASSES | _VIT | {"mlp_ratio": 2, "num_blocks": 1, "num_upscale_blocks": 1, "num_queries": 6},
+    ),
+    "mask2former": Small(
+        "Mask2FormerForUniversalSegmentation",
+        _MASKS | {"feature_size": 32, "mask_feature_size": 32},
+        128,
+        {"backbone_config": ("SwinConfig", _SWIN | _FEATURES)},
+    ),
+    "maskformer": Small(
+        "MaskFormerForInstanceSegmentation",
+        _CLASSES | {"fpn_feature_size": 32, "mask_feature_size": 32},
+        128,
+        {"backbone_config": ("ResNetConfig", _RESNET | _FEATURES), "decoder_config": ("DetrConfig", _DETR)},
     ),
     "mobilenet_v2": Small(
         "MobileNetV2ForSemanticSegmentation", _CLASSES | {"depth_multiplier": 0.35, "output_stride": 16}, 128
@@ -287,17 +324,6 @@ SEGMENTERS: dict[str, Small] = {
     ),
 }
 
-_DETR: dict[str, Any] = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "num_queries": 10,
-}
-
 _RT_DETR: dict[str, Any] = {
     "d_model": 32,
     "decoder_layers": 2,
@@ -310,6 +336,18 @@ _RT_DETR: dict[str, Any] = {
     "decoder_ffn_dim": 64,
     "num_queries": 10,
 }
+
+_LW_DETR: dict[str, Any] = _CLASSES | {
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 64,
+    "decoder_self_attention_heads": 4,
+    "decoder_cross_attention_heads": 4,
+    "num_queries": 10,
+    "group_detr": 2,
+}
+
+_WINDOWS: dict[str, Any] = _BLOCKS | {"image_size": 128, "patch_size": 16, "out_indices": [2, 4]}
 
 _LAST = {"backbone_config": ("ResNetConfig", _RESNET | {"out_features": ["stage4"]})}
 
@@ -330,7 +368,31 @@ DETECTORS: dict[str, Small] = {
         128,
         {"backbone_config": ("ResNetConfig", _RESNET | {"out_features": ["stage2", "stage3", "stage4"]})},
     ),
+    "deformable_detr-two-stage": Small(
+        "DeformableDetrForObjectDetection",
+        _CLASSES | _DETR | {"num_feature_levels": 3, "two_stage": True, "with_box_refine": True},
+        128,
+        {"backbone_config": ("ResNetConfig", _RESNET | {"out_features": ["stage2", "stage3", "stage4"]})},
+    ),
     "detr": Small("DetrForObjectDetection", _CLASSES | _DETR, 128, _LAST),
+    "lw_detr": Small(
+        "LwDetrForObjectDetection",
+        _LW_DETR | {"projector_scale_factors": [1.0]},
+        128,
+        {"backbone_config": ("LwDetrViTConfig", _WINDOWS | {"pretrain_image_size": 128, "num_windows": 4})},
+    ),
+    "lw_detr-two-levels": Small(
+        "LwDetrForObjectDetection",
+        _LW_DETR | {"projector_scale_factors": [2.0, 0.5]},
+        128,
+        {"backbone_config": ("LwDetrViTConfig", _WINDOWS | {"pretrain_image_size": 128, "num_windows": 4})},
+    ),
+    "rf_detr": Small(
+        "RfDetrForObjectDetection",
+        _LW_DETR,
+        128,
+        {"backbone_config": ("RfDetrDinov2Config", _WINDOWS | {"num_windows": 2})},
+    ),
     "rt_detr": Small("RTDetrForObjectDetection", _CLASSES | _RT_DETR, 128, _THREE),
     "rt_detr_v2": Small("RTDetrV2ForObjectDetection", _CLASSES | _RT_DETR, 128, _THREE),
     "table_transformer": Small("TableTransformerForObjectDetection", _CLASSES | _DETR, 128, _LAST),
