@@ -46,8 +46,9 @@ from camtool.methods import (
     find_method,
     merges,
 )
-from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
+from camtool.models import Loaded, Transform, resolve_labels, resolve_phrases, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import describe_chosen_tensor
+from camtool.outputs.detections import Detections
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
@@ -509,13 +510,13 @@ class Explainer(Generic[Result]):
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
         texts = requests if self._text is None else targets.encode_texts(requests, self._text)
         forward_pass = self._run_forward_pass(observe, batch)
-        labels = resolve_labels(self._model, self._labels, forward_pass.class_count)
+        labels = self._find_labels(forward_pass)
         resolve = partial(
             targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
         )
         by_image = [
-            [target for each in _to_list(request) for target in resolve(each, output, labels, item.view.geometry)]
-            for request, output, item in zip(texts, forward_pass.predictions, batch.items, strict=True)
+            [target for each in _to_list(request) for target in resolve(each, output, names, item.view.geometry)]
+            for request, output, names, item in zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
         ]
         # A row is one target on one image; all rows share the forward pass.
         rows = [(image, target) for image, own in enumerate(by_image) for target in own]
@@ -527,6 +528,13 @@ class Explainer(Generic[Result]):
             found = [list(each) for each in found] if self._has_many_methods else found
             results.append(found if targets.asks_for_several(request) else found[0])
         return results
+
+    def _find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
+        """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
+        phrases = [each.phrases for each in forward_pass.predictions if isinstance(each, Detections) and each.phrases]
+        if phrases:
+            return [resolve_phrases(self._model, self._labels, each) for each in phrases]
+        return [resolve_labels(self._model, self._labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
     def _run_forward_pass(self, observe: Observe, batch: InputBatch) -> ForwardPass:
         """Run one forward pass with hooks on the layers."""
@@ -561,7 +569,7 @@ class Explainer(Generic[Result]):
         forward_pass: ForwardPass,
         rows: Sequence[tuple[int, targets.Target]],
         items: Sequence[PreparedInput],
-        labels: Sequence[str] | None,
+        labels: Sequence[Sequence[str] | None],
     ) -> list[Explanation]:
         """Return one explanation for each row, an image's index and a target, by one method."""
         is_ignored = method.ignores_layer and self._layers is not None
@@ -589,7 +597,7 @@ class Explainer(Generic[Result]):
             explanation = Explanation(
                 raw=maps[row],
                 view=item.view if detector is None else item.view.for_detector(detector),
-                label=target.describe(labels),
+                label=target.describe(labels[image]),
                 index=target.get_class_index(),
                 score=scores[row],
                 probability=target.get_probability(context),

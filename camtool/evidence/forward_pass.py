@@ -26,6 +26,7 @@ from camtool.layers.depths import Depths, find_depths
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, predictions
+from camtool.outputs.detections import Detections
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.model_cache import remember_for_model
@@ -111,7 +112,9 @@ class ForwardPass:
         if isinstance(self.predictions, Tensor):
             self.class_count: int | None = self.predictions.shape[1]
         else:
-            self.class_count = class_count.get_class_count(model)
+            # Of an open vocabulary, only the output shows the number of classes.
+            own = [each.class_count for each in self.predictions if isinstance(each, Detections)]
+            self.class_count = own[0] if own and own[0] is not None else class_count.get_class_count(model)
         # Further passes must run in the autocast mode of this one, also if the caller has left it by then.
         device_type = self.predictions[0].device.type
         self._device_type = device_type

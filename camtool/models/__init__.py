@@ -5,7 +5,13 @@ The three travel together, as the libraries publish them: none of it is copied i
 
 from __future__ import annotations
 
-from camtool.models.default_preprocessing import find_input_size, find_labels, find_transform, resolve_labels
+from camtool.models.default_preprocessing import (
+    find_input_size,
+    find_labels,
+    find_transform,
+    resolve_labels,
+    resolve_phrases,
+)
 from camtool.models.loaded import Loaded, TextEncoder, Transform
 from camtool.models.loading import build_untrained, is_model_name, load, to_loaded
 from camtool.models.sources import Source, register_source
@@ -31,6 +37,7 @@ __all__ = [
     "read_state",
     "register_source",
     "resolve_labels",
+    "resolve_phrases",
     "to_loaded",
     "unwrap_layer",
     "unwrap_model",

@@ -15,7 +15,7 @@ from camtool.errors import TargetError
 from camtool.models.loaded import Transform
 from camtool.models.sources import SOURCES, Source
 
-__all__ = ["find_input_size", "find_labels", "find_transform", "resolve_labels"]
+__all__ = ["find_input_size", "find_labels", "find_transform", "resolve_labels", "resolve_phrases"]
 
 _DEFAULT_SIZE = (224, 224)
 """Image size (H, W) of most classifiers trained on ImageNet."""
@@ -64,6 +64,33 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
     if classes is not None and len(given) != classes:
         raise TargetError(
             f"labels has {format_count(len(given), 'name')}, but the model has {format_count(classes, 'class')}."
+        )
+    return given
+
+
+def resolve_phrases(
+    model: nn.Module, given: Sequence[str] | None, phrases: Sequence[Sequence[int]]
+) -> Sequence[str] | None:
+    """Return the texts of the phrases in a prompt: those that were given, or else those that the tokenizer decodes.
+
+    Args:
+        model: The model.
+        given: The given texts; None if there are none.
+        phrases: The tokens of each phrase, see :mod:`camtool.outputs.phrases`.
+
+    Returns:
+        The texts; None if there are none.
+
+    Raises:
+        TargetError: The number of given texts is not the number of phrases.
+    """
+    if given is None:
+        whole = _get_whole(model)
+        return _ask_sources(lambda source: source.decode_phrases(whole, phrases)) if all(phrases) else None
+    if len(given) != len(phrases):
+        raise TargetError(
+            f"labels has {format_count(len(given), 'name')}, but the prompt has {format_count(len(phrases), 'phrase')} "
+            "(each ends with '.' or '?')."
         )
     return given
 

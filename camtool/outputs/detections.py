@@ -1,7 +1,8 @@
 """Detections in a model's output: boxes, each with a class and a confidence.
 
 These outputs are supported: torchvision's lists of dictionaries; the queries of DETR and its relatives (``logits`` and
-``pred_boxes``); the anchors of YOLO models, see :mod:`camtool.outputs.anchors`.
+``pred_boxes``), also with a logit for each token of a text, see :mod:`camtool.outputs.phrases`; the anchors of YOLO
+models, see :mod:`camtool.outputs.anchors`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from camtool.errors import TargetError
 from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, to_corners
 from camtool.outputs.class_count import check_class_index
+from camtool.outputs.phrases import Phrase, PhraseScores, find_phrase_scores
 from camtool.structures.nested_tensors import get_named_items
 
 __all__ = [
@@ -39,6 +42,7 @@ class Detections:
         classes: ``(D,)``, the class of each box; ``None`` if there is a score per box and class.
         is_relative: True if boxes are fractions of the input's width and height, False if they are in pixels.
         class_count: The number of classes, if there is a score per box and class.
+        phrases: If the classes are phrases of a text, their tokens.
     """
 
     boxes: Tensor
@@ -47,6 +51,7 @@ class Detections:
     classes: Tensor | None
     is_relative: bool = False
     class_count: int | None = None
+    phrases: tuple[Phrase, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -127,6 +132,9 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
     named = get_named_items(output)
     boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
     if isinstance(boxes, Tensor) and isinstance(scores, Tensor) and _are_queries(scores, boxes):
+        phrases = find_phrase_scores(named, scores)
+        if phrases is not None:
+            return list(map(_read_phrases, boxes, phrases))
         if "text_embeds" in named:  # OWL-ViT compares each query with each text and has no "no object"
             class_count = scores.shape[2]
         return list(map(_read_queries, boxes, *_drop_no_object(scores, class_count)))
@@ -205,6 +213,17 @@ def _drop_no_object(scores: Tensor, class_count: int | None) -> tuple[Tensor, Te
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
     """Return the detections in one image's queries."""
     return Detections(to_corners(boxes), scores, confidences, None, is_relative=True, class_count=scores.shape[1])
+
+
+def _read_phrases(boxes: Tensor, found: PhraseScores) -> Detections:
+    """Return the detections in one image's queries, each with a logit for each phrase of a text.
+
+    Raises:
+        TargetError: The text has no phrase.
+    """
+    if not found.phrases:
+        raise TargetError("the prompt names nothing to look for; pass one with phrases, e.g. 'a cat. a dog.'.")
+    return replace(_read_queries(boxes, found.logits, found.logits.sigmoid()), phrases=found.phrases)
 
 
 # ----------------------------------------------------------------------------------------- anchors and rows, as in YOLO

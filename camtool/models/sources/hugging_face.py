@@ -92,6 +92,13 @@ class HuggingFaceSource(Source):
             return None
         return _build_tokenizer(model, getattr(model, "name_or_path", ""))
 
+    def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
+        """Return the texts of phrases if the tokenizer is in the model's folder, or from the hub and cached."""
+        if not _is_of_transformers(model) or not model.name_or_path:
+            return None
+        decode = _read_decoder(model.name_or_path)
+        return None if decode is None else [decode([*phrase]).strip() for phrase in phrases]
+
 
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
 """Name that transformers gives to a class without a name."""
@@ -206,6 +213,19 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
 _TRAINED_AT_FULL_LENGTH = ("siglip", "siglip2")
 """Model types trained on texts padded to full length, without an attention mask. They pool at the last position, so a
 shorter padding would change the embedding."""
+
+
+@cache
+def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
+    """Return the function from tokens to a text of a tokenizer that is on this machine; None if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
+        return None
+    decode: Callable[[list[int]], str] = tokenizer.decode
+    return decode
 
 
 # ------------------------------------------------------------------------------------------------------ loading

@@ -80,6 +80,10 @@ class Source(ABC):
         """Return the tokenizer of a model of this family that compares images with texts."""
         return None
 
+    def decode_phrases(self, model: nn.Module, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
+        """Return the texts of phrases, given by their tokens, that a model of this family has read in its prompt."""
+        return None
+
 
 def to_height_and_width(size: int | Sequence[int] | Mapping[str, int]) -> tuple[int, int]:
     """Return the height and the width in an image size as libraries write it in configurations."""
