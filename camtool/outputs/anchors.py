@@ -7,6 +7,7 @@ output                                       models
 ``(N, 4 + K + extras, A)`` and maps          earlier versions of Ultralytics
 ``(N, A, 5 + K)`` and maps                   YOLOv5 and YOLOv7 of their own repositories
 ``(N, D, 6 + extras)``                       models without non-maximum suppression: YOLOv10, YOLO26
+``(N, D, 6)``, boxes in fractions            wrappers of RT-DETR, without anything beside it
 ``N`` tensors ``(D, 6 + extras)``            the results of non-maximum suppression
 ``(N, Q, ...)`` and decoded queries          RT-DETR of Ultralytics
 ===========================================  =========================================================================
@@ -23,9 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camtool.errors import TargetError
 from camtool.structures.nested_tensors import find_tensors
 
-__all__ = ["Anchors", "find_anchors", "find_best_rows", "find_decoded_queries", "find_level_scores", "to_corners"]
+__all__ = [
+    "Anchors",
+    "find_anchors",
+    "find_best_rows",
+    "find_decoded_queries",
+    "find_level_scores",
+    "has_relative_rows",
+    "to_corners",
+]
 
 _FINEST_STRIDE = 8
 """Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32."""
@@ -77,7 +87,10 @@ def find_anchors(output: Any, class_count: int | None = None) -> Anchors | None:
 def find_best_rows(output: Any) -> Sequence[Tensor] | None:
     """Return the rows ``(D, 6 + extras)`` of each image that a model selected itself; ``None`` if it selected none.
 
-    A row has the corners of the box in pixels, the confidence and the class.
+    A row has the corners of the box, the confidence and the class, see also :func:`has_relative_rows`.
+
+    Raises:
+        TargetError: Rows of a bare table have confidences and classes, but their first numbers are no corners.
     """
     if isinstance(output, (tuple, list)) and output and all(map(_are_best_rows, output)):
         return output
@@ -86,7 +99,26 @@ def find_best_rows(output: Any) -> Sequence[Tensor] | None:
         return None
     # With a dictionary beside it the format is certain; random weights may return boxes of any kind.
     is_certain = any(table.shape[2] != head["scores"].shape[2] for head in _find_heads(beside))
-    return [*table] if is_certain or all(map(_are_best_rows, table)) else None
+    if is_certain or all(map(_are_best_rows, table)):
+        return [*table]
+    if not beside and _has_classes(table):
+        raise TargetError(
+            f"the model returned a table {tuple(table.shape)} whose rows have a confidence and a class, but do not "
+            "begin with the corners of a box; wrap the model so that it returns rows (x0, y0, x1, y1, confidence, "
+            "class) with x0 <= x1 and y0 <= y1, all in pixels of the input or all as fractions of it."
+        )
+    return None
+
+
+def has_relative_rows(output: Any) -> bool:
+    """Return True if the rows of :func:`find_best_rows` have boxes in fractions of the input, as of RT-DETR's wrappers.
+
+    Boxes whose corners reach beyond the image by up to half of it are fractions, too.
+    """
+    rows = find_best_rows(output)
+    if rows is None or _find_heads(_split(output)[1]):
+        return False
+    return any(map(len, rows)) and all(_are_fractions(each[:, :4].detach()) for each in rows)
 
 
 def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor] | None:
@@ -242,9 +274,38 @@ def _are_best_rows(rows: Any) -> bool:
     if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != _BEST_COLUMNS:
         return False
     x0, y0, x1, y1, confidences, classes = rows.detach().unbind(1)
-    are_boxes = bool(((x0 <= x1) & (y0 <= y1)).all()) and (not len(rows) or bool(rows[:, :4].amax() > 2))
-    are_classes = bool(((classes >= 0) & (classes == classes.round())).all())
-    return are_boxes and are_classes and bool(((confidences >= 0) & (confidences <= 1)).all())
+    are_boxes = bool(((x0 <= x1) & (y0 <= y1)).all()) and (not len(rows) or _have_known_unit(rows.detach()))
+    return are_boxes and _are_whole(classes) and bool(((confidences >= 0) & (confidences <= 1)).all())
+
+
+def _have_known_unit(rows: Tensor) -> bool:
+    """Check that boxes are in pixels, or beyond doubt in fractions: next to whole classes, nothing else is whole."""
+    boxes = rows[:, :4]
+    return bool(boxes.amax() > _BEYOND) or (_are_fractions(boxes) and _has_classes(rows))
+
+
+_BEYOND = 2
+"""Boxes with a corner beyond this are in pixels."""
+
+
+def _are_fractions(boxes: Tensor) -> bool:
+    """Check that boxes lie in the image, or reach beyond it by up to half of it."""
+    return bool(((boxes >= -0.5) & (boxes <= 1.5)).all())
+
+
+def _has_classes(table: Tensor) -> bool:
+    """Check that the columns of ``(..., 6)`` before the last two are fractional, then come a confidence and a class."""
+    values = table.detach()
+    if values.shape[-1] != _BEST_COLUMNS or not values.numel():
+        return False
+    boxes, confidences, classes = values[..., :4], values[..., 4], values[..., 5]
+    are_confidences = bool(((confidences >= 0) & (confidences <= 1)).all())
+    return are_confidences and _are_whole(classes) and bool(((boxes % 1 != 0).any(-1) & (confidences % 1 != 0)).any())
+
+
+def _are_whole(values: Tensor) -> bool:
+    """Check that values are indices of classes."""
+    return bool(((values >= 0) & (values == values.round())).all())
 
 
 # --------------------------------------------------------------------------------------------------------------- boxes

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
-from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, to_corners
+from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, has_relative_rows, to_corners
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.phrases import Phrase, PhraseScores, find_phrase_scores
 from camtool.structures.nested_tensors import get_named_items
@@ -149,7 +149,9 @@ def count_queries(output: Any) -> int:
     if isinstance(scores, Tensor) and isinstance(shapes, Tensor) and scores.ndim == 3:
         return scores.shape[1] if scores.shape[:2] == shapes.shape[:2] else 0
     decoded = find_decoded_queries(output)
-    return 0 if decoded is None else decoded[0].shape[1]
+    if decoded is not None:
+        return decoded[0].shape[1]
+    return output.shape[1] if isinstance(output, Tensor) and has_relative_rows(output) else 0
 
 
 class QueryTokens(NamedTuple):
@@ -242,7 +244,10 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
         scores = anchors.scores.unbind() if has_logits else confidences
         return list(map(_read_anchors, anchors.boxes, scores, confidences))
     rows = find_best_rows(output)
-    return None if rows is None else list(map(_read_rows, rows))
+    if rows is None:
+        return None
+    is_relative = has_relative_rows(output)
+    return [_read_rows(each, is_relative=is_relative) for each in rows]
 
 
 def _read_anchors(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
@@ -250,7 +255,7 @@ def _read_anchors(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detecti
     return Detections(boxes, scores, confidences, None, class_count=scores.shape[1])
 
 
-def _read_rows(rows: Tensor) -> Detections:
+def _read_rows(rows: Tensor, *, is_relative: bool) -> Detections:
     """Return the detections in one image's rows ``(D, 6 + extras)``."""
     confidences = rows[:, 4]
-    return Detections(rows[:, :4], confidences, confidences, rows[:, 5].detach().long())
+    return Detections(rows[:, :4], confidences, confidences, rows[:, 5].detach().long(), is_relative)

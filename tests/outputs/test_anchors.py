@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from camtool.errors import TargetError
 from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, find_level_scores
 from camtool.outputs.detections import count_queries, find_detections
 from tests.outputs.example_outputs import LOGITS, make_anchors
@@ -158,3 +159,45 @@ def test_decoded_queries_of_rtdetr() -> None:
     assert count_queries(output) == 9
     read, maps = make_anchors()
     assert find_decoded_queries((read, maps)) is None
+
+
+# -------------------------------------------------------------------------------------------------- fractions in rows
+
+
+def make_fractions() -> torch.Tensor:
+    """Rows of two images: a corner reaches beyond the image, as a wide box at the border does."""
+    first = [[-0.02, 0.1, 0.5, 0.6, 0.9, 3.0], [0.25, 0.25, 0.75, 1.01, 0.4, 0.0]]
+    second = [[0.1, 0.1, 0.2, 0.3, 0.7, 1.0], [0.0, 0.0, 1.0, 1.0, 0.05, 2.0]]
+    return torch.tensor([first, second])
+
+
+def test_rows_with_fractions_are_detections_relative_to_the_input() -> None:
+    table = make_fractions()
+    found = find_detections(table)
+    assert found is not None
+    assert [each.is_relative for each in found] == [True, True]
+    assert found[0].boxes.tolist() == table[0, :, :4].tolist()
+    assert found[0].classes is not None
+    assert found[0].classes.tolist() == [3, 0]
+    assert count_queries(table) == 2
+    pixels = table * torch.tensor([640, 640, 640, 640, 1, 1])
+    assert [each.is_relative for each in find_detections(pixels) or []] == [False, False]
+
+
+def test_rows_with_centers_are_refused() -> None:
+    table = make_fractions()
+    table[..., 2:4] *= 0.1  # widths and heights, less than the centers
+    with pytest.raises(TargetError, match=r"table \(2, 2, 6\) whose rows have a confidence and a class, but do not"):
+        find_detections(table)
+
+
+@pytest.mark.parametrize("change", ["no classes", "no confidences", "whole"])
+def test_other_tables_of_six_columns_are_not_rows(change: str) -> None:
+    table = make_fractions()
+    if change == "no classes":
+        table[0, 0, 5] = 1.5
+    elif change == "no confidences":
+        table[0, 0, 4] = -0.1
+    else:  # zeros and ones may be anything
+        table = table.round().clamp(0, 1)
+    assert find_detections(table) is None

@@ -227,3 +227,37 @@ def test_queries_before_the_tokens_of_the_image_are_not_cells() -> None:
         return (shares[3].log() * (where if where.any() else torch.ones_like(where))).sum()
 
     assert_equal(result.raw, compute_by_hand(model, {"pixel_values": img}, "layernorm", (8, 8), score))
+
+
+class Table(nn.Module):
+    """RT-DETR as a wrapper returns it: rows of corners in fractions of the image, confidence and class."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torchvision.ops import box_convert
+
+        output = self.model(x)
+        confidences, classes = output.logits.sigmoid().max(2, keepdim=True)
+        return torch.cat([box_convert(output.pred_boxes, "cxcywh", "xyxy"), confidences, classes.to(x.dtype)], 2)
+
+
+def test_a_bare_table_of_fractions_is_explained_as_its_model() -> None:
+    model, img = build("rt_detr"), picture(2, 128, 192).double()
+    (result,) = camtool.explain(Table(model), img)
+    output = model(img)
+    query, index = divmod(int(output.logits[0].argmax()), 10)
+    x, y, width, height = (output.pred_boxes[0, query] * torch.tensor([192, 128, 192, 128])).tolist()
+    assert result.box == pytest.approx((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+    assert (result.index, result.layer) == (index, "model.model.decoder_input_proj.2")
+    assert result.score == pytest.approx(output.logits[0, query, index].sigmoid().item())
+    by_hand = compute_by_hand(
+        model,
+        {"pixel_values": img},
+        "model.decoder_input_proj.2",
+        (4, 6),
+        lambda output: output.logits[0, query, index].sigmoid(),
+    )
+    assert_equal(result.raw, by_hand)
