@@ -46,6 +46,7 @@ from camtool.methods import (
     find_method,
     merges,
 )
+from camtool.methods.options import encode_text_options
 from camtool.models import Loaded, Transform, resolve_labels, resolve_phrases, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
@@ -613,6 +614,8 @@ class Explainer(Generic[Result]):
     def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
         options = {name: value for name, value in self._options.items() if name in method.options}
+        if self._text is not None:
+            options = encode_text_options(options, self._text)
         device = evidence[0].scores.device.type
         # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
         is_autocast = torch.is_autocast_enabled(device)

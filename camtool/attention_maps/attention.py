@@ -25,7 +25,7 @@ from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Grid, Layer, Layout
 from camtool.layers.survey import read_layouts
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
-from camtool.outputs.detections import count_queries, find_detections
+from camtool.outputs.detections import count_queries, find_detections, find_query_tokens
 from camtool.structures.nested_tensors import ModelInputs
 
 __all__ = ["attention"]
@@ -87,7 +87,8 @@ def attention(
     index = choose_layer(module.model, layers, layer)
     calls = trace(module.model, batch.inputs)
     count = count_queries(calls[-1].output)
-    reader = read_layouts(module.model, batch.inputs, calls, find_image_size(batch.inputs), count)
+    query_tokens = find_query_tokens(calls[-1].output)
+    reader = read_layouts(module.model, batch.inputs, calls, find_image_size(batch.inputs), query_tokens)
     _check_no_text(module.model, batch.inputs, layers[index].name, layers[index].shape[-1])
     read = read_layer(module.model, batch.inputs, layers, index, calls, reader, count)
     centers = _find_centers(module.model, batch.inputs, read.layout.grid, reader) if placement == "centers" else None

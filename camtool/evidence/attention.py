@@ -23,7 +23,7 @@ from camtool.maps import upcast
 from camtool.outputs import predictions
 from camtool.state.thread_state import enable_gradients
 
-__all__ = ["AttentionEvidence", "capture_attention_evidence"]
+__all__ = ["AttentionEvidence", "capture_attention_evidence", "find_common_layout", "is_self_attention"]
 
 
 def capture_attention_evidence(evidence: Evidence, *, hold_inputs: bool = False) -> AttentionEvidence:
@@ -38,7 +38,7 @@ def capture_attention_evidence(evidence: Evidence, *, hold_inputs: bool = False)
         MethodError: The model has no attention that can be captured, or not all of it is over the same tokens.
     """
     captured = evidence.forward_pass.capture_attention(hold_inputs=hold_inputs)
-    layout = _find_common_layout(captured, evidence.inputs)
+    layout = find_common_layout(captured, evidence.inputs)
     with enable_gradients():
         output = predictions.to_batch(captured.output, len(evidence.inputs))
         scores = targets.score_targets(evidence.targets, output, evidence.images)
@@ -64,7 +64,7 @@ class AttentionEvidence:
     def __init__(self, evidence: Evidence, captured: CapturedAttention, layout: Layout, scores: Tensor) -> None:
         self.layout = layout
         self._evidence, self._images, self._scores = evidence, evidence.images, scores
-        self._self_attention_count = sum(map(_is_self_attention, captured.calls))
+        self._self_attention_count = sum(map(is_self_attention, captured.calls))
         self._blocks, self._calls = captured.blocks, captured.calls
         # Some models pool by attention and then return the mean of the tokens: that pooling explains nothing.
         if self._ends_with_unused_pooling():
@@ -192,7 +192,7 @@ class AttentionEvidence:
             is_read = gradient.ne(0).any(-1).any(1).to(is_read)
         # Without a gradient, guess: the class token comes first, if there are prefix tokens.
         likely = torch.zeros_like(is_read[0])
-        likely[: 1 if self.layout.prefix and _is_self_attention(call) else None] = 1
+        likely[: 1 if self.layout.prefix and is_self_attention(call) else None] = 1
         weights = torch.where(is_read.any(1, keepdim=True), is_read, likely)
         return weights / weights.sum(1, keepdim=True)
 
@@ -229,7 +229,7 @@ class AttentionEvidence:
         return list(torch.stack([by_row[row] for row in range(len(self._images))], 1))
 
 
-def _is_self_attention(call: AttentionCall) -> bool:
+def is_self_attention(call: AttentionCall) -> bool:
     """Return True if the tokens attend to each other: there are as many queries as keys."""
     return call.matrix.shape[-2] == call.matrix.shape[-1]
 
@@ -238,10 +238,10 @@ def _is_within_windows(call: AttentionCall, block: AttentionBlock | None) -> boo
     """Return True if the block around a call returns more tokens than it attends to: it splits them into windows."""
     if block is None or not block.name or block.output.ndim != 3 or len(block.output) != len(call.matrix):
         return False
-    return _is_self_attention(call) and block.output.shape[1] != call.matrix.shape[-1]
+    return is_self_attention(call) and block.output.shape[1] != call.matrix.shape[-1]
 
 
-def _find_common_layout(captured: CapturedAttention, inputs: Tensor) -> Layout:
+def find_common_layout(captured: CapturedAttention, inputs: Tensor) -> Layout:
     """Return the layout on the image of the tokens that all attention is over.
 
     Raises:
@@ -258,7 +258,7 @@ def _find_common_layout(captured: CapturedAttention, inputs: Tensor) -> Layout:
     shapes = [tuple(call.matrix.shape) for call in calls]
     has_same_tokens = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(inputs), tokens) for shape in shapes)
     # Only the last call may be a pooling. Windows are moved into the batch or the heads, and show in the block's shape.
-    is_mixed = not all(map(_is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
+    is_mixed = not all(map(is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
     if layout is None or not has_same_tokens or is_mixed:
         matrices = ", ".join(map(str, dict.fromkeys(shapes)))
         raise MethodError(

@@ -14,6 +14,7 @@ from camtool.errors import CamtoolError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.hooks.attention_branches import CapturedBranches, capture_branches
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
@@ -125,6 +126,7 @@ class ForwardPass:
         self._is_link_known = False
         self._class_vectors: tuple[Tensor | None] | None = None
         self._attention: dict[bool, CapturedAttention] = {}
+        self._branches: CapturedBranches | None = None
         self._tail_chunk_sizes: dict[str, int] = {}
         self._folded_model: FoldedModel | None = None
 
@@ -238,6 +240,13 @@ class ForwardPass:
             with self.restore_autocast():
                 self._attention[hold_inputs] = capture_attention(self.model, self.inputs, hold_inputs=hold_inputs)
         return self._attention[hold_inputs]
+
+    def capture_branches(self) -> CapturedBranches:
+        """Run the model again and return its attention with what follows each; the first call runs it."""
+        if self._branches is None:
+            with self.restore_autocast():
+                self._branches = capture_branches(self.model, self.inputs)
+        return self._branches
 
     def find_centers(self, layer: Layer) -> CellCenters | None:
         """Return where a layer's cells lie in the image input; ``None`` if its grid is stretched over the image.

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,17 @@ from camtool.state.thread_state import leave_inference_mode, preserve_function_m
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = ["AttentionBlock", "AttentionCall", "CapturedAttention", "capture_attention", "visit_attention"]
+__all__ = [
+    "AttentionBlock",
+    "AttentionCall",
+    "AttentionMode",
+    "CapturedAttention",
+    "capture_attention",
+    "run_in_mode",
+    "visit_attention",
+]
+
+_Mode = TypeVar("_Mode", bound="AttentionMode")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +153,7 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
         leave_inference_mode(model, inputs, grad=False) as inputs,
         torch.no_grad(),
     ):
-        mode = _AttentionMode(find_main_tensor(inputs), visit=visit)
+        mode = AttentionMode(find_main_tensor(inputs), visit=visit)
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
         preserve_function_modes(cleanup)
         with mode:
@@ -154,19 +164,38 @@ def _capture(
     model: nn.Module, inputs: ModelInputs, *, hold_inputs: bool, grad_in_trunk: bool
 ) -> tuple[CapturedAttention, bool]:
     """Return the attention, and True if the graph is connected from the first attention to the output."""
+    make_mode = partial(AttentionMode, hold_inputs=hold_inputs)
+    mode, output = run_in_mode(make_mode, model, inputs, grad_in_trunk=grad_in_trunk)
+    tensor = find_main_tensor(output)
+    is_connected = not mode.is_cut and (not mode.calls or tensor is None or tensor.requires_grad)
+    return CapturedAttention(output, mode.calls, mode.blocks), is_connected
+
+
+def run_in_mode(
+    make_mode: Callable[[Tensor | None], _Mode], model: nn.Module, inputs: ModelInputs, *, grad_in_trunk: bool = False
+) -> tuple[_Mode, Any]:
+    """Run ``model`` once, in evaluation mode, while an attention mode inspects the calls.
+
+    Args:
+        make_mode: Returns the mode for an image, the main tensor of the inputs.
+        model: Any module. Its state is preserved.
+        inputs: The inputs of the model.
+        grad_in_trunk: Record the graph before the first attention, too.
+
+    Returns:
+        The mode and the output of the model.
+    """
     with (
         preserve_model(model) as cleanup,
         leave_inference_mode(model, inputs, grad=True) as inputs,
         torch.set_grad_enabled(grad_in_trunk),
     ):
-        mode = _AttentionMode(find_main_tensor(inputs), hold_inputs=hold_inputs)
+        mode = make_mode(find_main_tensor(inputs))
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
         preserve_function_modes(cleanup)
         with mode:
             output = run_model(model, inputs)
-    tensor = find_main_tensor(output)
-    is_connected = not mode.is_cut and (not mode.calls or tensor is None or tensor.requires_grad)
-    return CapturedAttention(output, mode.calls, mode.blocks), is_connected
+    return mode, output
 
 
 # ------------------------------------------------------------------------------------------ the function mode
@@ -237,7 +266,7 @@ class _Frame:
     before: int
 
 
-class _AttentionMode(TorchFunctionMode):
+class AttentionMode(TorchFunctionMode):
     """A function mode that keeps every call of attention, in this thread, that depends on the image.
 
     Args:

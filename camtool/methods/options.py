@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
+from typing import Any
+
+from torch import Tensor
 
 from camtool.arguments import checks
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.layers.depths import Depths
+from camtool.targets import Similarity
 
-__all__ = ["check_choice", "check_count", "check_depths", "check_no_local_targets", "check_number", "check_numbers"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_depths",
+    "check_no_local_targets",
+    "check_number",
+    "check_numbers",
+    "encode_text_options",
+]
 
 check_choice = partial(checks.check_choice, error=MethodError)
 check_count = partial(checks.check_count, error=MethodError)
@@ -48,3 +61,25 @@ def check_no_local_targets(evidence: Evidence, change: str) -> None:
                 f"{change}, but target {type(target).__name__} refers to a fixed region of it; "
                 "use a target without a region, or another method."
             )
+
+
+_TEXT_OPTIONS = ("against",)
+"""The options of methods that may be texts, for models that compare images with texts."""
+
+
+def encode_text_options(options: Mapping[str, Any], encode: Callable[[Sequence[str]], Tensor]) -> dict[str, Any]:
+    """Return the options of a method with texts replaced by their embeddings.
+
+    Args:
+        options: Name → value.
+        encode: Returns the embeddings ``(T, D)`` of T texts.
+    """
+
+    def encode_text(value: Any) -> Any:
+        return Similarity(encode([value])[0], value) if isinstance(value, str) else value
+
+    encoded = dict(options)
+    for name in options.keys() & {*_TEXT_OPTIONS}:
+        value = options[name]
+        encoded[name] = list(map(encode_text, value)) if isinstance(value, (list, tuple)) else encode_text(value)
+    return encoded

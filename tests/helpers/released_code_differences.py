@@ -96,6 +96,16 @@ RELEASED_CODE_DIFFERENCES = (
         "All layers count, as in the paper.",
     ),
     ReleasedCodeDifference(
+        "maskclip",
+        "The last block keeps its skip connections and its MLP.",
+        "The token is the value through the output projection alone.",
+    ),
+    ReleasedCodeDifference(
+        "clipsurgery",
+        "The demos divide features by their norm over the tokens.",
+        "They are divided by their norm over the channels, so products are cosines, as in the paper.",
+    ),
+    ReleasedCodeDifference(
         "sess",
         "Twelve scales, and the result is blurred; grad-cam does the same.",
         "Three scales, and nothing is blurred.",

@@ -25,6 +25,7 @@ from camtool.methods import METHODS, check_options, find_method, method
 from camtool.methods.merges import MERGES
 from camtool.targets import ClassScore, Contrast, Probability, Target, Value
 from tests.helpers.nets import Apply, Attend
+from tests.helpers.vision_transformers import make_tiny_vit
 from tests.oracles import ORACLES, Case
 from tests.oracles.base import Maps
 
@@ -41,7 +42,10 @@ PARTICULAR = {
 OF_ATTENTION = [name for name, each in METHODS.items() if each.needs.startswith("attention")]
 """The methods that need a model with attention; here it stands in the trunk. Their own file tests the rest."""
 
-OF_ACTIVATIONS = [name for name in METHODS if name not in OF_ATTENTION]
+OF_PATCHES = [name for name, each in METHODS.items() if each.needs.startswith("one head on all tokens")]
+"""The methods that need the last block of a transformer; ``test_single_patches.py`` tests the rest."""
+
+OF_ACTIVATIONS = [name for name in METHODS if name not in OF_ATTENTION + OF_PATCHES]
 
 ON_ANY_HEAD = [name for name in OF_ACTIVATIONS if name not in PARTICULAR]
 
@@ -108,8 +112,10 @@ def pooled_net(kind: str = "rectified") -> tuple[Net, Layer]:
     return Net(nn.Sequential(conv(), end()), nn.Sequential(Apply(mean), nn.Linear(C, CLASSES))), Layer("trunk", layout)
 
 
-def suited(name: str) -> tuple[Net, Layer]:
+def suited(name: str) -> tuple[nn.Module, Layer]:
     """A pooled net that the method works on."""
+    if name in OF_PATCHES:
+        return make_tiny_vit().float(), Layer("blocks.1", Layout("tokens", GRID, prefix=1))
     net, layer = pooled_net()
     if name in OF_ATTENTION:
         net.trunk = nn.Sequential(conv(), Attend(C), nn.ReLU())

@@ -20,6 +20,7 @@ from tests.oracles import (
     polycam,
     rise,
     scorecam,
+    single_patches,
 )
 from tests.oracles.base import ORACLES, Case
 
@@ -38,4 +39,5 @@ __all__ = [
     "polycam",
     "rise",
     "scorecam",
+    "single_patches",
 ]

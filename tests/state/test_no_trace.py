@@ -107,8 +107,27 @@ def net(**between: nn.Module) -> nn.Sequential:
 
 def suited(method: str, **between: nn.Module) -> nn.Sequential:
     """The network that the method works on: some need attention."""
-    attention = {"attend": Attend(4)} if camtool.METHODS[method].needs.startswith("attention") else {}
+    needs = camtool.METHODS[method].needs
+    if needs.startswith("one head on all tokens"):
+        return with_block(net(**between))
+    attention = {"attend": Attend(4)} if needs.startswith("attention") else {}
     return net(**attention, **between)
+
+
+class Join(nn.Module):
+    """Returns ``(N, C, h, w)`` as tokens ``(N, T, C)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+def with_block(model: nn.Sequential) -> nn.Sequential:
+    """Return the network with the block of a transformer before its pooling, over tokens ``(N, T, C)``."""
+    attend = nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, batch_first=True)
+    inserted = {"tokens": Join(), "block": attend, "mean": nn.AdaptiveAvgPool2d((1, None)), "flatten": nn.Flatten()}
+    modules = OrderedDict(model.named_children())
+    parts = [(name, each) for name, each in modules.items() if name not in ("after", "pool", "flatten", "fc")]
+    return nn.Sequential(OrderedDict([*parts, *inserted.items(), ("after", model.after), ("fc", model.fc)])).eval()
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

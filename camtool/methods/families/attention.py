@@ -16,18 +16,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from camtool.errors import MethodError
 from camtool.evidence.attention import AttentionEvidence, capture_attention_evidence
+from camtool.evidence.dense_features import capture_dense_features
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations
 from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method
+from camtool.targets import Similarity
 
 __all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
 
@@ -220,6 +224,167 @@ def _make_windows(grid: Sequence[int], *, gaussian: bool) -> Tensor:
 def _mask_tokens(tokens: Tensor, masks: Tensor, part: slice) -> Tensor:
     """Return tokens ``(C, h, w)`` times some of the masks, ``(m, C, h, w)``."""
     return tokens * masks[part, None]
+
+
+# ------------------------------------------------------------------------------------------- what single patches say
+
+Against: TypeAlias = "str | Tensor | Similarity | Sequence[str | Tensor | Similarity]"
+"""Texts, or their embeddings, that a map is to have nothing in common with."""
+
+_ON_PATCHES = "one head on all tokens, attention"
+"""What the methods need that read each patch as the head reads the class token."""
+
+
+@method("maskclip", paper="arXiv 2112.01071", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
+def maskclip(evidence: Evidence) -> Tensor:
+    """Score the values of each patch in the last layer.
+
+    The value at each patch is the target's score on the patch's dense feature: for a text, the cosine of their
+    embeddings. The dense feature is what the model's last norm and projection make of the patch's token, see
+    :mod:`camtool.evidence.dense_features`. The token is ``W_o v_j``, the value of patch j through the output projection
+    of the last attention: each patch attends to itself alone, and there is no skip connection and no MLP (Zhou et al.
+    2022).
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps of scores ``(R, h, w)``; cosines in [-1, 1] for texts.
+
+    Raises:
+        MethodError: The model has no attention over one set of tokens, or its head does not read single tokens or their
+            mean.
+    """
+    features = capture_dense_features(evidence)
+    return features.score(features.project(-1, features.get_values(-1)))
+
+
+@method("clearclip", paper="arXiv 2407.12442", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
+def clearclip(evidence: Evidence) -> Tensor:
+    """Score each patch after attention by similar queries.
+
+    The value at each patch is the target's score on its dense feature, as for :func:`maskclip`. The token of a patch is
+    ``W_o softmax(q qᵀ / sqrt(D)) v`` in the last layer, without skip connection and MLP (Lan et al. 2024): each
+    patch attends to those that ask for the same.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+
+    Returns:
+        Maps of scores ``(R, h, w)``; cosines in [-1, 1] for texts.
+
+    Raises:
+        MethodError: As for :func:`maskclip`, or the attention has a bias or an unknown scale.
+    """
+    features = capture_dense_features(evidence)
+    queries, scale = features.get_queries(-1), features.find_scale(-1)
+    return features.score(features.project(-1, _attend_by_similarity(queries, features.get_values(-1), scale)))
+
+
+@method("clipsurgery", paper="arXiv 2304.05653", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
+def clipsurgery(
+    evidence: Evidence, *, blocks: int = 6, against: Against | None = None, temperature: float = 2.0
+) -> Tensor:
+    """Score each patch by consistent attention, minus what texts share.
+
+    Architecture surgery (Li et al. 2023): the token of a patch is the input of the first of the last
+    ``blocks`` blocks, plus ``W_o softmax(v vᵀ / sqrt(D)) v`` of each of them, without their MLPs. The values ``v`` are
+    those of the unchanged model. The cosine ``c_t`` of text t is that of its embedding and the patch's dense feature,
+    see :func:`maskclip`.
+
+    Feature surgery: the map of text t is ``w_t c_t - mean_s(w_s c_s)`` over all texts s that are the
+    targets of this image in the same call, with the weights ``w = p / mean(p)``, ``p = softmax(temperature · C)``, and
+    the texts' cosines ``C`` to the whole image. So the maps of texts of one image depend on each other. With
+    ``against``, the map is ``c_t - mean_s(c_s)`` over those texts instead. With one text and no ``against``, nothing is
+    subtracted, and the explanation has a warning.
+
+    Targets that are no similarities have no feature surgery: their map is the score on each patch's feature.
+
+    Args:
+        evidence: The model, run again to capture its attention.
+        blocks: The number of last blocks; all of them if the model has fewer. The paper's code has 6 of 12.
+        against: A text or several, as strings if the model was loaded with its tokenizer, or embeddings ``(D,)`` or
+            ``(S, D)``. The paper's code takes the empty text ``""`` if there is one text only.
+        temperature: How strongly texts that fit the whole image outweigh others; 2 as in the paper's code.
+
+    Returns:
+        Maps ``(R, h, w)``.
+
+    Raises:
+        MethodError: As for :func:`clearclip`, an option is out of range, or ``against`` is no text or embedding.
+    """
+    check_count("blocks", blocks)
+    check_number("temperature", temperature, least=0)
+    redundant = _read_embeddings(against)
+    features = capture_dense_features(evidence)
+    first = -min(blocks, features.layer_count)
+    tokens = features.get_input_tokens(first)
+    for layer in range(first, 0):
+        values = features.get_values(layer)
+        tokens = tokens + features.project(layer, _attend_by_similarity(values, values, features.find_scale(layer)))
+    return features.score(tokens, _subtract_redundancy(evidence, redundant, temperature))
+
+
+def _attend_by_similarity(vectors: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Return the output ``(N, H, T, D)`` of an attention whose vectors are both queries and keys."""
+    return (vectors @ vectors.mT * scale).softmax(-1) @ values
+
+
+Score: TypeAlias = Callable[[Any], Tensor]
+"""From the output of a model to one score per image."""
+
+
+def _subtract_redundancy(evidence: Evidence, redundant: Sequence[Similarity], temperature: float) -> list[Score]:
+    """Return for each row the score of its target minus what texts share, see :func:`clipsurgery`.
+
+    Raises:
+        MethodError: There are redundant texts, but the target of a row is no similarity.
+    """
+    scores: list[Score] = list(evidence.targets)
+    for rows in evidence.rows_by_image:
+        texts = {row: target for row in rows if isinstance(target := evidence.targets[row], Similarity)}
+        if redundant and len(texts) < len(rows):
+            raise MethodError("against: only the similarity to a text or an embedding can have redundant texts.")
+        weights = (temperature * evidence.scores[[*texts]]).softmax(0) * len(texts)
+        weighted = [*zip(weights.tolist(), texts.values(), strict=True)]
+        for (row, target), weight in zip(texts.items(), weights.tolist(), strict=True):
+            if redundant:
+                scores[row] = partial(_compute_contrast, (1.0, target), [(1.0, each) for each in redundant])
+            elif len(texts) > 1:
+                scores[row] = partial(_compute_contrast, (weight, target), weighted)
+            else:
+                evidence.add_note(row, _NOTHING_SUBTRACTED)
+    return scores
+
+
+_NOTHING_SUBTRACTED = (
+    "The map is not free of what all texts share, as the image has one text only: give several texts, or against=''."
+)
+
+
+def _compute_contrast(own: tuple[float, Score], others: Sequence[tuple[float, Score]], output: Any) -> Tensor:
+    """Return a weighted score minus the mean of others, ``(M,)``."""
+    shared = torch.stack([weight * score(output) for weight, score in others]).mean(0)
+    return own[0] * own[1](output) - shared
+
+
+def _read_embeddings(against: Against | None) -> list[Similarity]:
+    """Return the similarities to the embeddings of the option ``against``.
+
+    Raises:
+        MethodError: It is no embedding, or a text that was not encoded, as the model has no text encoder.
+    """
+    if against is None:
+        return []
+    is_list = isinstance(against, (list, tuple)) or (isinstance(against, Tensor) and against.ndim > 1)
+    items: Sequence[Any] = [*against] if is_list else [against]  # type: ignore[misc]
+    for each in items:
+        if not isinstance(each, Similarity) and not (isinstance(each, Tensor) and each.ndim == 1):
+            raise MethodError(
+                f"against must be embeddings, (D,) or (S, D), got {type(each).__name__}; texts work with models that "
+                "were loaded with their tokenizer."
+            )
+    return [each if isinstance(each, Similarity) else Similarity(each, "against") for each in items]
 
 
 # ------------------------------------------------------------------------------------------------- shared functions
