@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError, LayerError
@@ -86,6 +86,7 @@ class Inputs:
         self.shared: tuple[Key, ...] = (shared,) if isinstance(shared, str) else tuple(shared)
         if not entries:
             raise CamtoolError("img holds no arguments; give the model's inputs, by position or by name.")
+        _check_no_patches(entries)
         named = [("image", key) for key in (image,) if key is not None] + [("shared", key) for key in self.shared]
         for argument, key in named:
             if key not in entries:
@@ -188,6 +189,21 @@ def _iterate_calls(model: nn.Module, inputs: nested_tensors.ModelInputs, layers:
 def _get_image_shape(inputs: nested_tensors.ModelInputs) -> tuple[int, ...] | None:
     tensor = nested_tensors.find_main_tensor(inputs)
     return None if tensor is None else tuple(tensor.shape[1:])
+
+
+def _check_no_patches(entries: Mapping[Key, Any]) -> None:
+    """Check that the image is no list of patches, as processors of NaFlex models such as SigLIP 2 return it.
+
+    Raises:
+        ImageError: It is one, so there are no pixels to draw a map on.
+    """
+    patches = entries.get("pixel_values")
+    if "spatial_shapes" in entries and isinstance(patches, Tensor) and patches.ndim < 4:
+        raise ImageError(
+            f"img: pixel_values has shape {tuple(patches.shape)} and comes with spatial_shapes: the processor of a "
+            "NaFlex model, e.g. SigLIP 2, has cut the image into a list of patches. Wrap the model in a module that "
+            "takes images (N, 3, H, W) and makes this list itself, see docs/inputs-and-targets.md."
+        )
 
 
 def _check_keywords(entries: Mapping[Key, Any], image: object) -> None:

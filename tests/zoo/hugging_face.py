@@ -434,5 +434,6 @@ UNFIT: dict[str, tuple[Small, str]] = {
 }
 """What cannot be explained unasked, each with the reason: a function from the output to a number says what to explain.
 
-Not here at all are models that are given no picture: ImageGPT (clusters of colors), SigLIP 2 (patches and a mask).
+Not here at all are models that are given no picture: ImageGPT (clusters of colors), SigLIP 2 (patches and a mask;
+``test_prefix_tokens.py`` has it behind a module that takes pictures).
 """
