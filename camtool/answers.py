@@ -17,8 +17,7 @@ from camtool.errors import CamtoolError, ModelError
 from camtool.explainer import Explainer
 from camtool.explanation import Explanation
 from camtool.inputs.image_files import ImageSource, read_image
-from camtool.inputs.model_inputs import Inputs
-from camtool.layers.image_tokens import find_image_tokens, find_placeholder
+from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
 from camtool.methods import find_method
 from camtool.models import to_loaded
 from camtool.models.vision_language import VisionLanguageModel
@@ -91,6 +90,7 @@ def tokens(
     *,
     by: Literal["words", "tokens"] = "words",
     max_new_tokens: int = 32,
+    image: Literal["pixel_values", "thumbnail"] = "pixel_values",
     **settings: Any,
 ) -> AnswerMaps:
     """Show where a vision-language model looks for each word of its answer.
@@ -107,35 +107,45 @@ def tokens(
         answer: The text to explain; by default the model writes it, with the most likely token each time.
         by: A map for each word, or for each token.
         max_new_tokens: The length up to which the model writes.
+        image: Where a processor cuts the photo to tiles, the maps lie on the tiles, whose grid is fine. "thumbnail":
+            on the thumbnail of the photo, which the model reads as well.
         **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`. ``method="tam"`` removes
             from each word what the words before explain; ``"raw-attention"`` is a baseline.
 
     Raises:
         ModelError: The model does not write text, or is an encoder and a decoder.
-        CamtoolError: The prompt has no place for the image, or the answer is empty.
-        ImageError: The processor cuts the image to several tiles.
+        CamtoolError: The prompt has no place for the image, the answer is empty, or there is no thumbnail.
+        ImageError: The processor cuts the image to tiles whose arrangement is not certain.
     """
     check_choice("by", by, ("words", "tokens"))
+    check_choice("image", image, ("pixel_values", "thumbnail"))
     module = get_module(model)
     reader = _check_model(module)
     photo = read_image(img)
-    given = _process(processor, photo, prompt, module)
+    text = _write_prompt(processor, prompt)
+    given = _process(processor, photo, text, prompt, module)
     written = _write_answer(module, given, max_new_tokens) if answer is None else _encode(processor.tokenizer, answer)
     words = _split_words(processor.tokenizer, written, by)
     if not words:
         raise CamtoolError(f"answer: there is no word in {answer!r}." if answer else "the model wrote no word.")
     start = given["input_ids"].shape[1]
     targets = [
-        TextTokens(tuple(start + index for index in indices), tuple(written[index] for index in indices), text)
-        for text, indices in words
+        TextTokens(tuple(start + index for index in indices), tuple(written[index] for index in indices), label)
+        for label, indices in words
     ]
     if find_method(settings.get("method", "gradcam")).name == "tam":
         context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
         settings = {"context": context, "answer_start": start, **settings}
-    explainer: Any = Explainer(module, transform=_Preparation(reader, processor), **settings)
-    entries: dict[str, Any] = {name: tensor[0] for name, tensor in _append(given, written).items()}
-    entries["pixel_values"] = photo
-    found = explainer(Inputs(image="pixel_values", **entries), targets)
+    extended = _append(given, written)
+    tiled = _find_tiled_image(reader, processor, photo, text, extended)
+    joined = reader.join_to_images(extended, tiled)
+    entries = {name: value[0] if isinstance(value, Tensor) else value for name, value in joined.items()}
+    if image not in entries:
+        raise CamtoolError(f"image={image!r}: the processor made one tile of the photo, so there is no thumbnail.")
+    entries[image] = photo
+    preparation = _Preparation(reader, processor, text, tiled, image)
+    explainer: Any = Explainer(module, transform=preparation, image=image, **settings)
+    found = explainer(entries, targets)
     return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(found))
 
 
@@ -144,15 +154,43 @@ def tokens(
 
 @dataclass(frozen=True, eq=False)
 class _Preparation:
-    """Transform from an image to the model's input ``(C, H, W)``, computed by a processor."""
+    """Transform from an image to the model's input ``(C, H, W)``, computed by a processor.
+
+    Attributes:
+        reader: The model.
+        processor: Its processor.
+        text: What the processor gets beside the image.
+        tiled: The arrangement of tiles; None if there is one tile.
+        name: Which of the model's inputs is returned.
+    """
 
     reader: VisionLanguageModel
     processor: Any
+    text: str
+    tiled: TiledImage | None
+    name: str
 
     def __call__(self, image: Image.Image) -> Tensor:
-        prepared = self.processor.image_processor(images=image, return_tensors="pt")
-        pixels: Tensor = self.reader.join_to_images(prepared)["pixel_values"]
+        # The image processor alone may have other settings, e.g. make one tile.
+        prepared = dict(self.processor(images=image, text=self.text, return_tensors="pt"))
+        del prepared["input_ids"]
+        pixels: Tensor = self.reader.join_to_images(prepared, self.tiled)[self.name]
         return pixels[0]
+
+
+def _find_tiled_image(
+    reader: VisionLanguageModel, processor: Any, photo: Image.Image, text: str, inputs: Mapping[str, Any]
+) -> TiledImage | None:
+    """Return how the processor cuts photos of this size to tiles; None if it makes one tile.
+
+    Some models only show it by the pixels. A pattern shows it with certainty, which a gray photo does not.
+    """
+    rows, columns = (np.linspace(0, 255, length) for length in photo.size[::-1])
+    planes = np.broadcast_arrays(rows[:, None], columns, 255 - rows[:, None])
+    pattern = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
+    pixels = processor(images=pattern, text=text, return_tensors="pt")["pixel_values"]
+    found: TiledImage | None = reader.join_to_images({**inputs, "pixel_values": pixels}).get(TILED_IMAGE)
+    return found
 
 
 def _check_model(module: nn.Module) -> VisionLanguageModel:
@@ -175,17 +213,23 @@ def _check_model(module: nn.Module) -> VisionLanguageModel:
     return reader
 
 
-def _process(processor: Any, photo: Image.Image, prompt: str, module: nn.Module) -> dict[str, Any]:
-    """Return the model's inputs for the photo and the prompt, on its device.
+def _write_prompt(processor: Any, prompt: str) -> str:
+    """Return the prompt as a text with a placeholder for the image, by the processor's template if it has one."""
+    placeholder = str(getattr(processor, "image_token", "") or "")
+    if not getattr(processor, "chat_template", None) or (placeholder and placeholder in prompt):
+        return prompt
+    content = [{"type": "image"}, {"type": "text", "text": prompt}]
+    text: str = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    return text
+
+
+def _process(processor: Any, photo: Image.Image, text: str, prompt: str, module: nn.Module) -> dict[str, Any]:
+    """Return the model's inputs for the photo and the text of the prompt, on its device.
 
     Raises:
         CamtoolError: The prompt has no place for the image.
     """
-    text = prompt
     placeholder = str(getattr(processor, "image_token", "") or "")
-    if getattr(processor, "chat_template", None) and (not placeholder or placeholder not in prompt):
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     device = next(module.parameters()).device
     hint = f", e.g. {placeholder + ' ' + prompt!r}" if placeholder else ""
     refusal = f"prompt: {prompt!r} has no place for the image; write the placeholder into it{hint}."

@@ -24,7 +24,9 @@ from camtool.inputs.devices import choose_device, get_dtype
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
+from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import Transform, build_default_transform, find_input_size, find_transform
+from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo, View
 from camtool.structures import module_names, nested_tensors
@@ -334,9 +336,7 @@ class InputPreparer:
         """
 
         def prepare_several(inputs: Inputs | Mapping[str, Any]) -> tuple[InputBatch, bool]:
-            inputs = Inputs.from_user(inputs, image)
-            if isinstance(self._model, VisionLanguageModel):
-                inputs = inputs.replace_entries(self._model.join_to_images(inputs.entries))
+            inputs = self._join_to_images(Inputs.from_user(inputs), image)
             key, index = inputs.find_image_candidates()[0], call_index
             if needs_layers:
                 key, index = self.select_image_input(inputs, layers, index)
@@ -362,6 +362,14 @@ class InputPreparer:
         )
         batches = (InputBatch.from_prepared(each, call_index) for each in group_into_batches(items, size))
         return len(img) if is_batch else None, batches
+
+    def _join_to_images(self, inputs: Inputs, image: Key | None) -> Inputs:
+        """Return the inputs with images ``(N, C, H, W)``; ``image`` overrides theirs."""
+        if isinstance(self._model, VisionLanguageModel):
+            inputs = inputs.replace_entries(self._model.join_to_images(inputs.entries))
+            if TILED_IMAGE in inputs.entries and inputs.image is None:
+                image = image or TILES  # and not the thumbnail where the layer does not fit the tiles
+        return Inputs.from_user(inputs, image)
 
     def prepare_inputs(self, inputs: Inputs, image: Key, call_index: int | None = None) -> tuple[InputBatch, bool]:
         """Prepare several inputs of a model; return the batch, and whether the image had an axis for a batch.

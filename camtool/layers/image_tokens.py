@@ -3,13 +3,15 @@
 The processor of such a model repeats a placeholder in the text, one for each token of the image, and the model replaces
 the embeddings of the placeholders by the image's features. So the placeholders in ``input_ids`` are the positions. The
 number of tokens alone does not determine the grid: a text may have as many tokens as the image.
+
+If the processor cut the image to tiles, :class:`TiledImage` among the inputs tells the positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["ImageTokens", "find_image_tokens", "find_placeholder"]
+__all__ = ["TILED_IMAGE", "ImageTokens", "TiledImage", "find_image_tokens", "find_placeholder"]
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
 """Names in configurations of Hugging Face for the placeholder's number in the vocabulary."""
@@ -26,19 +28,59 @@ _MASK_NAMES = ("image_embeds_position_mask",)
 """Names of inputs that mark the image's tokens themselves: Kosmos-2."""
 
 
+TILED_IMAGE = "tiled_image"
+"""Name of the input that holds a :class:`TiledImage`."""
+
+
 @dataclass(frozen=True)
 class ImageTokens:
     """The tokens of one image in a text.
 
     Attributes:
         length: Number T of tokens of the text, those of the image included.
-        positions: Which of them are the image's, in order; empty if the model does not say it.
+        positions: Which of them are the image's, row by row of the grid; empty if the model does not say it.
         grid: The grid that they form, if the inputs say it; else None.
+        seams: Edges between the tiles of the image, in its pixels: of rows of tiles, and of columns of tiles.
     """
 
     length: int
     positions: tuple[int, ...] = ()
     grid: tuple[int, int] | None = None
+    seams: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+class TiledImage:
+    """Arrangement of the tiles that a processor cut an image to, and their tokens in the text.
+
+    It is no data class: functions on nested tensors would look for tensors among thousands of positions.
+
+    Attributes:
+        rows: Number of rows of tiles.
+        columns: Number of columns of tiles.
+        crop: Edges of the image in the joined tiles (top, left, bottom, right), in pixels; the rest is padding.
+        thumbnail: Whether a thumbnail of the whole image comes ``"first"``, before the tiles, or ``"last"``; None if
+            there is none.
+        is_stacked: The model takes ``(N, K, C, H, W)``; else ``(N·K, C, H, W)``.
+        tokens: Name of an input → its tokens in the text. Empty for a single tile.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        crop: tuple[int, int, int, int],
+        *,
+        thumbnail: Literal["first", "last"] | None,
+        is_stacked: bool,
+        tokens: Mapping[str, ImageTokens],
+    ) -> None:
+        self.rows, self.columns, self.crop = rows, columns, crop
+        self.thumbnail, self.is_stacked, self.tokens = thumbnail, is_stacked, dict(tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TiledImage) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def find_image_tokens(model: nn.Module, inputs: ModelInputs) -> ImageTokens | None:
@@ -46,14 +88,19 @@ def find_image_tokens(model: nn.Module, inputs: ModelInputs) -> ImageTokens | No
 
     Args:
         model: Any module.
-        inputs: What it is called with.
+        inputs: What it is called with; in a mapping the image comes first.
 
     Raises:
         LayerError: The texts of a batch have the image at different places, or there are several images.
     """
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(inputs, Mapping):
+        return None
+    ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
         return None
+    tiled = inputs.get(TILED_IMAGE)
+    if isinstance(tiled, TiledImage) and tiled.tokens:
+        return tiled.tokens.get(next(iter(inputs)), ImageTokens(ids.shape[1]))
     mask = _find_mask(model, inputs, ids)
     if mask is None or not mask.any():
         return ImageTokens(ids.shape[1])

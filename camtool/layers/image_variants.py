@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ __all__ = [
     "VARIANTS",
     "find_image_size",
     "get_image_input",
+    "list_parts_of_tiles",
     "select_first_image",
     "vary_corner",
     "vary_corner_and_halves",
     "vary_halves",
+    "vary_parts",
 ]
 
 VARIANTS = 3
@@ -74,6 +76,44 @@ def vary_halves(inputs: ModelInputs) -> ModelInputs:
     return _repeat_first_image(inputs, _change_halves)
 
 
+def vary_parts(inputs: ModelInputs, parts: Sequence[Tensor]) -> ModelInputs:
+    """Return the inputs with several images: the first one, and one for each part ``(H, W)`` with other pixels there.
+
+    Args:
+        inputs: The inputs.
+        parts: Booleans, True at the pixels to change.
+    """
+
+    def vary(several: Tensor) -> None:
+        noise = _draw_noise(several)
+        for changed, part in zip(several[1:], parts, strict=True):
+            changed.add_(noise * part.to(noise))
+
+    return _repeat_first_image(inputs, vary, 1 + len(parts))
+
+
+def list_parts_of_tiles(size: Sequence[int], seams: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return parts ``(H, W)`` of an image that together tell each tile, and each quarter of a tile, from the others.
+
+    The number of a row of tiles is written in binary, and a part has the rows with one of the digits. So few parts
+    are enough. A further part has the upper half of each tile. Columns are treated alike.
+
+    Args:
+        size: Size ``(H, W)`` of the image.
+        seams: Edges between the tiles, of rows and of columns.
+    """
+    parts = []
+    for axis, (pixels, inner) in enumerate(zip(size, seams, strict=True)):
+        edges, at = torch.tensor([0, *inner, pixels]), torch.arange(pixels)
+        tile = torch.bucketize(at, edges[1:-1], right=True)
+        digits = [tile.bitwise_right_shift(digit) % 2 == 1 for digit in range(len(inner).bit_length())]
+        first_half = 2 * at < edges[tile] + edges[tile + 1]
+        for part in (*digits, first_half):
+            shape = (pixels, 1) if axis == 0 else (1, pixels)
+            parts.append(part.reshape(shape).expand(*size))
+    return parts
+
+
 def vary_corner_and_halves(inputs: ModelInputs) -> ModelInputs:
     """Return the inputs with the images of :func:`vary_corner`, then the last two of :func:`vary_halves`."""
 
@@ -86,11 +126,16 @@ def vary_corner_and_halves(inputs: ModelInputs) -> ModelInputs:
 
 def _change_halves(several: Tensor) -> None:
     upper, left = several[1][..., : several.shape[-2] // 2, :], several[2][..., : several.shape[-1] // 2]
-    # Noise changes all patches alike. To negate them would change none of a gray area.
+    noise = _draw_noise(several)
+    upper.add_(noise[..., : several.shape[-2] // 2, :])
+    left.add_(noise[..., : several.shape[-1] // 2])
+
+
+def _draw_noise(several: Tensor) -> Tensor:
+    """Return noise for one of several images. To negate patches instead would change none of a gray area."""
     noise = torch.rand(several.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
     noise *= float(several[0].abs().amax()) or 1
-    upper.add_(noise[..., : several.shape[-2] // 2, :].to(upper))
-    left.add_(noise[..., : several.shape[-1] // 2].to(left))
+    return noise.to(several)
 
 
 def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:

@@ -21,6 +21,7 @@ __all__ = [
     "is_in_order",
     "is_in_proportion",
     "is_scaled_down",
+    "measure_agreement",
     "measure_order",
 ]
 
@@ -67,7 +68,7 @@ class Layout:
             a segmenter.
         suffix: Number of tokens after those of the grid: the queries of a detector.
         positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
-            a text; else empty.
+            a text, or if they are not in this order, as those of several tiles; else empty.
     """
 
     kind: Literal["channels first", "channels last", "tokens", "frames"]
@@ -79,14 +80,14 @@ class Layout:
     @classmethod
     def from_positions(cls, grid: Grid, positions: Sequence[int], tokens: int) -> Layout:
         """Return the layout of some of a number of tokens, which are the cells of the grid, row by row."""
-        first, last = positions[0], positions[-1]
-        has_others = last - first >= len(positions)
-        return cls("tokens", grid, first, tokens - 1 - last, tuple(positions) if has_others else ())
+        first, last = min(positions), max(positions)
+        is_run = list(positions) == list(range(first, last + 1))
+        return cls("tokens", grid, first, tokens - 1 - last, () if is_run else tuple(positions))
 
     @property
     def token_count(self) -> int:
         """Number of all tokens, those beside the grid's included."""
-        between = self.positions[-1] + 1 - self.prefix if self.positions else math.prod(self.grid)
+        between = max(self.positions) + 1 - self.prefix if self.positions else math.prod(self.grid)
         return self.prefix + between + self.suffix
 
     @property
@@ -243,6 +244,25 @@ def _compare_half(change: Tensor) -> tuple[float, float]:
     first, others = cells[order[:count]], cells[order[count:]]
     agreement = first[order[:count] < count].sum() / first.sum().clamp_min(smallest)
     return float(first.mean() / others.mean().clamp_min(smallest)), float(agreement)
+
+
+def measure_agreement(change: Tensor, part: Tensor) -> float:
+    """Return how much of the change of some cells lies in the part of the image that was changed.
+
+    As many cells as the part has are taken, those that respond most; the result is the share of their change.
+
+    Args:
+        change: ``(h, w)``, not negative.
+        part: ``(H, W)``, booleans over the image. A cell belongs to it if its center does.
+    """
+    rows, columns = (
+        ((torch.arange(cells) + 0.5) * pixels / cells).long()
+        for cells, pixels in zip(change.shape, part.shape, strict=True)
+    )
+    of_cells = part[rows][:, columns].flatten().to(change.device)
+    most = change.flatten().argsort(descending=True)[: int(of_cells.sum())]
+    found = change.flatten()[most]
+    return float(found[of_cells[most]].sum() / found.sum().clamp_min(torch.finfo(change.dtype).tiny))
 
 
 def is_in_order(maps: Tensor) -> bool | None:

@@ -27,13 +27,15 @@ from camtool.layers.image_variants import (
     VARIANTS,
     find_image_size,
     get_image_input,
+    list_parts_of_tiles,
     select_first_image,
     vary_corner,
     vary_corner_and_halves,
     vary_halves,
+    vary_parts,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, measure_order
+from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, measure_agreement, measure_order
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import compute_top_score, find_logits
@@ -121,7 +123,14 @@ def read_layouts(
     text = find_image_tokens(model, inputs)
     reader = LayoutReader(calls, size, queries, text)
     in_text = reader.find_text_layout()
-    if text is None or in_text is None or _has_image_order(model, inputs, *in_text):
+    if text is None or in_text is None:
+        return reader
+    is_ordered = (
+        _has_tile_order(model, inputs, *in_text, text.seams)
+        if any(text.seams)
+        else _has_image_order(model, inputs, *in_text)
+    )
+    if is_ordered:
         return reader
     # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
     return LayoutReader(calls, size, queries, replace(text, positions=()))
@@ -160,11 +169,35 @@ def find_order_verdict(
 
 def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
     """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
-    calls = observe(model, names, vary_halves(inputs), grad=False).calls
+    maps = _observe_image_in_text(model, vary_halves(inputs), layout, names)
+    return maps is not None and all(agreement > _TEXT_AGREEMENT for _, agreement in measure_order(maps))
+
+
+def _has_tile_order(
+    model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str], seams: Sequence[Sequence[int]]
+) -> bool:
+    """Check that the cells respond where the image was changed: in some tiles, and in one half of each tile."""
+    parts = list_parts_of_tiles(find_image_size(inputs), seams)
+    # A few parts at a time, as tiles take much memory.
+    for start in range(0, len(parts), VARIANTS - 1):
+        some = parts[start : start + VARIANTS - 1]
+        maps = _observe_image_in_text(model, vary_parts(inputs, some), layout, names)
+        if maps is None or any(
+            measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
+            for changed, part in zip(maps[1:], some, strict=True)
+        ):
+            return False
+    return True
+
+
+def _observe_image_in_text(
+    model: nn.Module, variants: ModelInputs, layout: Layout, names: Sequence[str]
+) -> Tensor | None:
+    """Return the image's cells ``(V, C, h, w)`` in the first module whose output depends on the image; None without."""
+    calls = observe(model, names, variants, grad=False).calls
     several = [layout.to_grid(calls[name][0].detach()) for name in names]
     # The first modules may return positions, or the text alone.
-    maps = next((each for each in several if len(each) == VARIANTS and not bool((each == each[:1]).all())), None)
-    return maps is not None and all(agreement > _TEXT_AGREEMENT for _, agreement in measure_order(maps))
+    return next((each for each in several if len(each) > 1 and not bool((each == each[:1]).all())), None)
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -15,15 +15,24 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from camtool.errors import ImageError
-from camtool.layers.image_tokens import find_placeholder
+from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
+from camtool.models.image_tiles import (
+    PADDED_TILES,
+    THUMBNAIL,
+    UnknownTilesError,
+    cut_tiles,
+    find_tiled_image,
+    join_tiles,
+)
 from camtool.private_torch import convert_tensors_of_module, share_children
 from camtool.structures.model_cache import remember_for_model
 
 __all__ = ["VisionLanguageModel", "get_vision_language_model", "takes_image_and_text"]
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
-"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens, and
-which of them are no padding."""
+_COUNTS = "batch_num_images"
+"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens,
+which of them are no padding, and the number of images of each text."""
 
 
 def takes_image_and_text(model: nn.Module) -> bool:
@@ -52,45 +61,63 @@ class VisionLanguageModel(nn.Module):
         self.__dict__["whole"] = whole
         self.__dict__["config"] = whole.config
         self.training = whole.training
-        self._has_tiles = False
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the output of the whole model."""
-        pixels = inputs.get(_PIXELS)
-        if isinstance(pixels, Tensor) and pixels.ndim == 4:
-            if isinstance(inputs.get(_GRIDS), Tensor):
-                inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
-            elif self._has_tiles:
-                inputs[_PIXELS] = pixels[:, None]
+        pixels, tiled = inputs.get(_PIXELS), inputs.pop(TILED_IMAGE, None)
+        if isinstance(tiled, TiledImage):
+            joined = {name: inputs.pop(name) for name in (_PIXELS, THUMBNAIL, PADDED_TILES) if name in inputs}
+            inputs[_PIXELS] = cut_tiles(joined, tiled)
+            inputs.pop(_COUNTS, None)  # it says that each text has one image, as without it
+        elif isinstance(pixels, Tensor) and pixels.ndim == 4 and isinstance(inputs.get(_GRIDS), Tensor):
+            inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
         for name in (_TEXT, _MASK):
             if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
                 inputs[name] = inputs[name].flatten(0, 1)
         return self.whole(*args, **inputs)
 
-    def join_to_images(self, inputs: Mapping[Any, Any]) -> dict[Any, Any]:
+    def join_to_images(self, inputs: Mapping[Any, Any], tiled: TiledImage | None = None) -> dict[Any, Any]:
         """Return the arguments of the model with the pixels as images ``(N, C, H, W)``.
 
+        If there are several tiles for a text, these are the joined tiles, and ``thumbnail`` is one more image.
+
+        Args:
+            inputs: The arguments as a processor returns them.
+            tiled: The arrangement of the tiles, if it is known; else it is found.
+
         Raises:
-            ImageError: There are several tiles, images or frames for a text, or images of several sizes.
+            ImageError: There are several images or frames for a text, images of several sizes, or tiles in an unknown
+                order.
         """
         pixels, text, grids = (inputs.get(name) for name in (_PIXELS, _TEXT, _GRIDS))
-        if not isinstance(pixels, Tensor):
+        if not isinstance(pixels, Tensor) or TILED_IMAGE in inputs:
             return dict(inputs)
         if pixels.ndim == 2 and isinstance(grids, Tensor):
             pixels = _join_patches(pixels, grids, *self._read_patch_sizes())
-        if pixels.ndim == 5:
-            if pixels.shape[1] > 1:
-                raise _build_tiles_error(pixels.shape[1])
-            self._has_tiles, pixels = True, pixels[:, 0]
         joined = {**inputs, _PIXELS: pixels}
-        if not isinstance(text, Tensor) or text.ndim != 2 or pixels.ndim != 4:
+        if pixels.ndim == 5 or tiled is not None:
+            joined |= self._join_tiles(pixels, inputs, tiled)
+        if not isinstance(text, Tensor) or text.ndim != 2 or pixels.ndim not in (4, 5):
             return joined
         if find_placeholder(self) is None:  # no text holds an image
-            return joined | _group_texts(inputs, len(pixels))
-        if len(pixels) != len(text):
-            raise _build_tiles_error(len(pixels), len(text))
+            return joined | _group_texts(inputs, len(joined[_PIXELS]))
+        if len(joined[_PIXELS]) != len(text):
+            joined |= self._join_tiles(pixels, inputs, None)
         _check_padding(inputs.get(_MASK))
         return joined
+
+    def _join_tiles(self, pixels: Tensor, inputs: Mapping[Any, Any], tiled: TiledImage | None) -> dict[str, Any]:
+        """Return the joined tiles, the thumbnail, and the arrangement of the tiles.
+
+        Raises:
+            ImageError: The arrangement is not certain.
+        """
+        try:
+            tiled = tiled or find_tiled_image(self.whole, pixels, inputs, find_placeholder(self))
+        except UnknownTilesError as error:
+            text = inputs.get(_TEXT)
+            raise _build_tiles_error(pixels, len(text) if isinstance(text, Tensor) else 1, str(error)) from error
+        return {**join_tiles(pixels, tiled), TILED_IMAGE: tiled}
 
     def _read_patch_sizes(self) -> tuple[int, int, int]:
         """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
@@ -134,12 +161,13 @@ def _check_padding(mask: Any) -> None:
         )
 
 
-def _build_tiles_error(tiles: int, texts: int = 1) -> ImageError:
-    whose = "a text" if texts == 1 else f"{texts} texts"
+def _build_tiles_error(pixels: Tensor, texts: int, reason: str) -> ImageError:
+    count = pixels.shape[1] if pixels.ndim == 5 else len(pixels)
+    whose = "a text" if texts == 1 or pixels.ndim == 5 else f"{texts} texts"
     return ImageError(
-        f"img: 'pixel_values' holds {tiles} images or tiles for {whose}, and a map lies over one image. Let the "
-        "processor make one tile, e.g. processor(..., do_image_splitting=False) or crop_to_patches=False, and give "
-        "one image for each text."
+        f"img: 'pixel_values' holds {count} images or tiles for {whose}, and {reason}. Let the processor make one "
+        "tile, e.g. processor(..., do_image_splitting=False) or crop_to_patches=False, and give one image for each "
+        "text."
     )
 
 
