@@ -53,6 +53,10 @@ _TEXT_AGREEMENT = 0.7
 """Share of the change that lies in the changed half of the image, at least, so that tokens in a text count as cells.
 Here a place is required, as nothing else shows that these tokens form a grid."""
 
+_TEXT_CONTRAST = 1.5
+"""Contrast that they must have, too, as a few cells agree by chance. With random weights it is 12 to 290 for
+cells, and 1.1 to 1.8 for queries, which look at the whole image."""
+
 _MOST_ASKED = 32
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
 
@@ -170,7 +174,9 @@ def find_order_verdict(
 def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
     """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
     maps = _observe_image_in_text(model, vary_halves(inputs), layout, names)
-    return maps is not None and all(agreement > _TEXT_AGREEMENT for _, agreement in measure_order(maps))
+    return maps is not None and all(
+        contrast > _TEXT_CONTRAST and agreement > _TEXT_AGREEMENT for contrast, agreement in measure_order(maps)
+    )
 
 
 def _has_tile_order(

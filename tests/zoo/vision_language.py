@@ -229,6 +229,22 @@ WITHOUT_GRID: dict[str, SmallVLM] = {
         _BY_INDEX | {"num_query_tokens": 16},
         tokens=16,
     ),
+    # The text marks its queries by a mask.
+    "kosmos_2": SmallVLM(
+        "Kosmos2ForConditionalGeneration",
+        {
+            "vision_config": ("Kosmos2VisionConfig", _TOWER),
+            "text_config": (
+                "Kosmos2TextConfig",
+                {"vocab_size": VOCABULARY, "embed_dim": 32, "ffn_dim": 64, "layers": 2, "attention_heads": 4}
+                | {"max_position_embeddings": 256},
+            ),
+        },
+        None,
+        {"latent_query_num": 16},
+        tokens=16,
+        mark="image_embeds_position_mask",
+    ),
     "idefics2": SmallVLM(
         "Idefics2ForConditionalGeneration",
         {
