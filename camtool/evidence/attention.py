@@ -90,21 +90,31 @@ class AttentionEvidence:
         """
         return self._compute_gradients(self._scores, [call.matrix for call in self._calls])
 
-    def compute_early_exit_gradients(self) -> list[Tensor]:
+    def compute_early_exit_gradients(self, layers: int | None = None) -> list[Tensor]:
         """Return the gradient of each layer's own score with respect to its own attention matrix, ``(R, H, T, S)``.
 
         A layer's own score is the row's score if the tokens that its block returned were those of the last block. The
         rest of the model, with its pooling and head, runs on them. A pooling has no score of its own.
 
+        Args:
+            layers: The number of layers, the last ones; by default all.
+
         Raises:
-            MethodError: The blocks do not return tokens of one shape, or no gradient passes.
+            MethodError: The blocks do not return tokens of one shape, there are fewer than ``layers``, or no gradient
+                passes.
         """
         blocks = self._get_blocks()
+        count = len(blocks) if layers is None else layers
+        if count > len(blocks):
+            raise MethodError(
+                f"layers must be at most {len(blocks)}: the model has {format_count(len(blocks), 'block')} with "
+                f"self-attention; got {count}."
+            )
+        pairs = list(zip(blocks, self._calls[: len(blocks)], strict=True))[-count:]
         with enable_gradients():
-            scores = self._score_each_block(blocks)
+            scores = self._score_each_block([block for block, _ in pairs])
             return [
-                self._compute_gradients(own, [call.matrix])[0]
-                for own, call in zip(scores, self._calls[: len(blocks)], strict=True)
+                self._compute_gradients(own, [call.matrix])[0] for own, (_, call) in zip(scores, pairs, strict=True)
             ]
 
     def compute_query_weights(self) -> list[Tensor]:

@@ -93,7 +93,8 @@ RELEASED_CODE_DIFFERENCES = (
     ReleasedCodeDifference(
         "legrad",
         "By default the wrapper uses the last two layers.",
-        "All layers count, as in the paper.",
+        "All layers count, as in the paper; `layers=2` matches the released code.",
+        {"layers": None},
     ),
     ReleasedCodeDifference(
         "maskclip",

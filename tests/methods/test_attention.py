@@ -55,6 +55,7 @@ def test_methods_equal_their_oracles(name: str, pooling: str, seed: int) -> None
             for fusion in ("mean", "max", "min")
             for discard in (0, 0.6)
         ),
+        *(("legrad", {"layers": layers}) for layers in (1, 2, 3)),
         ("vitreciprocam", {"gaussian": False}),
     ],
 )
@@ -135,6 +136,11 @@ def test_maps_of_three_tokens_by_hand(name: str, index: int, expected: list[floa
     x = torch.tensor([[[[10.0, -20.0]]]])
     evidence = gather_rows(ThreeTokens(), x, [ClassScore(index)])
     assert_close(METHODS[name](evidence), torch.tensor([[expected]]))
+
+
+def test_legrad_names_how_many_layers_there_are() -> None:
+    with pytest.raises(MethodError, match=r"layers must be at most 3: the model has 3 blocks with self-attention"):
+        camtool.explain(make_tiny_vit(), make_images(1), 1, method="legrad", layers=4)
 
 
 @pytest.mark.parametrize(

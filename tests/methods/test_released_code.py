@@ -77,6 +77,7 @@ def test_legrad_uses_the_last_two_layers() -> None:
     ours = METHODS["legrad"](gather_rows(net, x, [ClassScore(2)]))
     close_to_peak(ours, every, 1e-6)
     far_apart(ours, last_two)
+    close_to_peak(METHODS["legrad"](gather_rows(net, x, [ClassScore(2)]), layers=2), last_two, 1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 20])

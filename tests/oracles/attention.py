@@ -104,14 +104,15 @@ def agcam(case: Transformer) -> Map:
 
 
 @oracle("legrad")
-def legrad(case: Transformer) -> Map:
+def legrad(case: Transformer, layers: int | None = None) -> Map:
     """Bousselham et al. 2024: the mean over layers, heads and queries of ``(∂s^l / ∂A^l)⁺``."""
     total = [0.0] * len(case.early[0][0][0])
-    for g in case.early:
-        for head in g:
+    count = layers or len(case.early)
+    for l in range(len(case.early) - count, len(case.early)):  # noqa: E741
+        for head in case.early[l]:
             for row in head:
                 for j in range(len(row)):
-                    total[j] += max(row[j], 0.0) / len(row) / len(g) / len(case.early)
+                    total[j] += max(row[j], 0.0) / len(head) / len(case.early[l]) / count
     return on_grid(case, total)
 
 

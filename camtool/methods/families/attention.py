@@ -121,8 +121,8 @@ def agcam(evidence: Evidence) -> Tensor:
 
 
 @method("legrad", paper="arXiv 2404.03214", needs="attention, gradients", cost="some passes", ignores_layer=True)
-def legrad(evidence: Evidence) -> Tensor:
-    """Average attention gradients over all layers.
+def legrad(evidence: Evidence, *, layers: int | None = None) -> Tensor:
+    """Average attention gradients over the layers.
 
     The mean over the layers, heads and queries of ``relu(∂s_l / ∂A_l)``, where ``s_l`` is the score if the model's last
     norm, pooling and head read the tokens that block l returns (Bousselham et al. 2024, section 3). The attention
@@ -134,16 +134,19 @@ def legrad(evidence: Evidence) -> Tensor:
 
     Args:
         evidence: The model, run again to capture its attention.
+        layers: The number of layers that count, the last ones; by default all, as in the paper. The authors' code uses
+            the last 2 by default.
 
     Returns:
         Maps ``(R, h, w)``, not negative.
 
     Raises:
-        MethodError: The model has no attention over one set of tokens, its blocks do not return them, or no gradient
-            reaches it.
+        MethodError: The model has no attention over one set of tokens, its blocks do not return them, no gradient
+            reaches it, or ``layers`` is less than 1 or more than the model has.
     """
+    check_count("layers", layers, optional=True)
     attention = capture_attention_evidence(evidence)
-    by_layer = torch.stack([g.relu().mean((1, 2)) for g in attention.compute_early_exit_gradients()])
+    by_layer = torch.stack([g.relu().mean((1, 2)) for g in attention.compute_early_exit_gradients(layers)])
     return attention.to_grid(by_layer.mean(0))
 
 
