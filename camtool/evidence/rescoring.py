@@ -61,8 +61,7 @@ def score_inputs(
         The scores, ``(count, rows)``.
     """
     forward_pass, image = evidence.forward_pass, evidence.images[rows[0]]
-    wanted = [evidence.targets[row] for row in rows]
-    wanted = wanted if convert_target is None else [convert_target(target) for target in wanted]
+    wanted = _select_targets(evidence, rows, convert_target)
     with forward_pass.restore_autocast():
         # Building it costs a few forward passes; later calls reuse it.
         model = forward_pass.fold_model()
@@ -75,7 +74,13 @@ def score_inputs(
 
 
 def score_activations(
-    evidence: Evidence, rows: Sequence[int], count: int, make_variants: MakeVariants, *, chunk: int | None = None
+    evidence: Evidence,
+    rows: Sequence[int],
+    count: int,
+    make_variants: MakeVariants,
+    *,
+    chunk: int | None = None,
+    convert_target: Callable[[Target], Target] | None = None,
 ) -> Tensor:
     """Score many variants of one image's activations.
 
@@ -87,22 +92,30 @@ def score_activations(
         count: The number of variants.
         make_variants: Makes those of a slice, ``(m, C, *grid)``.
         chunk: How many run at once; by default as many as fit into memory.
+        convert_target: Gives what to score instead of a row's target, e.g. its class' probability.
 
     Returns:
         The scores, ``(count, rows)``.
     """
-    image, wanted = evidence.images[rows[0]], [evidence.targets[row] for row in rows]
+    image, wanted = evidence.images[rows[0]], _select_targets(evidence, rows, convert_target)
     size = evidence.forward_pass.find_tail_chunk_size(evidence.get_layer()) if chunk is None else chunk
     parts = iterate_chunks(count, size)
     return torch.cat([_score(_run_tail(evidence, image, make_variants(part)), wanted) for part in parts])
 
 
-def score_logits(evidence: Evidence, rows: Sequence[int], logits: Tensor) -> Tensor:
+def score_logits(
+    evidence: Evidence,
+    rows: Sequence[int],
+    logits: Tensor,
+    *,
+    convert_target: Callable[[Target], Target] | None = None,
+) -> Tensor:
     """Score other logits ``(M, K)`` of the rows' image: ``(M, rows)``.
 
-    Only valid if :func:`camtool.evidence.linear_head.find_scoring_head` found a head.
+    Only valid if :func:`camtool.evidence.linear_head.find_scoring_head` found a head. ``convert_target`` gives what to
+    score instead of a row's target.
     """
-    return _score(logits, [evidence.targets[row] for row in rows])
+    return _score(logits, _select_targets(evidence, rows, convert_target))
 
 
 def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
@@ -143,6 +156,14 @@ def _run_tail(evidence: Evidence, image: int, activations: Tensor) -> Any:
         frames = layer.layout.frames
         output = resume(evidence.model, layer.name, variants, inputs, call_index=index, frames=frames)
         return predictions.to_batch(output, len(variants))
+
+
+def _select_targets(
+    evidence: Evidence, rows: Sequence[int], convert_target: Callable[[Target], Target] | None
+) -> list[Target]:
+    """Return what is scored for each row: its target, converted if ``convert_target`` is given."""
+    wanted = [evidence.targets[row] for row in rows]
+    return wanted if convert_target is None else [convert_target(target) for target in wanted]
 
 
 def _score(output: Any, wanted: Sequence[Target]) -> Tensor:

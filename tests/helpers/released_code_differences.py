@@ -69,9 +69,14 @@ RELEASED_CODE_DIFFERENCES = (
     ReleasedCodeDifference(
         "reciprocam",
         "The score is the softmax probability; a Gaussian exists and is switched off.",
-        "It is the target's own score, a logit for a class; `Probability(index)` as the target matches the "
-        "released code.",
-        {"gaussian": False},
+        'It is the target\'s own score, a logit for a class; `score="probability"` matches the released code.',
+        {"gaussian": False, "score": "target"},
+    ),
+    ReleasedCodeDifference(
+        "vitreciprocam",
+        "The score is the softmax probability, and the tokens of the last block but one are masked.",
+        'It is the target\'s own score, unless `score="probability"`, and the tokens of the last block are masked.',
+        {"gaussian": True, "score": "target"},
     ),
     ReleasedCodeDifference(
         "polycam",

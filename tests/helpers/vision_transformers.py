@@ -270,9 +270,10 @@ def differentiate_held(
 def build_oracle(net: TinyViT, x: Tensor, index: int) -> Transformer:
     """Return an oracle's input for one image ``(1, C, H, W)``, computed without the package."""
 
-    def masked(entry: list[list[float]]) -> float:
+    def masked(entry: list[list[float]]) -> list[float]:
         mixed, _ = compute_block_attention(last, torch.tensor([entry], dtype=torch.float64))
-        return float(net.answer(finish_block(last, into_last, mixed))[0, index].detach())
+        logits: list[float] = net.answer(finish_block(last, into_last, mixed))[0].tolist()
+        return logits
 
     tokens, layers, ends, streams, last = net.embed(x), [], [], [], net.blocks[-1]
     for block in net.blocks:
@@ -310,6 +311,7 @@ def build_oracle(net: TinyViT, x: Tensor, index: int) -> Transformer:
         grid=GRID,
         entry=entry[0].detach().tolist(),
         masked=masked,
+        index=index,
     )
 
 

@@ -27,6 +27,7 @@ from tests.methods.test_all_methods import (
     KINDS,
     C,
     Net,
+    case_of,
     close_to_peak,
     conv,
     deep_net,
@@ -35,10 +36,16 @@ from tests.methods.test_all_methods import (
     pool,
     pooled_net,
 )
+from tests.oracles import ORACLES
 
 ablationcam, reciprocam = METHODS["ablationcam"], METHODS["reciprocam"]
 
-BOTH = [("ablationcam", {}), ("reciprocam", {}), ("reciprocam", {"gaussian": True})]
+BOTH: list[tuple[str, dict[str, Any]]] = [
+    ("ablationcam", {}),
+    ("reciprocam", {}),
+    ("reciprocam", {"gaussian": True}),
+    ("reciprocam", {"score": "probability"}),
+]
 
 SQUARE = Layer("trunk", Layout("channels first", (2, 2)))
 
@@ -113,6 +120,22 @@ def test_gaussian_spreads_over_adjacent_positions_only() -> None:
     assert torch.equal(reciprocam(evidence, gaussian=True), middle[None])
 
 
+@pytest.mark.parametrize("make", [pooled_net, deep_net])
+def test_reciprocam_of_the_probability_equals_the_oracle(make: Callable[[], tuple[Net, Layer]]) -> None:
+    net, layer = make()
+    x = picture(1)
+    expected = ORACLES["reciprocam"](case_of(net.double(), layer, x, 2), score="probability")
+    ours = [reciprocam(look(net, layer, x, target), score="probability") for target in (ClassScore(2), Probability(2))]
+    for each in ours:
+        close_to_peak(each, torch.tensor([expected], dtype=torch.float64), 1e-12)
+
+
+def test_reciprocam_of_a_target_without_a_probability_uses_its_own_score() -> None:
+    net, layer = deep_net()
+    evidence = look(net.double(), layer, picture(1), Contrast(2, (0,)))
+    assert torch.equal(reciprocam(evidence, score="probability"), reciprocam(evidence))
+
+
 # -------------------------------------------------------------------------------- behind a pooled linear head
 
 
@@ -127,7 +150,7 @@ TARGETS = [ClassScore(3), Contrast(2, (0, 5), weight=0.6), Value(1), Probability
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_head_arithmetic_equals_running_the_tail(
-    name: str, options: dict[str, bool], kind: str, target: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], kind: str, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, layer = pooled_net(kind)
     evidence, sizes = look(net.double(), layer, picture(), target), counted(monkeypatch)
@@ -140,7 +163,7 @@ def test_head_arithmetic_equals_running_the_tail(
 
 @pytest.mark.parametrize(("name", "options"), BOTH)
 def test_head_arithmetic_equals_the_tail_if_the_model_pools_the_positive_part(
-    name: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = Net(conv(), nn.Sequential(nn.ReLU(), Apply(pool), nn.Linear(C, CLASSES))).double()
     evidence = look(net, Layer("trunk", Layout("channels first", GRID)), picture(), ClassScore(1))
@@ -151,7 +174,7 @@ def test_head_arithmetic_equals_the_tail_if_the_model_pools_the_positive_part(
 
 
 @pytest.mark.parametrize(("name", "options"), BOTH)
-def test_function_of_the_whole_output_runs_the_tail(name: str, options: dict[str, bool]) -> None:
+def test_function_of_the_whole_output_runs_the_tail(name: str, options: dict[str, Any]) -> None:
     """The head gives the logits; other entries of the output need a forward pass."""
     net, layer = pooled_net()
     net.double()
@@ -163,7 +186,7 @@ def test_function_of_the_whole_output_runs_the_tail(name: str, options: dict[str
     assert find_scoring_head(look(net, layer, x, ClassScore(3))) is not None
     ours = METHODS[name](rich, **options)
     net.tail = Apply(lambda a: tail(a)[:, 3:4] + a.amax((1, 2, 3))[:, None])
-    close_to_peak(ours, METHODS[name](look(net, layer, x, ClassScore(1)), **options), 1e-10)
+    close_to_peak(ours, METHODS[name](look(net, layer, x, Value(0)), **options), 1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,7 +230,7 @@ def test_nothing_runs_if_all_channels_are_zero(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("name", "options"), BOTH)
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
 def test_chunk_size_bounds_the_variants_and_does_not_change_the_map(
-    name: str, options: dict[str, bool], chunk: int, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, layer = deep_net()
     evidence = look(net.double(), layer, picture(2), ClassScore(4))
@@ -219,7 +242,7 @@ def test_chunk_size_bounds_the_variants_and_does_not_change_the_map(
 @pytest.mark.parametrize(("name", "options"), BOTH)
 @pytest.mark.parametrize("make", [pooled_net, deep_net])
 def test_rows_of_one_image_share_tails_and_equal_single_rows(
-    name: str, options: dict[str, bool], make: Callable[[], tuple[Net, Layer]], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], make: Callable[[], tuple[Net, Layer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, layer = make()
     evidence = look(net.double(), layer, picture(2), ClassScore(0))
@@ -311,7 +334,7 @@ def test_chunk_of_zero_is_rejected(name: str, make: Callable[[], tuple[Net, Laye
 @pytest.mark.parametrize("make", [pooled_net, deep_net])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
 def test_maps_are_finite_for_any_activations(
-    name: str, options: dict[str, bool], make: Callable[[], tuple[Net, Layer]], scale: float
+    name: str, options: dict[str, Any], make: Callable[[], tuple[Net, Layer]], scale: float
 ) -> None:
     net, layer = make()
     net.trunk[0].bias.data.zero_()

@@ -57,6 +57,7 @@ def test_methods_equal_their_oracles(name: str, pooling: str, seed: int) -> None
         ),
         *(("legrad", {"layers": layers}) for layers in (1, 2, 3)),
         ("vitreciprocam", {"gaussian": False}),
+        ("vitreciprocam", {"score": "probability"}),
     ],
 )
 def test_options_equal_the_oracle(name: str, options: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ README = (Path(camtool.__file__).parent / "methods" / "README.md").read_text(enc
 
 DIFFERENT = {
     *("gradcam++", "zoomcam", "odam", "integratedgradcam", "cameras", "groupcam", "reciprocam", "polycam", "opticam"),
-    *("rise", "legrad", "sess", "refinecam", "maskclip", "clipsurgery"),
+    *("vitreciprocam", "rise", "legrad", "sess", "refinecam", "maskclip", "clipsurgery"),
 }
 """Methods, wrappers and merges whose results differ from those of the authors' released code."""
 

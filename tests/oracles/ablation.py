@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
+from tests.oracles.scorecam import softmax
 
 
 @oracle("ablationcam")
@@ -17,12 +18,16 @@ def ablationcam(case: Case) -> Map:
 
 
 @oracle("reciprocam")
-def reciprocam(case: Case) -> Map:
-    """Byun and Lee 2022: at each position the score of the activations ``A ⊙ M`` with a mask that shows it alone."""
+def reciprocam(case: Case, score: str = "target") -> Map:
+    """Byun and Lee 2022: at each position the score of the activations ``A ⊙ M`` with a mask that shows it alone.
+
+    The authors' code takes the softmax of the class scores.
+    """
     A, result = case.A, zeros_like(case.A[0])
     for i, j in positions(A[0]):
         alone = [zeros_like(A[k]) for k in range(len(A))]
         for k in range(len(A)):
             alone[k][i][j] = A[k][i][j]
-        result[i][j] = case.tail(alone)[case.index]
+        logits = case.tail(alone)
+        result[i][j] = (softmax(logits) if score == "probability" else logits)[case.index]
     return result

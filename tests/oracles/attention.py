@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tests.oracles.base import Map, oracle
+from tests.oracles.scorecam import softmax
 
 __all__ = ["Heads", "Transformer"]
 
@@ -31,7 +32,8 @@ class Transformer:
         prefix: How many tokens stand before the grid's.
         grid: Rows and columns.
         entry: The tokens that enter the last block's attention.
-        masked: The score where those tokens are others.
+        masked: The logits where those tokens are others.
+        index: The class.
     """
 
     A: list[Heads]
@@ -47,7 +49,8 @@ class Transformer:
     prefix: int
     grid: tuple[int, int]
     entry: Map
-    masked: Callable[[Map], float]
+    masked: Callable[[Map], list[float]]
+    index: int
 
 
 @oracle("rollout")
@@ -131,7 +134,7 @@ def gradeclip(case: Transformer) -> Map:
 
 
 @oracle("vitreciprocam")
-def vitreciprocam(case: Transformer, gaussian: bool = True) -> Map:
+def vitreciprocam(case: Transformer, gaussian: bool = True, score: str = "target") -> Map:
     """Byun and Lee 2023: the score with a 3 x 3 Gaussian window on the tokens, the class token kept."""
     (rows, columns), result = case.grid, [[0.0] * case.grid[1] for _ in range(case.grid[0])]
     kernel = {0: 1 / 2, 1: 1 / 4} if gaussian else {0: 1.0}
@@ -142,7 +145,8 @@ def vitreciprocam(case: Transformer, gaussian: bool = True) -> Map:
                 for x in range(columns):
                     weight = kernel.get(abs(y - i), 0.0) * kernel.get(abs(x - j), 0.0)
                     kept.append([weight * number for number in case.entry[case.prefix + y * columns + x]])
-            result[i][j] = case.masked(kept)
+            logits = case.masked(kept)
+            result[i][j] = (softmax(logits) if score == "probability" else logits)[case.index]
     return result
 
 

@@ -6,7 +6,8 @@ pooling and one linear layer, nothing runs: the score of other activations follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import LinearHead, find_scoring_head
 from camtool.evidence.rescoring import score_activations, score_logits
 from camtool.maps import unsqueeze_like
-from camtool.methods.options import check_count
+from camtool.methods.families.scorecam import prefer_probability
+from camtool.methods.options import check_choice, check_count
 from camtool.methods.registry import method, weighting
+from camtool.targets import Target
 
 __all__ = ["ablationcam", "compute_gaussian_kernel", "reciprocam"]
 
@@ -79,13 +82,18 @@ def _compute_drops(evidence: Evidence, rows: Sequence[int], head: LinearHead | N
 
 
 @method("reciprocam", paper="arXiv 2209.14074", needs="forwards", cost="many tails")
-def reciprocam(evidence: Evidence, *, gaussian: bool = False, chunk: int | None = None) -> Tensor:
+def reciprocam(
+    evidence: Evidence,
+    *,
+    gaussian: bool = False,
+    score: Literal["probability", "target"] = "target",
+    chunk: int | None = None,
+) -> Tensor:
     """Score each position with all others silenced.
 
     ``M(p)`` is the score of ``A ⊙ 1_p``: the activations with all positions except ``p`` set to zero, in every channel
-    (Byun and Lee 2022). The score is the target's own, a logit for a class; the authors' code uses the softmax
-    probability. The paper scales the map to [0, 1]; here the raw map holds the scores, and scaling is the last step, as
-    for every method.
+    (Byun and Lee 2022). The paper scales the map to [0, 1]; here the raw map holds the scores, and scaling is the last
+    step, as for every method.
 
     After a pooled linear head the scores follow from the weights without running the tail. A transformer's prefix
     tokens are not changed.
@@ -95,25 +103,35 @@ def reciprocam(evidence: Evidence, *, gaussian: bool = False, chunk: int | None 
         gaussian: Spread the activations at ``p`` over the adjacent positions by a Gaussian kernel: 1/2 at the position
             itself and 1/4 at the next ones along each axis, 3 x 3 positions on an image. The authors' code has this
             kernel, switched off.
+        score: The score of a position. ``"target"``: the target's own score, a logit for a class. ``"probability"`` as
+            in the authors' code: the probability of the class if the target has one, else the target's own score. It
+            shows few positions if one position is enough for a probability near 1.
         chunk: The number of positions in one pass; by default as many as fit into memory.
 
     Returns:
         Maps of scores ``(R, *grid)``.
 
     Raises:
-        MethodError: ``chunk`` is less than 1.
+        MethodError: ``score`` is not one of these, or ``chunk`` is less than 1.
     """
+    check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
+    convert = prefer_probability if score == "probability" else None
     A = evidence.activations
     kernels = [(compute_gaussian_kernel if gaussian else torch.eye)(size).to(A) for size in A.shape[2:]]
     maps, head = A.new_empty(len(A), A[0, 0].numel()), find_scoring_head(evidence)
     for rows in evidence.rows_by_image:
-        maps[rows] = _score_single_positions(evidence, rows, head, kernels, chunk).T.to(A)
+        maps[rows] = _score_single_positions(evidence, rows, head, kernels, chunk, convert).T.to(A)
     return maps.reshape(len(A), *A.shape[2:])
 
 
 def _score_single_positions(
-    evidence: Evidence, rows: Sequence[int], head: LinearHead | None, kernels: list[Tensor], chunk: int | None
+    evidence: Evidence,
+    rows: Sequence[int],
+    head: LinearHead | None,
+    kernels: list[Tensor],
+    chunk: int | None,
+    convert_target: Callable[[Target], Target] | None,
 ) -> Tensor:
     """Return the scores of one image's rows with only one position shown, ``(positions, rows)``.
 
@@ -123,7 +141,8 @@ def _score_single_positions(
     if head is not None:
         mass = _multiply_outer([kernel.sum(1) for kernel in kernels]) / A[0].numel()
         pooled = (head.maps[rows[0]] * mass).flatten(1).T
-        return score_logits(evidence, rows, pooled.to(head.weight) @ head.weight.T + head.bias)
+        logits = pooled.to(head.weight) @ head.weight.T + head.bias
+        return score_logits(evidence, rows, logits, convert_target=convert_target)
 
     values, positions = A.flatten(1).T, torch.arange(A[0].numel(), device=A.device)
 
@@ -132,7 +151,7 @@ def _score_single_positions(
         spread = _multiply_outer([kernel[index] for kernel, index in zip(kernels, indices, strict=True)])
         return values[part].reshape(*values[part].shape, *[1] * len(indices)) * spread[:, None]
 
-    return score_activations(evidence, rows, len(positions), show_positions, chunk=chunk)
+    return score_activations(evidence, rows, len(positions), show_positions, chunk=chunk, convert_target=convert_target)
 
 
 def compute_gaussian_kernel(size: int) -> Tensor:

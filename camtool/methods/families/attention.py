@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations
 from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
+from camtool.methods.families.scorecam import prefer_probability
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method
 from camtool.targets import Similarity
@@ -187,7 +188,13 @@ def gradeclip(evidence: Evidence) -> Tensor:
 
 
 @method("vitreciprocam", paper="arXiv 2310.02588", needs="attention, forwards", cost="many tails", ignores_layer=True)
-def vitreciprocam(evidence: Evidence, *, gaussian: bool = True, chunk: int | None = None) -> Tensor:
+def vitreciprocam(
+    evidence: Evidence,
+    *,
+    gaussian: bool = True,
+    score: Literal["probability", "target"] = "target",
+    chunk: int | None = None,
+) -> Tensor:
     """Score each token with only neighbors shown.
 
     ``M(p)`` is the score if the tokens that enter the attention of the last block are multiplied by a 3 x 3 Gaussian
@@ -198,6 +205,8 @@ def vitreciprocam(evidence: Evidence, *, gaussian: bool = True, chunk: int | Non
     Args:
         evidence: The model and its inputs.
         gaussian: Also show the adjacent tokens; otherwise only ``p`` itself.
+        score: The score of a token. ``"target"``: the target's own score, a logit for a class. ``"probability"`` as in
+            the authors' code: the probability of the class if the target has one, else the target's own score.
         chunk: The number of tokens in one pass; by default as many as fit into memory.
 
     Returns:
@@ -205,16 +214,19 @@ def vitreciprocam(evidence: Evidence, *, gaussian: bool = True, chunk: int | Non
 
     Raises:
         MethodError: The model has no attention over one set of tokens, no layer returns exactly the input of the last
-            attention, or ``chunk`` is less than 1.
+            attention, ``score`` is not one of these, or ``chunk`` is less than 1.
     """
+    check_choice("score", score, ("probability", "target"))
     check_count("chunk", chunk, optional=True)
+    convert = prefer_probability if score == "probability" else None
     at_input = evidence.at_layer(capture_attention_evidence(evidence).find_input_layer())
     tokens = at_input.activations
     masks = _make_windows(tokens.shape[2:], gaussian=gaussian).to(tokens)
     maps = tokens.new_empty(len(tokens), len(masks))
     for rows in at_input.rows_by_image:
         mask_tokens = partial(_mask_tokens, tokens[rows[0]], masks)
-        maps[rows] = score_activations(at_input, rows, len(masks), mask_tokens, chunk=chunk).T.to(tokens)
+        scores = score_activations(at_input, rows, len(masks), mask_tokens, chunk=chunk, convert_target=convert)
+        maps[rows] = scores.T.to(tokens)
     return maps.reshape(len(tokens), *tokens.shape[2:])
 
 
