@@ -23,13 +23,11 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
 from tests.helpers.comparison import assert_same_explanation
+from tests.helpers.method_lists import FOR_CLASSIFIERS
 from tests.helpers.photos import unseen
 
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
-
-ON_CONVOLUTIONS = [name for name, each in camtool.METHODS.items() if not each.needs.startswith(("attention", "text"))]
-"""The methods for any model; the others need a transformer with attention."""
 
 
 class Net(nn.Sequential):
@@ -210,7 +208,7 @@ def test_results_are_nested_as_the_arguments(model, photo) -> None:
 
 
 def test_several_targets_and_methods_equal_single_calls(model, photo) -> None:
-    methods = ON_CONVOLUTIONS
+    methods = FOR_CLASSIFIERS
     wanted = [["cat", "dog"], "ox"]
     photos = [photo, photo[::-1].copy()]
     first, second = explain(model, photos, wanted, method=methods)
@@ -401,7 +399,7 @@ FEWER = {"sscam": {"samples": 1}, "iscam": {"samples": 2}, "rise": {"samples": 6
 
 def on_the_photo() -> list[Any]:
     """Return the methods that should locate the target; those with a thousand forward passes are marked slow."""
-    found = [camtool.METHODS[name] for name in ON_CONVOLUTIONS if name not in BLIND + SCATTERED]
+    found = [camtool.METHODS[name] for name in FOR_CLASSIFIERS if name not in BLIND + SCATTERED]
     slow = {True: pytest.mark.slow, False: ()}
     return [pytest.param(each.name, marks=slow[each.cost == "many passes"]) for each in found]
 

@@ -77,7 +77,7 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
 
 def _needs_only_model_calls(method: Method) -> bool:
     """Return True if the method reads only the model's inputs and outputs, and no layer."""
-    return method.ignores_layer and method.needs in ("forwards", "gradients at the input")
+    return method.ignores_layer and method.needs in ("forwards", "forwards, a detector", "gradients at the input")
 
 
 def _works_if_quantized(method: Method) -> bool:

@@ -214,6 +214,17 @@ class Target(ABC):
         """
         return None
 
+    def to_similarity(self, prediction: Prediction) -> Target | None:
+        """Return a target that scores how similar the detections in a changed image are to this target's detection.
+
+        Args:
+            prediction: The model's output for the image that is explained.
+
+        Returns:
+            The target, or ``None`` if this target is not one detection of a detector.
+        """
+        return None
+
     def reads_scores(self) -> bool:
         """Return True if the target reads the scores that ``find_logits`` of :mod:`camtool.outputs` returns.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,18 @@ from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.detections import Detections, find_detections
-from camtool.outputs.predictions import get_image_output
+from camtool.outputs.predictions import Prediction, get_image_output
 from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, get_class_label
 from camtool.targets.checks import check_integer, check_number_tuple
 
-__all__ = ["Box", "Detection", "MatchedDetection", "build_nothing_found_error", "find_most_confident"]
+__all__ = [
+    "Box",
+    "Detection",
+    "DetectionSimilarity",
+    "MatchedDetection",
+    "build_nothing_found_error",
+    "find_most_confident",
+]
 
 _LOW_CONFIDENCE = 0.1
 """Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a
@@ -199,15 +206,68 @@ class MatchedDetection(Target):
             is_elsewhere[which] = False
         return rivals
 
+    def to_similarity(self, prediction: Prediction) -> DetectionSimilarity | None:
+        """Return the similarity to this detection, with the class probabilities of its box in the image."""
+        if not isinstance(prediction, Detections):
+            return None
+        similarity = DetectionSimilarity(self.class_index, self.model_box, class_count=self.class_count)
+        if prediction.classes is not None:
+            return similarity
+        which = self._find_nearest(prediction.select_class(self.class_index))
+        return None if which is None else replace(similarity, probabilities=prediction.confidences[which])
+
     def _score_image(self, found: Detections) -> Tensor:
         """Return the score ``()`` among one image's detections of the same class."""
-        overlap = found.compute_iou(self.model_box)
+        which = self._find_nearest(found)
         # No box of this class is left, or all moved away: the object is not detected in this image.
+        return found.compute_lowest_score() if which is None else found.scores[which]
+
+    def _find_nearest(self, found: Detections) -> int | None:
+        """Return the position of the box that overlaps this one best, or ``None`` if none overlaps it enough."""
+        overlap = found.compute_iou(self.model_box)
         best = overlap.max() if len(overlap) else None
         if best is None or best < self.iou_threshold:
-            return found.compute_lowest_score()
+            return None
         is_near = overlap >= best - _SAME_PLACE
-        return found.scores[is_near][found.confidences[is_near].argmax()]
+        return int(torch.where(is_near, found.confidences.detach(), -torch.inf).argmax())
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionSimilarity(Target):
+    """The largest similarity of an image's detections to a given one; 0 if there are none.
+
+    The similarity of a detection is ``IoU · cosine · objectness`` (Petsiuk et al. 2021, section 3, arXiv 2006.03204):
+    the overlap of the boxes, the cosine between the probabilities of the classes, and the objectness. If a box has only
+    one class, its class counts as a one-hot vector: the cosine is 1 for the same class, else 0. The confidence of the
+    best class counts as the objectness, which no supported model returns by itself.
+
+    Attributes:
+        class_index: The class of the given detection.
+        model_box: Its box as the model gives it.
+        probabilities: Its probabilities ``(K,)``, if every box has a score for each class.
+        class_count: The number of classes, if every box has a score for each class.
+    """
+
+    class_index: int
+    model_box: Corners
+    probabilities: Tensor | None = None
+    class_count: int | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        return torch.stack([self._score_image(found) for found in _read_detections(output, self.class_count)])
+
+    def _score_image(self, found: Detections) -> Tensor:
+        """Return the largest similarity ``()`` among one image's detections."""
+        if not len(found):
+            return found.confidences.sum()  # 0, with the right type and device
+        confidences = found.confidences
+        if found.classes is not None:
+            similarity = (found.classes == self.class_index) * confidences
+        else:
+            assert self.probabilities is not None
+            likeness = torch.cosine_similarity(confidences, self.probabilities.to(confidences), dim=1)
+            similarity = likeness * confidences.amax(1)
+        return (found.compute_iou(self.model_box) * similarity).max()
 
 
 def find_most_confident(index: int, image: ImageOutput) -> MatchedDetection:

@@ -16,10 +16,10 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 import camtool
 from camtool.inputs.data_kinds import choose_example_shape, infer_kind
 from camtool.layers.layouts import find_token_layout
+from tests.helpers.method_lists import FOR_CLASSIFIERS
 
 CLASSES = 4
 OPTIONS: dict[str, dict[str, int]] = {"rise": {"samples": 12, "cells": 3}}
-NEED_TRANSFORMERS = [name for name, each in camtool.METHODS.items() if each.needs.startswith(("attention", "text"))]
 METHODS = [*camtool.METHODS, "noise:gradcam", "tta:gradcam"]
 
 
@@ -231,7 +231,7 @@ def test_a_tensor_is_converted_to_the_floating_type_of_the_model(given) -> None:
     assert infer_kind(net, (2, 3, 16, 20)) == "image"
 
 
-@pytest.mark.parametrize("name", [name for name in camtool.METHODS if name not in ("cam", *NEED_TRANSFORMERS)])
+@pytest.mark.parametrize("name", [name for name in FOR_CLASSIFIERS if name != "cam"])
 @pytest.mark.parametrize("shape", [(2, 3, 60), (1, 1, 8, 10, 12)], ids=["signal", "volume"])
 def test_every_method_explains_signals_and_volumes(name, shape) -> None:
     net = build_net(len(shape) - 2, shape[1])

@@ -22,6 +22,7 @@ from camtool.layers.selection import find_layers
 from camtool.structures.nested_tensors import map_batch
 from camtool.targets import ClassScore
 from tests.helpers.comparison import assert_same_explanation
+from tests.helpers.method_lists import FOR_CLASSIFIERS
 
 CLASSES = 4
 OPTIONS: dict[str, dict[str, Any]] = {"rise": {"samples": 12, "cells": 3}}
@@ -550,11 +551,10 @@ def test_the_other_inputs_follow_their_image(masked) -> None:
     assert_close(score_with_graph(shuffled, changed[:1].expand(4, -1, -1, -1)).detach(), expected)
 
 
-NEED_TRANSFORMERS = [name for name, each in camtool.METHODS.items() if each.needs.startswith(("attention", "text"))]
-METHODS = [*camtool.METHODS, "noise:gradcam", "tta:gradcam"]
+METHODS = [*FOR_CLASSIFIERS, "noise:gradcam", "tta:gradcam"]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("cam", "cameras", *NEED_TRANSFORMERS)])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("cam", "cameras")])
 def test_every_method_explains_several_inputs_alone_as_in_a_batch(masked, method) -> None:
     inputs, options = make_masked_inputs(2), OPTIONS.get(method, {})
     before = copy.deepcopy(masked.state_dict())

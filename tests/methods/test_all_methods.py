@@ -36,6 +36,7 @@ PARTICULAR = {
     "cam": "a pooled linear head",
     "liftcam": "an affine or homogeneous tail",
     "cameras": "a model that takes pictures of any size",
+    "drise": "a detector",
 }
 """The methods that the net with a deep tail cannot serve, and why; their own files test them on others."""
 
@@ -45,7 +46,7 @@ OF_ATTENTION = [name for name, each in METHODS.items() if each.needs.startswith(
 OF_PATCHES = [name for name, each in METHODS.items() if each.needs.startswith("one head on all tokens")]
 """The methods that need the last block of a transformer; ``test_single_patches.py`` tests the rest."""
 
-OF_ACTIVATIONS = [name for name in METHODS if name not in OF_ATTENTION + OF_PATCHES]
+OF_ACTIVATIONS = FOR_CLASSIFIERS
 
 ON_ANY_HEAD = [name for name in OF_ACTIVATIONS if name not in PARTICULAR]
 
@@ -426,7 +427,7 @@ def test_uniform_image_gives_an_empty_heatmap_and_a_warning(name: str) -> None:
     assert any("constant" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
 def test_method_does_not_change_the_evidence(name: str) -> None:
     net, layer = suited(name)
     evidence = look(net, layer, torch.randn(2, *IMAGES), ClassScore(0))
@@ -437,7 +438,7 @@ def test_method_does_not_change_the_evidence(name: str) -> None:
 
 
 @pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
 def test_two_layers_make_one_map_with_any_merge(name: str, merge: str) -> None:
     net, x = suited(name)[0], torch.randn(2, *IMAGES)
     layers = ["trunk.0", "trunk.1"] if name != "liftcam" else ["trunk.1", "trunk"]  # before the ReLU the tail bends

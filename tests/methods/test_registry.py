@@ -14,6 +14,7 @@ import camtool
 from camtool import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.methods import METHODS, WRAPPERS, find_method, method, wrap_method, wrapper
+from tests.helpers.method_lists import FOR_CLASSIFIERS
 from tests.helpers.nets import staged
 
 BATCH = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -119,9 +120,7 @@ CHEAP = {"samples": 3, "max_channels": 3, "steps": 2, "groups": 2, "cells": 3}
 
 
 @pytest.mark.parametrize("by", WRAPPERS)
-@pytest.mark.parametrize(
-    "name", [name for name, each in METHODS.items() if not {"attention", "text"} & {*each.needs.split(", ")}]
-)
+@pytest.mark.parametrize("name", FOR_CLASSIFIERS)
 def test_every_wrapper_accepts_every_method_or_explains_why_not(by: str, name: str) -> None:
     options = {option: value for option, value in CHEAP.items() if option in METHODS[name].options}
     if WRAPPERS[by].needs_weights and METHODS[name].weights is None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'camtool[test]'")
 
@@ -17,7 +17,7 @@ from camtool.errors import MethodError
 from camtool.methods.vision_language.text_tokens import _filter_by_rank
 from camtool.targets import TextTokens
 from tests.helpers.text_processors import make_llava_processor, make_qwen_processor
-from tests.oracles.text_tokens import compute_tam, filter_by_rank
+from tests.oracles.text_tokens import average_attention, compute_tam, filter_by_rank
 from tests.state.test_no_trace import unchanged
 from tests.zoo.vision_language import IMAGE_TOKEN, WITH_GRID
 
@@ -125,9 +125,9 @@ def test_raw_attention_is_the_mean_over_heads_and_layers(llava: Any, photo: Imag
             output = model(input_ids=ids, pixel_values=given["pixel_values"].double(), output_attentions=True)
     finally:
         model.set_attn_implementation("sdpa")
-    mean: Tensor = torch.stack(output.attentions).mean((0, 2))[0]
-    start, image = given["input_ids"].shape[1], (ids[0] == IMAGE_TOKEN).nonzero().flatten()
-    by_hand = mean[[start, start + 1]][:, image].mean(0).reshape(8, 8)  # the rows before the tokens "dog" and "##s"
+    start, image = given["input_ids"].shape[1], (ids[0] == IMAGE_TOKEN).nonzero().flatten().tolist()
+    matrices = torch.stack(output.attentions)[:, 0].numpy()
+    by_hand = average_attention(matrices, [start, start + 1], image, (8, 8))  # the rows before "dog" and "##s"
     np.testing.assert_allclose(found["dogs"].raw, by_hand, rtol=1e-5)
 
 

@@ -21,6 +21,7 @@ from tests.oracles import (
     rise,
     scorecam,
     single_patches,
+    text_tokens,
 )
 from tests.oracles.base import ORACLES, Case
 
@@ -40,4 +41,5 @@ __all__ = [
     "rise",
     "scorecam",
     "single_patches",
+    "text_tokens",
 ]

@@ -1,16 +1,36 @@
-"""Methods that mask the picture."""
+"""Oracles of the methods that mask the image at random."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from math import ceil, floor
+from math import ceil, floor, sqrt
 
 import torch
 
-from tests.oracles.base import Case, Map, oracle, positions, zeros_like
+from tests.oracles.base import Case, Map, Maps, oracle, positions, zeros_like
 from tests.oracles.scorecam import masked, resized, softmax
 
-__all__ = ["rise"]
+__all__ = ["DetectorCase", "Found", "drise", "rise"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One detection: its box ``(x0, y0, x1, y1)``, the probabilities of its classes, and its objectness."""
+
+    box: list[float]
+    probabilities: list[float]
+    objectness: float
+
+
+@dataclass(frozen=True)
+class DetectorCase:
+    """One image, one of its detections, and the detections in any other image."""
+
+    x: Maps
+    target: Found
+    detect: Callable[[Maps], list[Found]]
 
 
 @oracle("rise")
@@ -26,6 +46,32 @@ def rise(case: Case, samples: int = 2000, cells: int = 7, keep: float = 0.5) -> 
         [value / shown for value, shown in zip(values, shares, strict=True)]
         for values, shares in zip(result, seen, strict=True)
     ]
+
+
+@oracle("drise")
+def drise(case: DetectorCase, samples: int = 5000, cells: int = 16, keep: float = 0.5) -> Map:
+    """Petsiuk et al. 2021: ``Σ_i max_d s(t, d) M_i``, divided by ``Σ_i M_i``, with ``s = s_L s_P s_O``."""
+    result, seen = zeros_like(case.x[0]), zeros_like(case.x[0])
+    for mask in random_masks(len(result), len(result[0]), samples, cells, keep):
+        weight = max((similarity(case.target, each) for each in case.detect(masked(case.x, mask))), default=0.0)
+        for i, j in positions(mask):
+            result[i][j] += weight * mask[i][j]
+            seen[i][j] += mask[i][j]
+    return [
+        [value / shown for value, shown in zip(values, shares, strict=True)]
+        for values, shares in zip(result, seen, strict=True)
+    ]
+
+
+def similarity(target: Found, other: Found) -> float:
+    """The overlap of the boxes, times the cosine of the class probabilities, times the objectness."""
+    (a0, b0, a1, b1), (c0, d0, c1, d1) = target.box, other.box
+    shared = max(min(a1, c1) - max(a0, c0), 0.0) * max(min(b1, d1) - max(b0, d0), 0.0)
+    union = (a1 - a0) * (b1 - b0) + (c1 - c0) * (d1 - d0) - shared
+    p, q = target.probabilities, other.probabilities
+    dot = sum(one * two for one, two in zip(p, q, strict=True))
+    cosine = dot / sqrt(sum(one * one for one in p)) / sqrt(sum(two * two for two in q))
+    return shared / union * cosine * other.objectness
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Literal version of TAM (Li et al. 2025, arXiv 2506.23270), cell by cell, in float64."""
+"""Literal versions of TAM (Li et al. 2025, arXiv 2506.23270), cell by cell, in float64, and of raw attention."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["compute_tam", "filter_by_rank"]
+from tests.oracles.base import oracle
+
+__all__ = ["average_attention", "compute_tam", "filter_by_rank"]
 
 Floats = NDArray[np.float64]
 
 
+@oracle("tam")
 def compute_tam(
     logits: Floats,
     ids: Sequence[int],
@@ -67,3 +70,20 @@ def filter_by_rank(plane: Floats, window: int) -> Floats:
             weights = np.exp(-(ranks**2) / (2 * width**2))
             out[row, column] = (weights * values).sum() / weights.sum()
     return out
+
+
+@oracle("raw-attention")
+def average_attention(matrices: Floats, rows: Sequence[int], image: Sequence[int], grid: tuple[int, int]) -> Floats:
+    """Return the mean over layers, heads and rows of ``(L, H, T, T)`` at the image's tokens."""
+    cells = [
+        np.mean(
+            [
+                matrices[layer, head, row, place]
+                for layer in range(len(matrices))
+                for head in range(matrices.shape[1])
+                for row in rows
+            ]
+        )
+        for place in image
+    ]
+    return np.array(cells).reshape(grid)

@@ -105,6 +105,9 @@ def net(**between: nn.Module) -> nn.Sequential:
     return model
 
 
+ON_CLASSIFIERS = [name for name, each in camtool.METHODS.items() if "detector" not in each.needs]
+
+
 def suited(method: str, **between: nn.Module) -> nn.Sequential:
     """The network that the method works on: some need attention."""
     needs = camtool.METHODS[method].needs
@@ -205,7 +208,7 @@ def test_the_snapshot_notices_each_kind_of_change(change: Callable[[nn.Module], 
 # --------------------------------------------------------------------------------------------------- no trace
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 @pytest.mark.parametrize("layer", [LAYER, None])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_model_that_draws_random_numbers_and_counts_calls_is_not_changed(method, layer, mode) -> None:
@@ -215,7 +218,7 @@ def test_a_model_that_draws_random_numbers_and_counts_calls_is_not_changed(metho
     assert [len(each) for each in results] == [2, 2]
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 @pytest.mark.parametrize("error", [ZeroDivisionError, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize(("layer", "calm"), [(LAYER, 0), (LAYER, 1), (None, 0), (None, 1), (None, 2)])
 def test_a_model_that_fails_midway_is_not_changed(method, error, calm, layer) -> None:
@@ -226,7 +229,7 @@ def test_a_model_that_fails_midway_is_not_changed(method, error, calm, layer) ->
         camtool.explain(model, pictures(), 1, method=method, layer=layer)
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_the_model_is_not_changed_if_the_target_fails(method, error) -> None:
     def target(output: Tensor) -> Tensor:
@@ -246,7 +249,7 @@ def test_the_model_is_not_changed_if_the_method_fails() -> None:
         camtool.explain(model, pictures(), 0, method=method)
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 def test_mixed_training_flags_and_frozen_parameters_are_kept(method) -> None:
     model = suited(method).train()
     model.norm.eval().requires_grad_(False)
@@ -380,7 +383,7 @@ def eager_switching() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 def test_two_threads_explain_one_model_with_the_results_of_one(method, eager_switching) -> None:
     model, batches = suited(method), [rand(1, 3, 16, 16, seed=seed) for seed in range(2)]
     explainer = camtool.Explainer(model, method, LAYER)
@@ -550,7 +553,7 @@ def resident_mib() -> float:
     return pages * 4096 / 2**20
 
 
-@pytest.mark.parametrize("method", camtool.METHODS)
+@pytest.mark.parametrize("method", ON_CLASSIFIERS)
 def test_an_explanation_frees_its_memory_without_the_garbage_collector(method) -> None:
     explainer, x = camtool.Explainer(suited(method), method, LAYER), pictures()
     explainer(x)

@@ -54,8 +54,11 @@ def match_warnings(warnings: tuple[str, ...], *expected: str) -> bool:
     return len(warnings) == len(expected) and all(part in each for part, each in zip(expected, warnings, strict=True))
 
 
-UNSUITABLE = ["guided-backprop", "guided-gradcam", *(name for name in METHODS if "attention" in METHODS[name].needs)]
-"""Methods that need a ReLU or attention, of which the net has none."""
+UNSUITABLE = [
+    *("guided-backprop", "guided-gradcam", "drise"),
+    *(name for name in METHODS if "attention" in METHODS[name].needs),
+]
+"""Methods that need a ReLU, attention or detections, of which the net has none."""
 
 CONSTANT_MAPS = ["fem", "smoothgrad"]
 """Methods whose map of this net is constant: no pixel of uniform noise is two standard deviations above the mean (fem),

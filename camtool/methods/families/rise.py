@@ -1,21 +1,29 @@
-"""RISE: random masks of the image, averaged by the score of the masked image. It needs no layer and no gradient."""
+"""RISE and D-RISE: random masks of the image, averaged by what the model finds in the masked image.
+
+They need no layer and no gradient.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
 from camtool.maps import resize, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input, prefer_probability
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method
+from camtool.outputs.predictions import Prediction
+from camtool.targets import Target
 
-__all__ = ["rise"]
+__all__ = ["drise", "rise"]
 
 
 @method("rise", paper="arXiv 1806.07421", needs="forwards", cost="many passes", ignores_layer=True)
@@ -54,19 +62,104 @@ def rise(
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("samples", samples)
-    check_count("cells", cells)
-    check_number("keep", keep, above=0, most=1)
-    check_count("seed", seed, least=0)
     check_choice("score", score, ("probability", "target"))
-    check_count("chunk", chunk, optional=True)
     convert = prefer_probability if score == "probability" else None
+    return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), lambda _: convert, chunk)
+
+
+@method("drise", paper="arXiv 2006.03204", needs="forwards, a detector", cost="many passes", ignores_layer=True)
+def drise(
+    evidence: Evidence,
+    *,
+    samples: int = 5000,
+    cells: int = 16,
+    keep: float = 0.5,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Tensor:
+    """Average random masks by the detection they leave.
+
+    ``S = Σ_i w_i M_i / Σ_i M_i``, where ``w_i`` is the largest similarity of a detection ``d`` on the masked image
+    ``x · M_i`` to the explained detection ``t``: ``max_d IoU(t, d) · cos(p_t, p_d) · o_d``, with the probabilities
+    ``p`` of the classes and the objectness ``o`` (Petsiuk et al. 2021, section 3). The model is a black box: any
+    detector whose detections camtool reads can be explained.
+
+    The paper leaves ``o`` out for detectors without an objectness score. Here the confidence of the best class takes
+    its place, because for detectors that return one class per box, as in torchvision, all that is known of ``p`` is
+    the class: the cosine is then 1 for the same class, else 0, and a weaker detection would count as much as a strong
+    one. As in :func:`rise` the sum is divided by how often the masks show each pixel.
+
+    Args:
+        evidence: The detector to run on masked inputs.
+        samples: The number of masks; the default is the paper's.
+        cells: The number of cells along each axis; the default is the paper's.
+        keep: The probability that a cell is shown.
+        seed: The seed of the masks, which are the same for every image.
+        chunk: The number of masked inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The maps ``(R, *size)``, at the input's size.
+
+    Raises:
+        MethodError: An option is out of range, or a target is not a detection.
+    """
+
+    def convert_for(image: int) -> Callable[[Target], Target]:
+        return partial(_require_similarity, evidence.forward_pass.predictions[image])
+
+    return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), convert_for, chunk)
+
+
+def _require_similarity(prediction: Prediction, target: Target) -> Target:
+    similarity = target.to_similarity(prediction)
+    if similarity is None:
+        raise MethodError(
+            f"method 'drise' explains one detection of a detector, and target_class is {target}; pass a class that the "
+            "detector found, Detection(n) or Box(xyxy), or use method='rise', which works with any target."
+        )
+    return similarity
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The options of random masks; see :func:`rise`.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+
+    samples: int
+    cells: int
+    keep: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples)
+        check_count("cells", self.cells)
+        check_number("keep", self.keep, above=0, most=1)
+        check_count("seed", self.seed, least=0)
+
+
+def _average_random_masks(
+    evidence: Evidence,
+    masks: _Masks,
+    convert_for: Callable[[int], Callable[[Target], Target] | None],
+    chunk: int | None,
+) -> Tensor:
+    """Return each row's mean of random masks, weighted by the score of the masked input: ``(R, *size)``.
+
+    ``convert_for`` gives, for an image, what to score instead of a row's target.
+    """
+    check_count("chunk", chunk, optional=True)
     inputs = evidence.inputs
-    make_masks = _prepare_random_masks(inputs, samples, cells, keep, seed)
+    make_masks = _prepare_random_masks(inputs, masks)
     results = upcast(inputs).new_empty(len(evidence.images), *inputs.shape[2:])
     for rows in evidence.rows_by_image:
-        make_variants = partial(_mask_input, make_masks, inputs[evidence.images[rows[0]]])
-        scores = score_inputs(evidence, rows, samples, make_variants, chunk=chunk, convert_target=convert)
+        image = evidence.images[rows[0]]
+        make_variants = partial(_mask_input, make_masks, inputs[image])
+        scores = score_inputs(
+            evidence, rows, masks.samples, make_variants, chunk=chunk, convert_target=convert_for(image)
+        )
         results[rows] = _average_masks(scores.to(results), make_masks)
     return results
 
@@ -88,13 +181,13 @@ def _mask_input(make_masks: MakeVariants, x: Tensor, part: slice) -> Tensor:
     return (align_with_input(make_masks(part), x) * x).to(x.dtype)
 
 
-def _prepare_random_masks(inputs: Tensor, samples: int, cells: int, keep: float, seed: int) -> MakeVariants:
+def _prepare_random_masks(inputs: Tensor, masks: _Masks) -> MakeVariants:
     """Return a function that makes a slice of the masks, ``(m, *size)``; only grids and shifts are kept in memory."""
-    size = inputs.shape[2:]
+    samples, cells, size = masks.samples, masks.cells, inputs.shape[2:]
     # Rounded up, so that the cells cover the input.
     cell = [-(-length // cells) for length in size]
-    generator = torch.Generator().manual_seed(seed)
-    grids = (torch.rand(samples, *[cells] * len(size), generator=generator) < keep).to(upcast(inputs))
+    generator = torch.Generator().manual_seed(masks.seed)
+    grids = (torch.rand(samples, *[cells] * len(size), generator=generator) < masks.keep).to(upcast(inputs))
     fractions = torch.rand(samples, len(size), generator=generator, dtype=torch.float64)
     shifts = (fractions * torch.tensor(cell)).long().tolist()
 
