@@ -385,7 +385,7 @@ def raw(net: nn.Module, x: Tensor, name: str, **settings: Any) -> Tensor:
     return torch.stack([torch.from_numpy(result.raw) for result in results])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
 def test_batch_equals_single_images(name: str) -> None:
     net, x = suited(name)[0], torch.randn(5, *IMAGES)
     together = raw(net, x, name)
@@ -394,7 +394,7 @@ def test_batch_equals_single_images(name: str) -> None:
         close_to_peak(raw(net, x, name, batch_size=size), together, 1e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
 def test_half_and_double_precision_equal_float32_up_to_rounding(name: str) -> None:
     net, x = suited(name)[0], torch.randn(2, *IMAGES)
     reference = raw(net, x, name)

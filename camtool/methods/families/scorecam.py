@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ from camtool.geometry.cell_centers import Placement
 from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
 from camtool.methods.options import check_choice, check_count, check_number
+from camtool.methods.probabilities import convert_to_probability, prefer_probability
 from camtool.methods.registry import method, weighting
-from camtool.outputs.class_scores import find_logits
 from camtool.targets import Target
 
 __all__ = [
@@ -36,12 +35,10 @@ __all__ = [
     "align_with_input",
     "blur_input",
     "compute_percentile",
-    "convert_to_probability",
     "get_enlargement",
     "groupcam",
     "iscam",
     "polycam",
-    "prefer_probability",
     "scorecam",
     "sscam",
 ]
@@ -486,17 +483,6 @@ def align_with_input(values: Tensor, x: Tensor) -> Tensor:
     return values[:, None]
 
 
-def convert_to_probability(target: Target) -> Target | None:
-    """Return a target that scores the probability of a target's class, or ``None`` if the target has none."""
-    probability = target.to_probability()
-    return None if probability is None else _UpcastTarget(probability)
-
-
-def prefer_probability(target: Target) -> Target:
-    """Return a target that scores the probability of a target's class, or the target itself if it has none."""
-    return convert_to_probability(target) or target
-
-
 def _require_probability(target: Target) -> Target:
     probability = convert_to_probability(target)
     if probability is None:
@@ -505,13 +491,3 @@ def _require_probability(target: Target) -> Target:
             "use weighting='softmax', which works with any target."
         )
     return probability
-
-
-@dataclass(frozen=True)
-class _UpcastTarget(Target):
-    """A target on the logits in float32 or wider: in half precision, probabilities that differ slightly are equal."""
-
-    target: Target
-
-    def __call__(self, output: Any) -> Tensor:
-        return self.target(upcast(find_logits(output)))
