@@ -24,6 +24,7 @@ from camtool.layers.selection import Layer
 from camtool.methods import METHODS, check_options, find_method, method
 from camtool.methods.merges import MERGES
 from camtool.targets import ClassScore, Contrast, Probability, Target, Value
+from tests.helpers.method_lists import FOR_CLASSIFIERS
 from tests.helpers.nets import Apply, Attend
 from tests.helpers.vision_transformers import make_tiny_vit
 from tests.oracles import ORACLES, Case

@@ -75,15 +75,9 @@ def filter_by_rank(plane: Floats, window: int) -> Floats:
 @oracle("raw-attention")
 def average_attention(matrices: Floats, rows: Sequence[int], image: Sequence[int], grid: tuple[int, int]) -> Floats:
     """Return the mean over layers, heads and rows of ``(L, H, T, T)`` at the image's tokens."""
-    cells = [
-        np.mean(
-            [
-                matrices[layer, head, row, place]
-                for layer in range(len(matrices))
-                for head in range(matrices.shape[1])
-                for row in rows
-            ]
-        )
-        for place in image
-    ]
+    layers, heads = matrices.shape[:2]
+    cells = []
+    for place in image:
+        read = [matrices[layer, head, row, place] for layer in range(layers) for head in range(heads) for row in rows]
+        cells.append(sum(read) / len(read))
     return np.array(cells).reshape(grid)
