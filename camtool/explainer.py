@@ -28,7 +28,7 @@ from camtool.device_overlays import DeviceMaps, compute_maps, to_class_tensor, t
 from camtool.engines.comparison import describe_difference
 from camtool.engines.observers import CompiledObserver, EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, NotCompilableError, TargetError
-from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters, Placement
@@ -36,7 +36,7 @@ from camtool.hooks.observation import Observe, observe, observe_connected
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
-from camtool.layers.selection import find_layers
+from camtool.layers.selection import find_layers, find_level_layers
 from camtool.methods import (
     Method,
     MethodFunction,
@@ -545,6 +545,8 @@ class Explainer(Generic[Result]):
             if self._needs_layers:
                 index = -1 if call_index is None else call_index
                 layers = find_layers(self._model, batch.inputs, self._layers, call_index=index)
+                if self._layers is None:
+                    layers = find_level_layers(self._model, batch.inputs, call_index=index) or layers
             forward_pass = ForwardPass(
                 self._model,
                 batch.inputs,
@@ -573,14 +575,30 @@ class Explainer(Generic[Result]):
         labels: Sequence[Sequence[str] | None],
     ) -> list[Explanation]:
         """Return one explanation for each row, an image's index and a target, by one method."""
+        wanted, images = [target for _, target in rows], [image for image, _ in rows]
+        if method.ignores_layer or self._layers is not None or len(forward_pass.layers) < 2:
+            evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
+            return self._explain_evidence(method, forward_pass, evidence, rows, items, labels)
+        # No layer was named, so several are those of a detector's feature levels: each row has its own.
+        found: dict[int, Explanation] = {}
+        for own, at_level in gather_evidence_by_level(forward_pass, wanted, images):
+            of_level = [rows[row] for row in own]
+            results = self._explain_evidence(method, forward_pass, [at_level], of_level, items, labels)
+            found.update(zip(own, results, strict=True))
+        return [found[row] for row in range(len(rows))]
+
+    def _explain_evidence(
+        self,
+        method: Method,
+        forward_pass: ForwardPass,
+        evidence: Sequence[Evidence],
+        rows: Sequence[tuple[int, targets.Target]],
+        items: Sequence[PreparedInput],
+        labels: Sequence[str] | None,
+    ) -> list[Explanation]:
+        """Return one explanation for each row, from the evidence about these rows at one or more layers."""
         is_ignored = method.ignores_layer and self._layers is not None
         notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if is_ignored else []
-        evidence = gather_evidence(
-            forward_pass,
-            [target for _, target in rows],
-            [image for image, _ in rows],
-            at_input=method.ignores_layer,
-        )
         choice = describe_chosen_tensor(forward_pass.output)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         merged, place = self._compute_maps(method, evidence)

@@ -18,7 +18,7 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.input_preparer import InputBatch, InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
-from camtool.layers.candidates import NOT_DEEPEST, Candidate
+from camtool.layers.candidates import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import Layer
 from camtool.layers.survey import find_candidates
@@ -169,7 +169,7 @@ def _assign_marks(candidates: Iterable[Candidate]) -> dict[str, str]:
 
 def _is_good(candidate: Candidate) -> bool:
     """Check that no rule excludes a candidate."""
-    return candidate.chosen or candidate.verdict in ("", NOT_DEEPEST)
+    return candidate.chosen or candidate.verdict in ("", LEVEL, NOT_DEEPEST)
 
 
 def _describe_grid(candidate: Candidate) -> str:

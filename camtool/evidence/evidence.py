@@ -29,7 +29,7 @@ from camtool.maps import upcast
 from camtool.state.thread_state import enable_gradients
 from camtool.targets import Target
 
-__all__ = ["Evidence", "gather_evidence"]
+__all__ = ["Evidence", "gather_evidence", "gather_evidence_by_level"]
 
 
 class Evidence:
@@ -283,3 +283,35 @@ def gather_evidence(
     scored = forward_pass.score_targets(targets, range(len(targets)) if images is None else images)
     layers: Sequence[Layer | None] = [None] if at_input else forward_pass.layers or [None]
     return [Evidence(forward_pass, scored, layer) for layer in layers]
+
+
+def gather_evidence_by_level(
+    forward_pass: ForwardPass, targets: Sequence[Target], images: Sequence[int]
+) -> list[tuple[list[int], Evidence]]:
+    """Return the evidence about some targets on a detector, each at the layer of the feature level it is read from.
+
+    Args:
+        forward_pass: A forward pass at the layers of :func:`camtool.layers.selection.find_level_layers`.
+        targets: One target per row.
+        images: The index of each row's image.
+
+    Returns:
+        For each layer that rows are explained at: these rows, and the evidence about them.
+    """
+    scored = forward_pass.score_targets(targets, images)
+    layers = [_find_level(forward_pass.layers, scored, row) for row in range(len(targets))]
+    found = []
+    for layer in dict.fromkeys(layers):
+        rows = [row for row, its in enumerate(layers) if its == layer]
+        found.append((rows, Evidence(forward_pass, scored.select(rows), layer)))
+    return found
+
+
+def _find_level(levels: Sequence[Layer], scored: ScoredTargets, row: int) -> Layer:
+    """Return the deepest layer that the gradient of a row's score reaches; the first, which serves all, if unclear.
+
+    Deeper levels are computed from it, but a detection does not depend on them: their gradient is exactly zero.
+    """
+    if not scored.targets[row].is_one_detection() or not scored.scores.requires_grad:
+        return levels[0]
+    return next((each for each in reversed(levels) if scored.compute_gradients(each.name)[row].any()), levels[0])

@@ -56,6 +56,20 @@ class ScoredTargets:
             self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
         return self._gradients[layer]
 
+    def select(self, rows: Sequence[int]) -> ScoredTargets:
+        """Return some of the rows, with the gradients that are computed already."""
+        index = list(rows)
+        with enable_gradients():
+            scores = self.scores[index]
+        return ScoredTargets(
+            [self.targets[row] for row in index],
+            [self.images[row] for row in index],
+            scores,
+            self.layer_outputs,
+            [self.places[row] for row in index],
+            {layer: gradient[index] for layer, gradient in self._gradients.items()},
+        )
+
     def hessian_vector_product(self, layer: str, direction: Tensor) -> Tensor:
         """Return the Hessian of each row's score with respect to a layer's output, times the row's direction.
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from camtool.geometry.cell_centers import CellCenters
 from camtool.layers.layouts import Layout
 
-__all__ = ["NOT_DEEPEST", "Candidate"]
+__all__ = ["LEVEL", "NOT_DEEPEST", "Candidate", "mark_levels"]
 
 NOT_DEEPEST = "good, but not the deepest"
 """Verdict on a layer that no rule excludes if a deeper one was chosen."""
+
+LEVEL = "explains the detections of one feature level"
+"""Verdict on a layer behind the chosen one that a part of the detections is explained at."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Candidate:
         chosen: Whether maps are drawn here if no layer is named.
         centers: For the chosen layer, where its cells lie in the model's input; ``None`` if a stretched grid is drawn.
         in_order: Whether its tokens lie in the order of the image's rows; ``None`` if their response does not show it.
+        is_level: Whether detections that are read from one feature level are explained here, see :func:`mark_levels`.
     """
 
     name: str
@@ -40,3 +45,24 @@ class Candidate:
     chosen: bool = False
     centers: CellCenters | None = None
     in_order: bool | None = None
+    is_level: bool = False
+
+
+def mark_levels(candidates: Sequence[Candidate], reached: Sequence[Sequence[bool]]) -> list[Candidate]:
+    """Return the candidates of a detector; if its levels form a chain, the layer of each level is marked.
+
+    In a chain, as in SSD, each feature level is computed from the one before. So the only layer that serves all levels
+    is the end of the finest one, early in the network, and a large object has deeper layers. A feature pyramid is no
+    chain: behind the layer that all its levels are computed from, each has layers of its own.
+
+    Args:
+        candidates: From shallow to deep, one of them chosen as the deepest that serves all levels.
+        reached: For each level, which of the candidates its gradient reaches.
+    """
+    deepest = {max((i for i, is_reached in enumerate(of_level) if is_reached), default=-1) for of_level in reached}
+    if len(deepest) < 2 or not any(candidates[i].chosen for i in deepest):
+        return [*candidates]
+    return [
+        replace(each, is_level=True, verdict=each.verdict if each.chosen else LEVEL) if i in deepest else each
+        for i, each in enumerate(candidates)
+    ]

@@ -21,7 +21,7 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers", "find_size_in_model"]
+__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers", "find_level_layers", "find_size_in_model"]
 
 
 def find_layers(
@@ -47,16 +47,30 @@ def find_layers(
         LayerError: A name is unknown, its output is no grid, or it has no such call; or no layer of the model
             qualifies. The message lists the layers that come near.
     """
-    shape = None if names is None else tuple(names)
+    if names is None:
+        return [_find_default_layers(model, inputs, call_index)[0]]
     text = find_image_tokens(model, inputs)
-    question = "layers", describe_shapes(inputs), text, shape, like and replace(like, grid=()), call_index
+    question = "layers", describe_shapes(inputs), text, tuple(names), like and replace(like, grid=()), call_index
+    return [*remember_for_model(model, question, lambda: _find_named(model, inputs, names, like, call_index))]
 
-    def find() -> tuple[Layer, ...]:
-        if names is None:
-            return (_find_best(model, inputs, call_index),)
-        return tuple(_find_named(model, inputs, names, like, call_index))
 
-    return [*remember_for_model(model, question, find)]
+def find_level_layers(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Layer]:
+    """Return a detector's layer for each feature level, fine to coarse; nothing if one layer serves all detections.
+
+    Only detectors whose levels form a chain have such layers, see :func:`camtool.layers.candidates.mark_levels`. The
+    first of them serves all detections. Levels without a grid of their own, e.g. of 1 x 1, share the layer before.
+
+    Args:
+        model: Any module.
+        inputs: What the model will be called with.
+        call_index: See :func:`find_layers`.
+
+    Raises:
+        LayerError: No layer of the model qualifies.
+    """
+    if find_detector_transform(model) is None:
+        return []
+    return [*_find_default_layers(model, inputs, call_index)[1:]]
 
 
 def depends_on_image(
@@ -74,12 +88,18 @@ def depends_on_image(
     return not any(bool((output == output[:1]).all()) for output in outputs)
 
 
-def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> Layer:
-    """Return the chosen candidate, or raise an error that lists the last candidates."""
+def _find_default_layers(model: nn.Module, inputs: ModelInputs, call_index: int) -> tuple[Layer, ...]:
+    """Return the layer that is explained if none is named, and after it those of a detector's feature levels."""
+    question = "layers", describe_shapes(inputs), find_image_tokens(model, inputs), call_index
+    return remember_for_model(model, question, lambda: _find_best(model, inputs, call_index))
+
+
+def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> tuple[Layer, ...]:
+    """Return the chosen candidate and those of feature levels, or raise an error that lists the last candidates."""
     candidates = find_candidates(model, inputs, call_index=call_index)
-    for candidate in candidates:
-        if candidate.chosen:
-            return Layer(candidate.name, candidate.layout)
+    chosen = [each for each in candidates if each.chosen]
+    if chosen:
+        return tuple(Layer(each.name, each.layout) for each in (*chosen, *(one for one in candidates if one.is_level)))
     if not candidates:
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
         raise LayerError(

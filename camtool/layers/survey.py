@@ -20,7 +20,7 @@ from camtool.hooks.observation import observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
-from camtool.layers.candidates import NOT_DEEPEST, Candidate
+from camtool.layers.candidates import NOT_DEEPEST, Candidate, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
@@ -87,13 +87,35 @@ def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index:
     """Return the candidates in the backbone of a detector of torchvision.
 
     Each detection is read from one feature level, small objects from a fine one, and its score says nothing about the
-    other levels. So the deepest layer that all levels are computed from is chosen: it serves any detection.
+    other levels. So the deepest layer that all levels are computed from is chosen: it serves any detection. If it is
+    the end of the finest level, the layers of the other levels are marked as well.
     """
     backbone = find_module(model, "backbone")
-    found = _find_candidates(
-        backbone, apply_detector_transform(model, get_image_input(inputs)[:1]), call_index, is_backbone=True
-    )
+    images = apply_detector_transform(model, get_image_input(inputs)[:1])
+    found = _find_candidates(backbone, images, call_index, is_backbone=True)
+    found = mark_levels(found, _find_reached_by_level(backbone, images, found, call_index))
     return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in found]
+
+
+def _find_reached_by_level(
+    backbone: nn.Module, images: Tensor, candidates: Sequence[Candidate], call_index: int
+) -> list[list[bool]]:
+    """Return for each feature level which of the candidates its gradient reaches; nothing if no layer serves all.
+
+    Of the layers behind the chosen one, those count that no rule excludes but for the missing gradient of some levels.
+    """
+    start = next((i for i, each in enumerate(candidates) if each.chosen and each.reached), None)
+    if start is None:
+        return []
+    asked = [i for i in range(start, len(candidates)) if candidates[i].verdict == rules.NOT_REACHED or i == start]
+    observation = observe(backbone, [candidates[i].name for i in asked], images)
+    tensors = [observation.calls[candidates[i].name][call_index] for i in asked]
+    by_level = []
+    for score in _compute_scores(observation.output, is_backbone=True):
+        gradients = _compute_gradients(score, tensors)
+        found = {i for i, each in zip(asked, gradients, strict=True) if each is not None and bool(each.any())}
+        by_level.append([i in found for i in range(len(candidates))])
+    return by_level
 
 
 def _find_candidates(

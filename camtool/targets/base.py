@@ -184,6 +184,10 @@ class Target(ABC):
         """Return True if the target is about a part of the image, so that methods must not flip or crop the image."""
         return False
 
+    def is_one_detection(self) -> bool:
+        """Return True if the score is that of one detection, which a detector reads from one of its feature levels."""
+        return False
+
     def favors_class(self) -> bool:
         """Return True if a higher score speaks for the target's class.
 

@@ -192,6 +192,10 @@ class MatchedDetection(Target):
         """Return True."""
         return True
 
+    def is_one_detection(self) -> bool:
+        """Return True."""
+        return True
+
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[MatchedDetection]:
         """Return the most confident detections of other objects, whose boxes hardly overlap this one."""
         if not isinstance(image.prediction, Detections):

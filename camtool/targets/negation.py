@@ -64,6 +64,10 @@ class Negated(Target):
         """Return True if the other target is about a part of the image."""
         return self.target.has_place()
 
+    def is_one_detection(self) -> bool:
+        """Return True if the other target is one detection."""
+        return self.target.is_one_detection()
+
     def favors_class(self) -> bool:
         """Return True if a lower score of the other target speaks for its class."""
         # A target without a class favors none, negated or not.
