@@ -348,7 +348,10 @@ def _judge(
         # Quantized operators have no backward pass.
         scores = [None] if is_quantized(model) else _compute_scores(first.output, is_backbone=is_backbone)
     asked = [first.calls[name][call_index] for name in names]
-    gradients = _combine_gradients((_compute_gradients(score, asked) for score in scores), 1 if is_backbone else count)
+    # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
+    is_connected = any(each.requires_grad for each in find_tensors(first.output))
+    by_score = (_compute_gradients(score, asked, is_connected=is_connected) for score in scores)
+    gradients = _combine_gradients(by_score, 1 if is_backbone else count)
     classes = 0 if is_backbone else _count_score_maps(observation.output)
     judged = []
     for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
@@ -405,10 +408,18 @@ def _count_score_maps(output: object) -> int:
     return scores.shape[1] if scores.ndim > 2 or scores.shape[1] > 1 else 0
 
 
-def _compute_gradients(score: Tensor | None, tensors: list[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradient of a score at each tensor; ``None`` for all if there is no graph."""
+def _compute_gradients(
+    score: Tensor | None, tensors: list[Tensor], *, is_connected: bool = False
+) -> Sequence[Tensor | None]:
+    """Return the gradient of a score at each tensor; ``None`` for all if there is no graph, also not to other outputs.
+
+    Args:
+        score: The score, or ``None`` if the model has none that can be differentiated.
+        tensors: Outputs of layers.
+        is_connected: Whether an output of the model is connected to the layers.
+    """
     if score is None or not score.requires_grad:
-        return [None] * len(tensors)
+        return [torch.zeros_like(each) if score is not None and is_connected else None for each in tensors]
     with enable_gradients():
         return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
 
