@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -20,14 +20,24 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.selection import Layer, find_layers, find_level_layers
 from camtool.layers.survey import find_candidates
 from camtool.outputs.detections import count_queries
 from camtool.outputs.predictions import get_image_output, get_predictions
 from camtool.structures.nested_tensors import ModelInputs
 from tests.zoo.catalogue import UNTOLD, Entry, picture
 
-__all__ = ["Verdict", "accepts", "check", "depth", "faults_of_layer", "faults_of_maps", "follows_the_picture", "hold"]
+__all__ = [
+    "Verdict",
+    "accepts",
+    "check",
+    "depth",
+    "faults_of_layer",
+    "faults_of_maps",
+    "find_explained_layer",
+    "follows_the_picture",
+    "hold",
+]
 
 _DEEP = 2 / 3
 """The layer lies behind this part of the network."""
@@ -115,7 +125,9 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
         (layer,) = find_layers(model, img)
         spent = len(forwards)
         find_layers(model, torch.cat([img, img]))
-    verdict.layer, verdict.forwards, verdict.depth = layer, spent, depth(model, layer.name, img)
+    layer = find_explained_layer(model, img)
+    before = depth(model, layer.name, img, _find_other_levels(model, img))
+    verdict.layer, verdict.forwards, verdict.depth = layer, spent, before
     if spent > _MOST_FORWARDS:
         yield f"it took {spent} forwards to find the layer"
     if len(forwards) > spent:
@@ -124,9 +136,16 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
     yield from faults_of_maps(_maps(model, img))
 
 
+def find_explained_layer(model: nn.Module, img: Tensor) -> Layer:
+    """Return the layer of the map without a target; SSD's depends on the level of its surest detection."""
+    if not find_level_layers(model, img):
+        return find_layers(model, img)[0]
+    return find_layers(model, img, [camtool.explain(model, img)[0].layer])[0]
+
+
 def faults_of_layer(model: nn.Module, layer: Layer, img: Tensor) -> Iterator[str]:
     """Return the faults of a layer as the source of maps of an input ``(1, C, H, W)``."""
-    before = depth(model, layer.name, img)
+    before = depth(model, layer.name, img, _find_other_levels(model, img))
     if before < _DEEP:
         yield f"layer {layer.name} has only {before:.0%} of the network before it"
     if min(layer.layout.grid) < 2:
@@ -188,18 +207,33 @@ def _counted(model: nn.Module) -> Iterator[list[None]]:
         handle.remove()
 
 
-def depth(model: nn.Module, layer: str, inputs: ModelInputs) -> float:
+def _find_other_levels(model: nn.Module, img: Tensor) -> set[str]:
+    """Return the modules of SSD that the explained detection is not computed from: those of other feature levels."""
+    if not find_level_layers(model, img):
+        return set()
+    calls = {each.name: each for each in trace(model, img)}
+    names = [name for name, each in calls.items() if _works_on_positions(each.module, each.shape)]
+    observation = observe(model, names, img)
+    with torch.enable_grad():
+        score = _top_score(observation.output)
+        tensors = [observation.calls[name][-1] for name in names]
+        gradients = torch.autograd.grad(score, tensors, materialize_grads=True)
+    return {name for name, gradient in zip(names, gradients, strict=True) if not gradient.any()}
+
+
+def depth(model: nn.Module, layer: str, inputs: ModelInputs, left_out: Collection[str] = ()) -> float:
     """Return the fraction of the network before the end of a layer, 0 to 1.
 
     Each module with parameters of its own counts as one, where it last runs, as long as it returns more than one
     position: what follows the pooling, and what looks at pooled channels on the way, does not make a layer less deep.
-    Nor does what a detector does with its queries, which are no positions.
+    Nor does what a detector does with its queries, which are no positions. Modules in ``left_out`` do not count.
     """
     calls = trace(model, inputs)
     queries = count_queries(calls[-1].output)
     calls = list(takewhile(lambda call: not queries or not call.shape or call.shape[:2] != (1, queries), calls))
     last = {each.name: place for place, each in enumerate(calls)}
-    own = [place for place in last.values() if _works_on_positions(calls[place].module, calls[place].shape)]
+    counted = [place for name, place in last.items() if name not in left_out]
+    own = [place for place in counted if _works_on_positions(calls[place].module, calls[place].shape)]
     return sum(place <= last[layer] for place in own) / len(own)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from camtool.outputs.class_scores import find_logits
 from tests.zoo.catalogue import calibrated
 
-__all__ = ["DETECTORS", "SEGMENTERS", "SHALLOW", "Dense", "Unwrapped"]
+__all__ = ["DETECTORS", "SEGMENTERS", "Dense", "Unwrapped"]
 
 _BARE: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 6}
 
@@ -93,9 +93,3 @@ DETECTORS: dict[str, Dense] = {
     "ssd300_vgg16": Dense("ssd300_vgg16", _OF_ANCHORS, sureness=0.01),
     "ssdlite320_mobilenet_v3_large": Dense("ssdlite320_mobilenet_v3_large", _OF_ANCHORS),
 }
-
-SHALLOW = {
-    "ssd300_vgg16": "reads small things from the middle of its trunk, so no later layer serves every detection",
-    "ssdlite320_mobilenet_v3_large": "likewise",
-}
-"""Detectors whose layer is not in the last third of the network, each with the reason."""
