@@ -6,7 +6,14 @@ the same image. The table counts which library gives any map, and which one give
 layer is read in its true layout (a change in a quadrant of the image changes the layer most there, where the model is
 local), the layer is in the last third of the network, the score's gradient reaches it, and the map is finite and not
 constant. The rectified map of a random network is empty for about half of the classes, so several classes are tried. An
-exception counts as no map. This takes half an hour; ``--group`` and ``--only`` run a part and write no file.
+exception counts as no map.
+
+The models of ``tests/zoo/families.py`` take inputs of their own. There camtool's map is correct if it equals a Grad-CAM
+that is computed by hand for the same class at the same layer. A peer's map is held, up to its scale, against those of
+the peer's own layer: that of the same score, and that of the first tensor which the model returns.
+
+All this takes half an hour. ``--group`` and ``--only`` run a part and write no file; with ``--update`` the rows of the
+part replace those in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -33,12 +40,18 @@ import camtool
 from benchmarks.paired import describe_machine
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.selection import Layer
 from tests.zoo import catalogue, dense, hugging_face
-from tests.zoo.check import faults_of_layer, faults_of_maps
+from tests.zoo.check import faults_of_layer, faults_of_maps, find_explained_layer
 from tests.zoo.dense import Unwrapped
+from tests.zoo.families import FAMILIES, Family, compute_gradcam, find_faults
 
 _CLASSES = 8
+
+_PEER_DIFFERENCE = 1e-3
+"""Largest difference between a peer's map and the one by hand, in shares of the peak; peers scale in float32."""
+
+_FILE = Path(__file__).with_suffix(".json")
 
 Maps = Iterator[NDArray[Any]]
 
@@ -95,8 +108,7 @@ def explain_with_camtool(model: nn.Module, image: Tensor) -> Explained:
         yield result.raw
         yield from (each.raw for each in camtool.explain(model, image, [camtool.targets.Top(_CLASSES)])[0])
 
-    (layer,) = find_layers(model, image)
-    return Explained(layer, maps())
+    return Explained(find_explained_layer(model, image), maps())
 
 
 def explain_with_torchcam(model: nn.Module, image: Tensor) -> Explained:
@@ -172,7 +184,7 @@ def judge(show: Callable[[nn.Module, Tensor], Explained], model: nn.Module, imag
             shown = show(model, image)
             maps = list(_take_until_one_varies(shown.maps))
     except Exception as error:  # noqa: BLE001  # any exception means that there is no map
-        return {"map": False, "correct": False, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return _describe_error(error)
     finally:
         model.zero_grad()  # grad-cam leaves gradients on the parameters
     try:
@@ -181,6 +193,76 @@ def judge(show: Callable[[nn.Module, Tensor], Explained], model: nn.Module, imag
         faults = [f"its layer cannot be observed: {error}"[:200]]
     answer = {"map": True, "correct": not faults, "layer": shown.layer.name, "layout": str(shown.layer.layout)}
     return answer | ({"why": "; ".join(faults)} if faults else {})
+
+
+def measure_family(name: str, group: str, family: Family) -> dict[str, Any]:
+    """Return the result of each library on one model whose map is compared with a Grad-CAM by hand."""
+    model, inputs = family.build(), family.make_inputs()
+    answers = {"camtool": judge_family(family, model, inputs)}
+    answers |= {
+        library: judge_peer(LIBRARIES[library], family, model, inputs) for library in LIBRARIES if library != "camtool"
+    }
+    return {"group": group, "model": name} | answers
+
+
+def judge_family(family: Family, model: nn.Module, inputs: Any) -> dict[str, Any]:
+    """Return whether camtool gives the map that is computed by hand, with the reasons if not."""
+    try:
+        with _silence():
+            faults = find_faults(family, model, inputs)
+    except Exception as error:  # noqa: BLE001  # any exception means that there is no map
+        return _describe_error(error)
+    return {"map": True, "correct": not faults} | ({"why": "; ".join(faults)} if faults else {})
+
+
+def judge_peer(
+    show: Callable[[nn.Module, Any], Explained], family: Family, model: nn.Module, inputs: Any
+) -> dict[str, Any]:
+    """Return whether a library gives a map of the model's top class and whether it is the one computed by hand."""
+    try:
+        with _silence():
+            shown = show(model, inputs)
+            found = np.asarray(next(shown.maps))
+            index = _find_top_classes(model, inputs)[0]
+            expected = [
+                compute_gradcam(each, model, inputs, shown.layer.name, index)
+                for each in (family, replace(family, get_scores=_get_first_scores))
+            ]
+            if found.shape == tuple(inputs.shape[2:]):  # grad-cam returns maps at the size of the input
+                expected = [_resize(each, found.shape) for each in expected]
+    except Exception as error:  # noqa: BLE001  # any exception means that there is no map
+        return _describe_error(error)
+    finally:
+        model.zero_grad()
+    if found.shape != expected[0].shape:
+        return {"map": True, "correct": False, "why": f"its map has shape {found.shape}, not {expected[0].shape}"}
+    difference = min(_compare_by_peak(found, each) for each in expected)
+    if difference <= _PEER_DIFFERENCE:
+        return {"map": True, "correct": True}
+    return {"map": True, "correct": False, "why": f"it differs by {difference:.2g} of the peak"}
+
+
+def _get_first_scores(output: Any) -> Tensor:
+    """Return the scores in the first tensor that a model returns, which grad-cam explains, e.g. probabilities."""
+    scores: Tensor = output[0][0]
+    return scores
+
+
+def _compare_by_peak(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the largest difference between two maps, each divided by its peak."""
+    return float(np.abs(found / max(found.max(), 1e-9) - expected / max(expected.max(), 1e-9)).max())
+
+
+def _resize(raw: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
+    """Return a map at another size, scaled and interpolated as grad-cam does it."""
+    import cv2
+
+    scaled = (raw - raw.min()) / max(np.ptp(raw), 1e-7)
+    return np.asarray(cv2.resize(scaled.astype(np.float32), size[::-1]))
+
+
+def _describe_error(error: Exception) -> dict[str, Any]:
+    return {"map": False, "correct": False, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
 def _take_until_one_varies(maps: Maps) -> Maps:
@@ -222,26 +304,45 @@ def main(
     group: Annotated[str, typer.Option(help="Only groups whose name contains this.")] = "",
     only: Annotated[str, typer.Option(help="Only the model of this name.")] = "",
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
+    *,
+    update: Annotated[bool, typer.Option("--update", help="Replace the measured rows in the JSON file.")] = False,
 ) -> None:
     """Measure, print a table, and write the numbers of a complete run to a JSON file in this folder."""
     torch.set_num_threads(threads)
     logging.disable(logging.WARNING)
     rows = []
-    for name_of_group, models in list_groups().items():
-        for name, model in models.items():
-            if group.lower() in name_of_group.lower() and only in ("", name):
-                rows.append(measure(name, name_of_group, model))
-                print(_format_row(rows[-1]), flush=True)
-    found = summarize(rows)
-    print("", *format_table(found), sep="\n")
-    if not (group or only):
-        versions = {name: version(name) for name in ("timm", "transformers", "torchcam", "grad-cam")}
-        head = json.dumps({"machine": describe_machine(threads) | versions, "groups": found}, indent=1).removesuffix(
-            "\n}"
-        )
-        models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # one line per model
-        text = f'{head},\n "models": [\n{models}\n ]\n}}\n'
-        Path(__file__).with_suffix(".json").write_text(text, encoding="utf-8")
+    for row in _measure_all(group.lower(), only):
+        rows.append(row)
+        print(_format_row(row), flush=True)
+    print("", *format_table(summarize(rows)), sep="\n")
+    if update and (group or only):
+        rows = _replace_rows(json.loads(_FILE.read_text(encoding="utf-8"))["models"], rows)
+    if update or not (group or only):
+        _write_rows(rows, threads)
+
+
+def _measure_all(group: str, only: str) -> Iterator[dict[str, Any]]:
+    """Measure all models of the groups whose name contains a text, or the one of a name."""
+    measured = [(measure, list_groups()), (measure_family, FAMILIES)]
+    for run, groups in measured:
+        for name_of_group, models in groups.items():
+            for name, model in models.items():
+                if group in name_of_group.lower() and only in ("", name):
+                    yield run(name, name_of_group, model)
+
+
+def _replace_rows(known: list[dict[str, Any]], measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the known rows with those that were measured again in their places, and new ones at the end."""
+    by_key = {(row["group"], row["model"]): row for row in (*known, *measured)}
+    return [*by_key.values()]
+
+
+def _write_rows(rows: list[dict[str, Any]], threads: int) -> None:
+    versions = {name: version(name) for name in ("timm", "transformers", "ultralytics", "torchcam", "grad-cam")}
+    described = {"machine": describe_machine(threads) | versions, "groups": summarize(rows)}
+    head = json.dumps(described, indent=1).removesuffix("\n}")
+    models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # one line per model
+    _FILE.write_text(f'{head},\n "models": [\n{models}\n ]\n}}\n', encoding="utf-8")
 
 
 def _format_row(row: Mapping[str, Any]) -> str:
