@@ -594,7 +594,7 @@ class Explainer(Generic[Result]):
         evidence: Sequence[Evidence],
         rows: Sequence[tuple[int, targets.Target]],
         items: Sequence[PreparedInput],
-        labels: Sequence[str] | None,
+        labels: Sequence[Sequence[str] | None],
     ) -> list[Explanation]:
         """Return one explanation for each row, from the evidence about these rows at one or more layers."""
         is_ignored = method.ignores_layer and self._layers is not None
