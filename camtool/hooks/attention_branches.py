@@ -181,6 +181,12 @@ class _BranchMode(AttentionMode):
         self._sums = WeakTensorKeyDictionary()
         return output
 
+    def _restore_output(self, restore: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
+        result = super()._restore_output(restore, kept)
+        if self._path is not None:
+            self._path.add_operation(restore, (kept,), {}, result)
+        return result
+
     def _keep_sum(self, result: Tensor) -> Tensor:
         self._sums[result] = True
         return result

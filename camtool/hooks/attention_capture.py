@@ -488,7 +488,13 @@ class AttentionMode(TorchFunctionMode):
         kept = self._keep_call(
             output if is_left else output.mT, weights.matrix, weights.product, values.mT, lambda: logits
         )
-        return self._set_role(product.restore_output(kept if is_left else kept.mT, order))
+        return self._set_role(
+            self._restore_output(lambda given: product.restore_output(given if is_left else given.mT, order), kept)
+        )
+
+    def _restore_output(self, restore: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
+        """Return a kept output with its axes as the model gets them."""
+        return restore(kept)
 
     def _split_heads(self, tensor: Tensor) -> Tensor:
         """Reshape ``(N · H, T, D)``, as some models have it, to ``(N, H, T, D)``. Other shapes are not changed."""

@@ -184,6 +184,14 @@ class Target(ABC):
         """Return True if the target is about a part of the image, so that methods must not flip or crop the image."""
         return False
 
+    def list_text_positions(self) -> tuple[int, ...]:
+        """Return where in a text the tokens are that the score is about; nothing if it is about no written text."""
+        return ()
+
+    def is_similarity(self) -> bool:
+        """Return True if the score is the similarity of the image to a text or to another embedding."""
+        return False
+
     def is_one_detection(self) -> bool:
         """Return True if the score is that of one detection, which a detector reads from one of its feature levels."""
         return False

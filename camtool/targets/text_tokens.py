@@ -46,5 +46,9 @@ class TextTokens(Target):
         before = [position - 1 for position in self.positions]
         return logits[:, before, [*self.tokens]].sum(1)
 
+    def list_text_positions(self) -> tuple[int, ...]:
+        """Return the positions of the tokens."""
+        return self.positions
+
     def __str__(self) -> str:
         return self.text

@@ -72,6 +72,10 @@ class Similarity(Target):
         # A frozen dataclass allows no plain assignment; arrays and lists become tensors here once.
         object.__setattr__(self, "embedding", torch.as_tensor(self.embedding))
 
+    def is_similarity(self) -> bool:
+        """Return True."""
+        return True
+
     def __call__(self, output: Any) -> Tensor:
         vectors = find_embedding(output)
         if vectors.shape[-1:] != self.embedding.shape:

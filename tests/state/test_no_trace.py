@@ -105,7 +105,9 @@ def net(**between: nn.Module) -> nn.Sequential:
     return model
 
 
-ON_CLASSIFIERS = [name for name, each in camtool.METHODS.items() if "detector" not in each.needs]
+ON_CLASSIFIERS = [
+    name for name, each in camtool.METHODS.items() if not each.needs.startswith("text") and "detector" not in each.needs
+]
 
 
 def suited(method: str, **between: nn.Module) -> nn.Sequential:

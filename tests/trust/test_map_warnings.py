@@ -56,9 +56,9 @@ def match_warnings(warnings: tuple[str, ...], *expected: str) -> bool:
 
 UNSUITABLE = [
     *("guided-backprop", "guided-gradcam", "drise"),
-    *(name for name in METHODS if "attention" in METHODS[name].needs),
+    *(name for name in METHODS if {"attention", "text"} & {*METHODS[name].needs.split(", ")}),
 ]
-"""Methods that need a ReLU, attention or detections, of which the net has none."""
+"""Methods that need a ReLU, attention, a text or detections, of which the net has none."""
 
 CONSTANT_MAPS = ["fem", "smoothgrad"]
 """Methods whose map of this net is constant: no pixel of uniform noise is two standard deviations above the mean (fem),

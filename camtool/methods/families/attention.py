@@ -32,7 +32,7 @@ from camtool.methods.families.ablation import compute_gaussian_kernel
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.probabilities import prefer_probability
 from camtool.methods.registry import method
-from camtool.targets import Similarity
+from camtool.targets import Similarity, Target
 
 __all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
 
@@ -357,7 +357,7 @@ def _subtract_redundancy(evidence: Evidence, redundant: Sequence[Similarity], te
     """
     scores: list[Score] = list(evidence.targets)
     for rows in evidence.rows_by_image:
-        texts = {row: target for row in rows if isinstance(target := evidence.targets[row], Similarity)}
+        texts = {row: target for row in rows if (target := evidence.targets[row]).is_similarity()}
         if redundant and len(texts) < len(rows):
             raise MethodError("against: only the similarity to a text or an embedding can have redundant texts.")
         weights = (temperature * evidence.scores[[*texts]]).softmax(0) * len(texts)
@@ -394,12 +394,16 @@ def _read_embeddings(against: Against | None) -> list[Similarity]:
     is_list = isinstance(against, (list, tuple)) or (isinstance(against, Tensor) and against.ndim > 1)
     items: Sequence[Any] = [*against] if is_list else [against]  # type: ignore[misc]
     for each in items:
-        if not isinstance(each, Similarity) and not (isinstance(each, Tensor) and each.ndim == 1):
+        if not _is_similarity(each) and not (isinstance(each, Tensor) and each.ndim == 1):
             raise MethodError(
                 f"against must be embeddings, (D,) or (S, D), got {type(each).__name__}; texts work with models that "
                 "were loaded with their tokenizer."
             )
-    return [each if isinstance(each, Similarity) else Similarity(each, "against") for each in items]
+    return [each if _is_similarity(each) else Similarity(each, "against") for each in items]
+
+
+def _is_similarity(given: Any) -> bool:
+    return isinstance(given, Target) and given.is_similarity()
 
 
 # ------------------------------------------------------------------------------------------------- shared functions

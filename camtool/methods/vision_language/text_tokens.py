@@ -21,7 +21,6 @@ from camtool.maps import upcast
 from camtool.methods.options import check_count
 from camtool.methods.registry import method
 from camtool.outputs.class_scores import find_text_logits
-from camtool.targets import TextTokens
 
 __all__ = ["raw_attention", "tam"]
 
@@ -61,15 +60,15 @@ def tam(
             range.
     """
     _check_options(context, answer_start, window)
-    targets, layout = _check_targets(evidence), _find_text_layout(evidence)
+    by_row, layout = _list_positions_of_targets(evidence), _find_text_layout(evidence)
     logits = _get_logits(evidence, layout)
     words = _find_words(evidence, layout) if context is None else sorted(context)
     ids = _get_ids(evidence)
-    start = min(min(target.positions) for target in targets) if answer_start is None else answer_start
+    start = min(map(min, by_row)) if answer_start is None else answer_start
     maps = []
-    for target, image in zip(targets, evidence.images, strict=True):
+    for positions, image in zip(by_row, evidence.images, strict=True):
         reader = _TextReader(logits[image], ids[image], layout, start)
-        own = [_filter_by_rank(reader.explain(position, words), window) for position in target.positions]
+        own = [_filter_by_rank(reader.explain(position, words), window) for position in positions]
         maps.append(torch.stack(own).sum(0))
     return torch.stack(maps)
 
@@ -91,7 +90,7 @@ def raw_attention(evidence: Evidence) -> Tensor:
         MethodError: A target is no token of a text, the image's tokens are not among the text's, or no attention over
             the text can be captured.
     """
-    targets, layout = _check_targets(evidence), _find_text_layout(evidence)
+    by_row, layout = _list_positions_of_targets(evidence), _find_text_layout(evidence)
     count = layout.token_count
     calls = evidence.forward_pass.capture_attention().calls
     matrices = [call.matrix.detach() for call in calls if tuple(call.matrix.shape[-2:]) == (count, count)]
@@ -101,8 +100,8 @@ def raw_attention(evidence: Evidence) -> Tensor:
         )
     mean = torch.stack([upcast(matrix).mean(1) for matrix in matrices]).mean(0)
     rows = [
-        mean[image, [position - 1 for position in target.positions]].mean(0)
-        for target, image in zip(targets, evidence.images, strict=True)
+        mean[image, [position - 1 for position in positions]].mean(0)
+        for positions, image in zip(by_row, evidence.images, strict=True)
     ]
     return layout.to_grid(torch.stack(rows)[..., None])[:, 0]
 
@@ -163,16 +162,21 @@ def _check_options(context: object, answer_start: object, window: int) -> None:
         raise MethodError(f"context must be a list of positions in the text, or None; got {context!r}.")
 
 
-def _check_targets(evidence: Evidence) -> list[TextTokens]:
-    targets = [target for target in evidence.targets if isinstance(target, TextTokens)]
-    if len(targets) != len(evidence.targets):
-        others = {type(target).__name__ for target in evidence.targets if not isinstance(target, TextTokens)}
+def _list_positions_of_targets(evidence: Evidence) -> list[tuple[int, ...]]:
+    """Return for each row the positions of its tokens in the text.
+
+    Raises:
+        MethodError: A target is about no token of a text.
+    """
+    found = [target.list_text_positions() for target in evidence.targets]
+    if not all(found):
+        others = {type(target).__name__ for target in evidence.targets if not target.list_text_positions()}
         raise MethodError(
             "this method explains words that a vision-language model writes, and target_class is "
             f"{', '.join(sorted(others))}; use camtool.tokens(model, processor, img, prompt, method=...), or "
             "camtool.targets.TextTokens; for other models method='gradcam'."
         )
-    return targets
+    return found
 
 
 def _find_text_layout(evidence: Evidence) -> Layout:
