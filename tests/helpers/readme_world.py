@@ -213,10 +213,15 @@ def given() -> dict[str, Any]:
         nn.Conv1d(2, 8, 7, padding=3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES)
     )
     images = torch.rand(2, 3, 64, 64)
+    import timm
+
     from tests.helpers.text_processors import make_llava_processor
+    from tests.zoo.hugging_face import DETECTORS
     from tests.zoo.vision_language import WITH_GRID
 
     return {
+        "vit": timm.create_model("vit_tiny_patch16_224").eval(),
+        "detr": DETECTORS["detr"].build(),
         "vlm": WITH_GRID["llava"].build(),
         "processor": make_llava_processor(),
         "photo": Image.open("street.jpg").convert("RGB"),
