@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from camtool.methods import families
+from camtool.methods import families, vision_language
 from camtool.methods.lookup import find_method
 from camtool.methods.registry import COSTS, METHODS, WRAPPERS, Method, Wrapper, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
@@ -22,8 +22,9 @@ _FAMILIES = {
     "Changes to the activations": ("ablation",),
     "Masks on the image": ("scorecam", "rise", "opticam"),
     "Gradients at the pixels": ("input_gradient", "fullgrad"),
+    "Words of a vision-language model": ("text_tokens",),
 }
-"""Heading → the modules of :mod:`camtool.methods.families` whose methods are listed below it."""
+"""Heading → the modules of :mod:`camtool.methods.families` and its neighbors whose methods are listed below it."""
 
 _OWN = "Your own"
 """Heading of methods that are registered outside of camtool."""
@@ -104,7 +105,7 @@ def _group_by_family() -> dict[str, list[Method | Wrapper]]:
 
 def _find_family(method: Method) -> str:
     package, _, module = method.function.__module__.rpartition(".")
-    if package != families.__name__:
+    if package not in (families.__name__, vision_language.__name__):
         return _OWN
     return next((heading for heading, modules in _FAMILIES.items() if module in modules), _OWN)
 

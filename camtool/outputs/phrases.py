@@ -40,8 +40,8 @@ class PhraseScores:
 def find_phrase_scores(named: Mapping[Any, Any], logits: Tensor) -> list[PhraseScores] | None:
     """Return the scores of the phrases for each image; ``None`` if the logits are not those of tokens.
 
-    Padded tokens have a logit of minus infinity, which no class has. If the output does not hold the tokens of the
-    prompt, as that of the authors' own code, the whole prompt is one phrase.
+    Padded tokens, the last ones, have a logit of minus infinity, which no class has. If the output does not hold the
+    tokens of the prompt, as that of the authors' own code, the whole prompt is one phrase.
 
     Args:
         named: The items of the model's output.
@@ -52,11 +52,14 @@ def find_phrase_scores(named: Mapping[Any, Any], logits: Tensor) -> list[PhraseS
     if isinstance(tokens, Tensor) and tokens.ndim == 2 and _is_prompt(tokens, logits):
         prompts: Sequence[Sequence[int]] = tokens.tolist()
         return [_read_prompt(*each) for each in zip(logits, is_token.tolist(), prompts, strict=True)]
-    if bool(is_token.all()):
+    if bool(is_token.all()) or not _ends_in_padding(is_token):
         return None
-    return [
-        PhraseScores(own[:, is_own].amax(1, keepdim=True), ((),)) for own, is_own in zip(logits, is_token, strict=True)
-    ]
+    return [*map(_join_tokens, logits, is_token)]
+
+
+def _ends_in_padding(is_token: Tensor) -> bool:
+    """Check that no token ``(N, T)`` comes behind padding."""
+    return not bool((is_token[:, 1:] & ~is_token[:, :-1]).any())
 
 
 def _is_prompt(tokens: Tensor, logits: Tensor) -> bool:

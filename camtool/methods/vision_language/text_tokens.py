@@ -32,9 +32,9 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "i
 def tam(
     evidence: Evidence, *, context: Sequence[int] | None = None, answer_start: int | None = None, window: int = 3
 ) -> Tensor:
-    """Read a word's logit at every token of the image, less what the words before explain.
+    """Read a word's logit at each image token.
 
-    ``A_t = relu(logits of token t at the image's tokens)``. From it the part is removed that the context explains:
+    ``A_t = relu(logits of token t at the image's tokens)``. From it the part is removed that the words before explain:
     ``relu(A_t - s E)``, with ``E = Σ_j r_j A_j / Σ_j r_j`` over the words j before t that are other words, ``r_j`` the
     positive part of the logit of t at j, and ``s = ⟨A_t, E⟩ / ⟨E, E⟩`` (Li et al. 2025, eq. 1 to 5). The result is
     filtered: each cell is a mean of its window, sorted by value, with Gaussian weights of the distance from the median;
@@ -73,12 +73,13 @@ def tam(
     return torch.stack(maps)
 
 
-@method("raw-attention", needs="text, attention")
+@method("raw-attention", paper="arXiv 1502.03044", needs="text, attention")
 def raw_attention(evidence: Evidence) -> Tensor:
-    """Read how much the language model attends to the image when it predicts a word: the mean over heads and layers.
+    """Average a word's attention to the image.
 
-    The rows are those of the tokens before the target's tokens. This is a baseline: attention shows where the model
-    looked, and not what it concluded from it.
+    The mean over the heads and layers of the language model, in the rows of the tokens before the target's tokens. Xu
+    et al. 2015 show attention in this way, for each word of a caption. This is a baseline: attention shows where the
+    model looked, and not what it concluded.
 
     Args:
         evidence: The model, run again to capture its attention.
