@@ -54,7 +54,7 @@ def attention(
     prediction depends on, and know no class. For that, see ``method="chefer"`` and others of :func:`camtool.explain`.
 
     The model runs four times without a graph: to list its layers, to find its grids, to read the layer on the image and
-    on two variants, which show how its tokens lie on the image, and to place their centers. It is not changed.
+    on two variants, which show the layout of its tokens, and to place their centers. It is not changed.
 
     Args:
         model: Module, or the result of :func:`camtool.load`. With two towers, as CLIP has, it is the image tower.
@@ -73,7 +73,7 @@ def attention(
 
     Raises:
         LayerError: The model has no attention that can be seen, or no such layer or head; the layer attends within
-            windows; or it is not certain how its tokens lie on the image.
+            windows; or the layout of its tokens is not certain.
         TargetError: The layer has no such query.
         ImageError: ``img`` is not one image.
         CamtoolError: Another argument is invalid; the classes are in :mod:`camtool.errors`.

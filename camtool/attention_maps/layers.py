@@ -54,13 +54,13 @@ class AttentionLayer:
 
     @property
     def family(self) -> tuple[str, int, int]:
-        """What layers of one kind have in common: the name without numbers, and how many queries and keys there are."""
+        """Name without numbers, and numbers of queries and keys: equal for layers of one kind."""
         return re.sub(r"\d+", "#", self.name), self.shape[-2], self.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)
 class ReadLayer:
-    """What a layer computed for the image, and how its tokens lie on it.
+    """Attention of one layer for the image, and the layout of its tokens.
 
     Attributes:
         matrix: ``(H, T, S)``.
@@ -140,7 +140,7 @@ def read_layer(
 
     Raises:
         LayerError: The layer attends within windows, or to other things than tokens of the image, or it is not certain
-            how its tokens lie on the image.
+            which token is which part of the image.
     """
     layer = layers[index]
     _check_not_windowed(layers, layer, calls)

@@ -1,4 +1,4 @@
-"""What a method scores whose paper uses the probability of the class instead of its logit."""
+"""Targets that score the probability of a class instead of its logit, for methods whose papers do so."""
 
 from __future__ import annotations
 

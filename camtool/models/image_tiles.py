@@ -68,7 +68,7 @@ class _Arrangement(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """How the models of one type read tiles.
+    """Tiles in the models of one type.
 
     Attributes:
         arrange: From tiles ``(K, C, H, W)``, thumbnail ``(C, H, W)``, text, model and its other inputs to the

@@ -247,7 +247,7 @@ Against: TypeAlias = "str | Tensor | Similarity | Sequence[str | Tensor | Simila
 """Texts, or their embeddings, that a map is to have nothing in common with."""
 
 _ON_PATCHES = "one head on all tokens, attention"
-"""What the methods need that read each patch as the head reads the class token."""
+"""The needs of methods that read each patch in the way the head reads the class token."""
 
 
 @method("maskclip", paper="arXiv 2112.01071", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
