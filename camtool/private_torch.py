@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import compress
 from operator import attrgetter
 from traceback import walk_tb
 from types import FunctionType, GeneratorType
@@ -188,7 +189,8 @@ _get_all_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_h
 
 def find_hooked_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the modules that have any hook of their own."""
-    return [module for module in modules if any(_get_all_hooks(module))]
+    every = list(modules)
+    return [*compress(every, map(any, map(_get_all_hooks, every)))]  # every explanation asks for hundreds of modules
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ A wrapper makes a new method from another one: ``"tta:gradcam"`` is Grad-CAM wra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, TypeAlias, get_args
@@ -105,6 +105,10 @@ class Method:
     def options(self) -> dict[str, Any]:
         """The names and defaults of the options."""
         return get_default_options(self.function)
+
+    def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of several methods' options that this method has."""
+        return {name: value for name, value in options.items() if name in self.options}
 
     @property
     def can_be_compiled(self) -> bool:

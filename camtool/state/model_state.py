@@ -21,7 +21,7 @@ from camtool.state.random_state import preserve_generators
 from camtool.structures.module_names import list_modules
 from camtool.structures.module_tree import hold_tree, release_tree
 
-__all__ = ["hold_model", "preserve_model"]
+__all__ = ["hold_model", "hold_modules", "preserve_model"]
 
 
 def preserve_model(model: nn.Module) -> Cleanup:
@@ -42,15 +42,27 @@ def preserve_model(model: nn.Module) -> Cleanup:
 def hold_model(model: nn.Module) -> Cleanup:
     """Keep the model in evaluation mode around several forward passes, each of which is in a :func:`preserve_model`.
 
-    The blocks inside then have less to do. Without a forward pass, e.g. if an engine runs instead, no buffer is copied.
+    The blocks inside then have less to do. Without a forward pass, no buffer is copied.
     """
 
     def hold(cleanup: Cleanup) -> None:
-        cleanup.push(partial(release_tree, model))
-        hold_tree(model)
+        _hold_modules(model, cleanup)
         _hold_model(model, cleanup)
 
     return Cleanup(hold)
+
+
+def hold_modules(model: nn.Module) -> Cleanup:
+    """Read the modules of the model once in the block, as :func:`hold_model` does, but leave its state as it is.
+
+    For a block in which the model hardly ever runs, e.g. because an engine runs instead.
+    """
+    return Cleanup(partial(_hold_modules, model))
+
+
+def _hold_modules(model: nn.Module, cleanup: Cleanup) -> None:
+    cleanup.push(partial(release_tree, model))
+    hold_tree(model)
 
 
 def _preserve_model(model: nn.Module, cleanup: Cleanup) -> None:

@@ -300,6 +300,31 @@ def test_hooks_of_the_user_are_not_compiled(net: nn.Module, caplog: pytest.LogCa
     )
 
 
+def test_without_the_engine_the_backward_pass_finds_the_state_of_its_forward_pass(net: nn.Module) -> None:
+    class Counts(nn.Module):
+        """A model whose gradient needs a buffer that its forward pass writes to."""
+
+        factor: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = copy.deepcopy(net)
+            self.register_buffer("factor", torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.factor += 1
+            return self.trunk(x) * self.factor
+
+    model, images = Counts(), torch.randn(2, 3, 32, 34)
+    expected = camtool.explain(model, images)
+    handle = model.trunk.block.register_forward_hook(lambda *_: None)  # no engine takes a model with hooks
+    found = camtool.explain(model, images, engine="prepared")
+    handle.remove()
+    assert [each.raw.tolist() for each in found] == [each.raw.tolist() for each in expected]
+    assert model.training
+    assert model.factor.tolist() == [1] * 5
+
+
 def test_hooks_on_the_backward_pass_are_not_compiled_either(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(1, 3, 16, 20)
     explain_twice(net, x, 1, engine="onnxruntime")

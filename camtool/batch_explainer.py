@@ -1,0 +1,301 @@
+"""From one batch to its explanations, with fixed settings: what :class:`camtool.Explainer` does for each batch.
+
+The path of a batch is: run one forward pass with hooks on the layers, resolve the targets on what the model returned,
+let each method compute maps, and check them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool import targets
+from camtool.engines.comparison import describe_difference
+from camtool.engines.observers import CompiledObserver
+from camtool.errors import MethodError, NotCompilableError
+from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.explanation import Explanation
+from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.hooks.observation import Observe, observe
+from camtool.layers.depths import Depths
+from camtool.layers.selection import find_layers, find_level_layers
+from camtool.methods import Method, merges
+from camtool.methods.merges import Merge
+from camtool.methods.options import encode_text_options
+from camtool.models import TextEncoder, resolve_labels, resolve_phrases
+from camtool.outputs.class_scores import describe_chosen_tensor
+from camtool.outputs.detections import Detections
+from camtool.state.model_state import hold_model
+from camtool.structures import model_cache
+from camtool.structures.module_names import find_detector_transform
+from camtool.trust.map_warnings import find_map_warnings
+
+if TYPE_CHECKING:
+    from camtool.inputs.input_preparer import InputBatch, PreparedInput
+
+__all__ = ["BatchExplainer", "to_list"]
+
+
+@dataclass(frozen=True)
+class BatchExplainer:
+    """Explains batches of one model with fixed settings.
+
+    Attributes:
+        model: The module that runs.
+        methods: One or more methods.
+        has_many_methods: True if each result is a list with one explanation per method.
+        options: Options of the methods, by name.
+        layers: The names of the layers; ``None`` to find the best ones.
+        merge: From the maps of several layers ``(L, R, *grid)`` to one.
+        labels: The names of the classes; ``None`` to find them in the model.
+        text: The model's text encoder, if it compares images with texts.
+        placement: Placement of a layer's grid on the input.
+        depths: Other layers on the way to each layer that the methods read.
+        engines: The engines to try, in order, before the model as it is.
+    """
+
+    model: nn.Module
+    methods: Sequence[Method]
+    has_many_methods: bool
+    options: Mapping[str, Any]
+    layers: Sequence[str] | None
+    merge: Merge
+    labels: Sequence[str] | None
+    text: TextEncoder | None
+    placement: Placement
+    depths: Depths
+    engines: Sequence[str]
+
+    @property
+    def needs_layers(self) -> bool:
+        """True unless all methods work at the input."""
+        return not all(method.ignores_layer for method in self.methods)
+
+    def explain(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return for each image what was requested of it, by the first engine that gives the model's own results."""
+        for engine in self.engines:
+            observer = CompiledObserver(engine)
+            try:
+                results = self._explain_with(observer, batch, requests)
+            except NotCompilableError as error:
+                observer.give_up(str(error))
+                continue
+            question = self._describe_question(batch, requests)
+            if observer.has_agreed(question):
+                return results
+            expected = self._explain_without_engine(batch, requests)
+            ours, theirs = _flatten(results), _flatten(expected)
+            difference = describe_difference(ours, theirs)
+            if difference is not None:
+                observer.give_up(difference)
+            elif any(each.raw.any() for each in theirs):  # empty maps show nothing
+                observer.note_agreement(question)
+            return expected
+        return self._explain_without_engine(batch, requests)
+
+    def _explain_without_engine(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        # A backward pass needs the model's state of its forward pass.
+        with hold_model(self.model):
+            return self._explain_with(observe, batch, requests)
+
+    def _describe_question(self, batch: InputBatch, requests: Sequence[Any]) -> object:
+        """Return what an engine's results depend on beside weights and pixels."""
+        methods = tuple(method.name for method in self.methods)
+        kinds = {type(each) for request in requests for each in to_list(request)}
+        options = tuple((name, repr(value)) for name, value in sorted(self.options.items()))
+        is_alone = len(batch.items) == 1  # a model may treat a single image differently
+        return methods, self.merge, options, frozenset(kinds), is_alone
+
+    def _explain_with(self, observe: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
+        texts = requests if self.text is None else targets.encode_texts(requests, self.text)
+        forward_pass = self.run_forward_pass(observe, batch)
+        labels = self._find_labels(forward_pass)
+        resolve = partial(
+            targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
+        )
+        by_image = [
+            [target for each in to_list(request) for target in resolve(each, output, names, item.view.geometry)]
+            for request, output, names, item in zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
+        ]
+        # A row is one target on one image; all rows share the forward pass.
+        rows = [(image, target) for image, own in enumerate(by_image) for target in own]
+        by_method = [self._explain_rows(method, forward_pass, rows, batch.items, labels) for method in self.methods]
+        by_row: Iterator[Any] = iter(zip(*by_method, strict=True) if self.has_many_methods else by_method[0])
+        results: list[Any] = []
+        for request, own in zip(requests, by_image, strict=True):
+            found = [next(by_row) for _ in own]
+            found = [list(each) for each in found] if self.has_many_methods else found
+            results.append(found if targets.asks_for_several(request) else found[0])
+        return results
+
+    def _find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
+        """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
+        phrases = [each.phrases for each in forward_pass.predictions if isinstance(each, Detections) and each.phrases]
+        if phrases:
+            return [resolve_phrases(self.model, self.labels, each) for each in phrases]
+        return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
+
+    def run_forward_pass(self, observe: Observe, batch: InputBatch) -> ForwardPass:
+        """Run one forward pass with hooks on the layers."""
+        black, call_index = batch.items[0].black if batch.items else None, batch.call_index
+        for is_last_try in (False, True):
+            layers = []
+            if self.needs_layers:
+                index = -1 if call_index is None else call_index
+                layers = find_layers(self.model, batch.inputs, self.layers, call_index=index)
+                if self.layers is None:
+                    layers = find_level_layers(self.model, batch.inputs, call_index=index) or layers
+            forward_pass = ForwardPass(
+                self.model,
+                batch.inputs,
+                layers,
+                black=black,
+                call_index=call_index,
+                placement=self.placement,
+                depths=self.depths,
+                observe=observe,
+            )
+            outputs = forward_pass.layer_outputs
+            if is_last_try or all(
+                layer.layout.fits(outputs[layer.name].shape) for layer in forward_pass.observed_layers
+            ):
+                break
+            # The user changed the model since the layouts were cached, so they are read again.
+            model_cache.forget_model(self.model)
+        return forward_pass
+
+    def _explain_rows(
+        self,
+        method: Method,
+        forward_pass: ForwardPass,
+        rows: Sequence[tuple[int, targets.Target]],
+        items: Sequence[PreparedInput],
+        labels: Sequence[Sequence[str] | None],
+    ) -> list[Explanation]:
+        """Return one explanation for each row, an image's index and a target, by one method."""
+        wanted, images = [target for _, target in rows], [image for image, _ in rows]
+        if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
+            evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
+            return self._explain_evidence(method, forward_pass, evidence, rows, items, labels)
+        # No layer was named, so several are those of a detector's feature levels: each row has its own.
+        found: dict[int, Explanation] = {}
+        for own, at_level in gather_evidence_by_level(forward_pass, wanted, images):
+            of_level = [rows[row] for row in own]
+            results = self._explain_evidence(method, forward_pass, [at_level], of_level, items, labels)
+            found.update(zip(own, results, strict=True))
+        return [found[row] for row in range(len(rows))]
+
+    def _explain_evidence(
+        self,
+        method: Method,
+        forward_pass: ForwardPass,
+        evidence: Sequence[Evidence],
+        rows: Sequence[tuple[int, targets.Target]],
+        items: Sequence[PreparedInput],
+        labels: Sequence[Sequence[str] | None],
+    ) -> list[Explanation]:
+        """Return one explanation for each row, from the evidence about these rows at one or more layers."""
+        is_ignored = method.ignores_layer and self.layers is not None
+        notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if is_ignored else []
+        choice = describe_chosen_tensor(forward_pass.output)
+        # Single numbers are read from here on, which arrays give several times faster than tensors.
+        merged, place = self._compute_maps(method, evidence)
+        maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
+        by_class = forward_pass.compute_probabilities()
+        probabilities = [None] * len(items) if by_class is None else by_class.cpu().numpy()
+        detector = None if method.ignores_layer else find_detector_transform(self.model)
+        layer = " + ".join(each.layer for each in evidence)
+        explanations = []
+        for row, (image, target) in enumerate(rows):
+            item, probability = items[image], probabilities[image]
+            context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
+            choices = [choice] if choice is not None and target.reads_scores() else []
+            doubts = find_map_warnings(evidence, maps[row], row, target, context)
+            explanation = Explanation(
+                raw=maps[row],
+                view=item.view if detector is None else item.view.for_detector(detector),
+                label=target.describe(labels[image]),
+                index=target.get_class_index(),
+                score=scores[row],
+                probability=target.get_probability(context),
+                method=method.name,
+                layer=layer,
+                warnings=(*item.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
+                box=target.get_box(),
+                centers=place,
+            )
+            explanations.append(explanation)
+        return explanations
+
+    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
+        """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
+        options = method.select_options(self.options)
+        if self.text is not None:
+            options = encode_text_options(options, self.text)
+        device = evidence[0].scores.device.type
+        # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
+        is_autocast = torch.is_autocast_enabled(device)
+        with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
+            maps = [method(each, **options) for each in evidence]
+            for each, raw in zip(evidence, maps, strict=True):
+                _check_maps(method, each, raw)
+            # Methods may return maps on another grid than the layer's, e.g. the input's.
+            places = [
+                None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
+                for each, raw in zip(evidence, maps, strict=True)
+            ]
+            merged = merges.merge_maps(maps, self.merge, partial(_compute_mean_gradients, evidence), places)
+        if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
+            raise MethodError(
+                f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "
+                "maps and of their axes."
+            )
+        finest = merges.find_finest(maps)
+        return merged, places[finest] if merged.shape == maps[finest].shape else None
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
+    """Check that a method returned one map for each row, on any grid with as many axes as the input's.
+
+    Raises:
+        MethodError: It returned something else.
+    """
+    like = evidence.inputs[:, 0] if method.ignores_layer else evidence.activations[:, 0]
+    is_maps = isinstance(raw, Tensor) and raw.ndim == like.ndim and len(raw) == len(evidence.images) and raw.numel() > 0
+    if not is_maps:
+        came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+        raise MethodError(
+            f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
+            "or maps on another grid with as many axes."
+        )
+
+
+def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
+    """Return the mean gradient of each layer for each row, ``(L, R)``, the mean of Grad-CAM's weights."""
+    return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
+
+
+def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[str]:
+    """Return what the method tells the user about a row's map, each note once."""
+    return list(dict.fromkeys(note for each in evidence for note in each.notes.get(row, [])))
+
+
+def _flatten(results: Any) -> list[Explanation]:
+    """Return the explanations of nested lists."""
+    return [each for part in results for each in _flatten(part)] if isinstance(results, list) else [results]
+
+
+def to_list(value: Any) -> list[Any]:
+    """Return the items of a list or a tuple, or any other value as a list of one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
