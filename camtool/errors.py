@@ -9,6 +9,7 @@
     ├── TargetError     the target does not fit the output of the model
     │   └── NothingFoundError   a detector found no such object in this image
     ├── MethodError     an unknown method or option, or one that the model does not support
+    ├── MetricError     the inputs of a metric do not fit it, or each other
     ├── ModelError      a model, its weights or its labels cannot be loaded
     ├── ForwardError    the model fails on the inputs
     ├── NotCompilableError  an engine cannot run the model; the next engine is tried
@@ -26,6 +27,7 @@ __all__ = [
     "ImageError",
     "LayerError",
     "MethodError",
+    "MetricError",
     "ModelError",
     "NotCompilableError",
     "NothingFoundError",
@@ -60,6 +62,10 @@ class NothingFoundError(TargetError):
 
 class MethodError(CamtoolError, ValueError):
     """A method or an option is unknown, or the model does not support the method."""
+
+
+class MetricError(CamtoolError, ValueError):
+    """The inputs of a metric of maps do not fit the metric, or each other."""
 
 
 class ModelError(CamtoolError, ValueError):

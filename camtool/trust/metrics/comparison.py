@@ -1,0 +1,46 @@
+"""Similarity of two maps: Pearson's and Spearman's correlation of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from camtool.maps import is_constant, scale_by_peak
+
+__all__ = ["correlate_pearson", "correlate_spearman", "rank_values"]
+
+
+def correlate_pearson(one: Tensor, other: Tensor) -> Tensor:
+    """Return Pearson's correlation of each row of two tensors ``(N, ...)``: ``(N,)``, in [-1, 1].
+
+    Where one of the two is constant, up to rounding, the correlation is not defined. It is 0 then, the chance level.
+    """
+    a, b = _center(one), _center(other)
+    norms = a.norm(dim=1) * b.norm(dim=1)
+    is_undefined = is_constant(one) | is_constant(other)
+    values = (a * b).sum(1) / torch.where(is_undefined, 1, norms)
+    return torch.where(is_undefined, 0, values).clamp(-1, 1)
+
+
+def correlate_spearman(one: Tensor, other: Tensor) -> Tensor:
+    """Return Spearman's rank correlation of each row of two tensors ``(N, ...)``: ``(N,)``, in [-1, 1].
+
+    Equal values have the mean of their ranks. Where one of the two is constant the correlation is 0.
+    """
+    return correlate_pearson(rank_values(one), rank_values(other))
+
+
+def rank_values(values: Tensor) -> Tensor:
+    """Return the rank of each value in its row, ``(N, K)`` from ``(N, ...)``: 1 for the lowest, the mean of ties."""
+    return torch.stack([_rank_row(row) for row in values.flatten(1)]).to(values)
+
+
+def _rank_row(row: Tensor) -> Tensor:
+    _, places, counts = torch.unique(row, return_inverse=True, return_counts=True)
+    ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    return ranks[places]
+
+
+def _center(values: Tensor) -> Tensor:
+    rows = scale_by_peak(values.flatten(1))
+    return rows - rows.mean(1, keepdim=True)
