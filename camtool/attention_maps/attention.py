@@ -25,7 +25,15 @@ from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Grid, Layer, Layout
 from camtool.layers.survey import read_layouts
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
-from camtool.outputs.detections import count_queries, find_detections, find_query_tokens
+from camtool.outputs.class_count import find_class_count
+from camtool.outputs.detections import (
+    Detections,
+    count_queries,
+    count_query_logits,
+    describe_assumption,
+    find_detections,
+    find_query_tokens,
+)
 from camtool.structures.nested_tensors import ModelInputs
 
 __all__ = ["attention"]
@@ -103,7 +111,11 @@ def attention(
         view=batch.items[0].view,
         head=check_head(head, read.matrix.shape[0], layers[index].name),
         query=query,
-        warnings=(*batch.items[0].notes, *read.warnings),
+        warnings=(
+            *batch.items[0].notes,
+            *read.warnings,
+            *_find_doubts(module.model, queries, calls[-1].output),
+        ),
     )
 
 
@@ -156,13 +168,13 @@ def _describe_queries(
     total = read.matrix.shape[-2]
     are_objects = not read.are_queries_tokens and total == count
     kind: QueryKind = "tokens" if read.are_queries_tokens else "objects" if are_objects else "others"
-    found = find_detections(output) if are_objects else None
+    found = _find_objects(model, output) if are_objects else None
     boxes, best = None, None
     if found:
-        scale = item.geometry.size[::-1] * 2 if found[0].is_relative else (1, 1, 1, 1)
-        by_query = (found[0].boxes.float().cpu() * torch.tensor(scale)).tolist()
+        scale = item.geometry.size[::-1] * 2 if found.is_relative else (1, 1, 1, 1)
+        by_query = (found.boxes.float().cpu() * torch.tensor(scale)).tolist()
         boxes = np.array([item.geometry.to_photo_box(tuple(box)) for box in by_query], np.float32)
-        best = int(found[0].confidences.flatten(1).amax(1).argmax())
+        best = int(found.confidences.flatten(1).amax(1).argmax())
     return Queries(
         count=total,
         kind=kind,
@@ -173,3 +185,17 @@ def _describe_queries(
         boxes=boxes,
         best=best,
     )
+
+
+def _find_objects(model: nn.Module, output: Any) -> Detections | None:
+    """Return the detections in the first image; ``None`` if the model is not a detector."""
+    found = find_detections(output, find_class_count(model, count_query_logits(output)))
+    return found[0] if found else None
+
+
+def _find_doubts(model: nn.Module, queries: Queries, output: Any) -> list[str]:
+    """Return a warning if the object with the highest confidence depends on an assumption."""
+    found = _find_objects(model, output) if queries.kind == "objects" else None
+    if found is None or not found.is_no_object_assumed or found.class_count is None:
+        return []
+    return [describe_assumption(found.class_count)]

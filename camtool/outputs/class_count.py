@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
 
-__all__ = ["check_class_index", "get_class_count"]
+__all__ = ["check_class_index", "find_class_count", "get_class_count"]
 
 
 def check_class_index(index: int, class_count: int) -> None:
@@ -33,3 +35,47 @@ def get_class_count(model: nn.Module) -> int | None:
     if isinstance(class_count, int):
         return class_count
     return len(names) if isinstance(names, (dict, list, tuple)) else None
+
+
+def find_class_count(model: nn.Module, width: int | None = None) -> int | None:
+    """Return the number of classes that a model or the nearest of its modules declares; ``None`` if none does.
+
+    A wrapper of a detector declares none, but the detector inside does. Here, an attribute ``num_classes`` counts as
+    well.
+
+    Args:
+        model: The model.
+        width: The number of logits of a query, if the model is a detector with queries. Only a count of ``width``, or
+            of one less beside "no object", is possible then. If modules at one depth declare both, neither counts.
+    """
+    if width is None:
+        return next((each for level in _list_levels(model) for each in map(get_class_count, level) if each), None)
+    for level in _list_levels(model):
+        possible = {
+            count
+            for each in level
+            for count in _list_counts(each)
+            # Every configuration of Hugging Face has a number of labels, also that of a backbone without a head.
+            if count in (width, width - 1) and (each is model or _has_linear_layer(each, width))
+        }
+        if possible:
+            return possible.pop() if len(possible) == 1 else None
+    return None
+
+
+def _list_levels(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the model alone, then its children, then their children, and so on."""
+    level = [model]
+    while level:
+        yield level
+        level = [child for module in level for child in module.children()]
+
+
+def _list_counts(module: nn.Module) -> list[int]:
+    declared = getattr(module, "num_classes", None), get_class_count(module)
+    return [each for each in declared if isinstance(each, int)]
+
+
+def _has_linear_layer(module: nn.Module, width: int) -> bool:
+    """Return True if a linear layer in a module has this many outputs."""
+    return any(getattr(each, "out_features", None) == width for each in module.modules())

@@ -24,6 +24,8 @@ __all__ = [
     "Detections",
     "QueryTokens",
     "count_queries",
+    "count_query_logits",
+    "describe_assumption",
     "find_detection_dicts",
     "find_detections",
     "find_query_tokens",
@@ -43,6 +45,8 @@ class Detections:
         is_relative: True if boxes are fractions of the input's width and height, False if they are in pixels.
         class_count: The number of classes, if there is a score per box and class.
         phrases: If the classes are phrases of a text, their tokens.
+        is_no_object_assumed: True if it is not known whether the last logit of each query is "no object", see
+            :func:`describe_assumption`.
     """
 
     boxes: Tensor
@@ -52,6 +56,7 @@ class Detections:
     is_relative: bool = False
     class_count: int | None = None
     phrases: tuple[Phrase, ...] | None = None
+    is_no_object_assumed: bool = False
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -122,22 +127,17 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
     Args:
         output: The model's whole output.
         class_count: The number of classes, if known. With queries it shows whether the last logit is "no object", so
-            that a softmax gives the confidences. If it is not known, the last logit counts as "no object".
+            that a softmax gives the confidences. If it is not known, the last logit counts as "no object", and the
+            detections say that this is assumed.
     """
     if isinstance(output, Tensor):
         return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
         return [_read_dict(each) for each in dicts]
-    named = get_named_items(output)
-    boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
-    if isinstance(boxes, Tensor) and isinstance(scores, Tensor) and _are_queries(scores, boxes):
-        phrases = find_phrase_scores(named, scores)
-        if phrases is not None:
-            return list(map(_read_phrases, boxes, phrases))
-        if "text_embeds" in named:  # OWL-ViT compares each query with each text and has no "no object"
-            class_count = scores.shape[2]
-        return list(map(_read_queries, boxes, *_drop_no_object(scores, class_count)))
+    queries = _find_queries(output)
+    if queries is not None:
+        return _read_all_queries(*queries, get_named_items(output), class_count)
     return _find_yolo_detections(output, class_count)
 
 
@@ -152,6 +152,26 @@ def count_queries(output: Any) -> int:
     if decoded is not None:
         return decoded[0].shape[1]
     return output.shape[1] if isinstance(output, Tensor) and has_relative_rows(output) else 0
+
+
+def count_query_logits(output: Any) -> int | None:
+    """Return the number of logits of each query; ``None`` if the output is not that of a detector like DETR."""
+    queries = _find_queries(output)
+    return None if queries is None else queries[0].shape[2]
+
+
+def describe_assumption(class_count: int) -> str:
+    """Return a sentence for :attr:`Detections.is_no_object_assumed`.
+
+    Args:
+        class_count: The number of classes beside "no object".
+    """
+    width = class_count + 1
+    return (
+        f'The model does not say how many classes it has, so the last of its {width} logits was taken for "no object" '
+        f"and the confidence is a softmax: set model.num_classes = {width} if all are classes with a sigmoid each, or "
+        f"{class_count} if this is right."
+    )
 
 
 class QueryTokens(NamedTuple):
@@ -200,16 +220,30 @@ def _read_dict(found: Mapping[str, Tensor]) -> Detections:
 # ------------------------------------------------------------------------------------------- queries, as in DETR
 
 
-def _are_queries(scores: Tensor, boxes: Tensor) -> bool:
-    """Return True for scores ``(N, Q, K)`` and boxes ``(N, Q, 4)``."""
-    return scores.ndim == boxes.ndim == 3 and scores.shape[:2] == boxes.shape[:2] and boxes.shape[2] == 4
+def _find_queries(output: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the scores ``(N, Q, K)`` and the boxes ``(N, Q, 4)`` of the queries; ``None`` if there are none."""
+    if isinstance(output, Tensor):
+        return None
+    named = get_named_items(output)
+    boxes, scores = named.get("pred_boxes"), named.get("logits", named.get("pred_logits"))
+    if not isinstance(boxes, Tensor) or not isinstance(scores, Tensor) or not scores.ndim == boxes.ndim == 3:
+        return None
+    return (scores, boxes) if scores.shape[:2] == boxes.shape[:2] and boxes.shape[2] == 4 else None
 
 
-def _drop_no_object(scores: Tensor, class_count: int | None) -> tuple[Tensor, Tensor]:
-    """Return the logits and the probabilities of the classes, ``(N, Q, K)`` both, without those of "no object"."""
-    if scores.shape[2] in (1, class_count):  # a single logit leaves no class next to "no object"
-        return scores, scores.sigmoid()
-    return scores[..., :-1], scores.softmax(2)[..., :-1]
+def _read_all_queries(
+    scores: Tensor, boxes: Tensor, named: Mapping[str, Any], class_count: int | None
+) -> list[Detections]:
+    """Return the detections of each image, with or without "no object"."""
+    phrases = find_phrase_scores(named, scores)
+    if phrases is not None:
+        return list(map(_read_phrases, boxes, phrases))
+    width = scores.shape[2]
+    # A single logit leaves no class next to "no object". OWL-ViT compares each query with each text.
+    if width in (1, class_count) or "text_embeds" in named:
+        return list(map(_read_queries, boxes, scores, scores.sigmoid()))
+    found = map(_read_queries, boxes, scores[..., :-1], scores.softmax(2)[..., :-1])
+    return [replace(each, is_no_object_assumed=class_count != width - 1) for each in found]
 
 
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
 from camtool.outputs.anchors import find_best_rows
-from camtool.outputs.class_count import get_class_count
+from camtool.outputs.class_count import find_class_count
 from camtool.outputs.class_scores import find_logits
-from camtool.outputs.detections import Detections, find_detection_dicts, find_detections
+from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
 from camtool.structures.nested_tensors import map_tensors
 
 __all__ = ["Prediction", "count_images", "get_image_output", "get_predictions", "to_batch"]
@@ -35,7 +35,7 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     if isinstance(output, Tensor) and output.ndim == 2:  # the usual case
         return find_logits(output.detach())  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
-    found = find_detections(detached, None if model is None else get_class_count(model))
+    found = find_detections(detached, None if model is None else find_class_count(model, count_query_logits(output)))
     return find_logits(detached) if found is None else found  # type: ignore[return-value]
 
 

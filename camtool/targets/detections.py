@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.outputs.detections import Detections, find_detections
+from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
 from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, get_class_label
 from camtool.targets.checks import check_integer, check_number_tuple
@@ -148,6 +148,7 @@ class MatchedDetection(Target):
         confidence: The model's confidence, 0 to 1.
         iou_threshold: The smallest intersection over union that counts in other images.
         class_count: The number of classes, if every box has a score for each class.
+        is_no_object_assumed: True if it is not known whether the model has a logit for "no object".
     """
 
     class_index: int
@@ -156,6 +157,7 @@ class MatchedDetection(Target):
     confidence: float
     iou_threshold: float = 0.5
     class_count: int | None = None
+    is_no_object_assumed: bool = False
 
     def __call__(self, output: Any) -> Tensor:
         images = _read_detections(output, self.class_count)
@@ -178,15 +180,18 @@ class MatchedDetection(Target):
         return self.xyxy
 
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
-        """Return a warning if the confidence is very low, or so high that it has no gradient."""
+        """Return warnings if the confidence is assumed, very low, or so high that it has no gradient."""
+        warnings = list[str]()
+        if self.is_no_object_assumed and self.class_count is not None:
+            warnings.append(describe_assumption(self.class_count))
         if self.confidence < _LOW_CONFIDENCE:
-            return (f"The model's confidence in this detection is only {self.confidence:.1%}.",)
+            warnings.append(f"The model's confidence in this detection is only {self.confidence:.1%}.")
         # A score that differs from the confidence is a logit, which does not saturate.
-        if context.score == self.confidence > 1 - _SATURATED:
-            return (
-                "The model's confidence in this detection is saturated close to 1, so its gradient is almost zero.",
+        elif context.score == self.confidence > 1 - _SATURATED:
+            warnings.append(
+                "The model's confidence in this detection is saturated close to 1, so its gradient is almost zero."
             )
-        return ()
+        return warnings
 
     def has_place(self) -> bool:
         """Return True."""
@@ -329,6 +334,7 @@ def _match(found: Detections, which: int, geometry: Geometry | None, iou_thresho
         confidence=float(found.confidences[which]),
         iou_threshold=iou_threshold,
         class_count=found.class_count,
+        is_no_object_assumed=found.is_no_object_assumed,
     )
 
 

@@ -34,7 +34,7 @@ from tests.helpers.vision_transformers import (
     randomize_parameters,
 )
 from tests.state.test_no_trace import unchanged
-from tests.targets.test_detector_models import make_tiny_detr
+from tests.targets.test_detector_models import Wrapped, make_tiny_detr
 
 # ------------------------------------------------------------------------------------------------------- small networks
 
@@ -241,6 +241,21 @@ def test_the_cross_attention_of_detr_shows_each_object_query() -> None:
     assert found.map().label == f"object query {best}, mean of 2 heads"
     with pytest.raises(TargetError, match="the queries of this layer are objects; pass a number from 0 to 11"):
         found.map(query=(5, 5))
+
+
+def test_the_best_object_of_a_wrapped_detector_with_sigmoids() -> None:
+    net, x = make_tiny_detr("ConditionalDetr").eval(), torch.randn(1, 3, 64, 96)
+    logits = net(x).logits[0]
+    logits_by_kind = {"sigmoid": logits, "softmax": logits.softmax(1)[:, :-1]}
+    best = {kind: int(each.amax(1).argmax()) for kind, each in logits_by_kind.items()}
+    assert best["sigmoid"] != best["softmax"]
+    known = camtool.attention(Wrapped(net), x)
+    assert known.map().label == f"object query {best['sigmoid']}, mean of 2 heads"
+    assert known.warnings == ()
+    net.config.num_labels = 80  # fits neither meaning of the logits
+    assumed = camtool.attention(Wrapped(net), x)
+    assert assumed.map().label == f"object query {best['softmax']}, mean of 2 heads"
+    assert "does not say how many classes it has" in " ".join(assumed.warnings)
 
 
 def test_the_encoder_of_detr_shows_the_tokens_of_its_backbone() -> None:

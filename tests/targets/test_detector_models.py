@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,85 @@ def test_anchor_detectors_are_explained_unchanged() -> None:
         assert result.index == index
         assert result.score == result.probability == pytest.approx(read[image, 4 + index, anchor].item())
         assert result.heatmap.any()
+
+
+# ------------------------------------------------------------------------------------ detectors that hide their classes
+
+
+class Wrapped(nn.Module):
+    """A detector behind a plain module, which declares no number of classes."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        output = self.inside(x)
+        return {"logits": output["logits"], "pred_boxes": output["pred_boxes"]}
+
+
+class ThreeLogits(nn.Module):
+    """Two queries for the left and right half of an image, with three logits each, and no word on their meaning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pool = nn.Conv2d(3, 4, 8, stride=8), nn.AdaptiveAvgPool2d((1, 2))
+        self.head = nn.Linear(4, 3)
+        with torch.no_grad():
+            self.head.bias.copy_(torch.tensor([0.0, 1.0, 9.0]))  # the last one always wins
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.pool(self.body(x)).flatten(2).mT)
+        boxes = x.new_tensor([[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]])
+        return {"logits": logits, "pred_boxes": boxes.expand(len(x), 2, 4)}
+
+
+def has_assumption(warnings: Sequence[str]) -> bool:
+    return any("does not say how many classes it has" in each for each in warnings)
+
+
+@pytest.mark.parametrize("kind", ["Detr", "ConditionalDetr"])
+def test_a_wrapped_detector_gives_the_detections_of_the_detector_inside(kind: str) -> None:
+    model, photo = make_tiny_detr(kind), torch.randn(3, 64, 96)
+    logits = model(photo[None])["logits"][0]
+    probabilities = logits.softmax(1)[:, :-1] if kind == "Detr" else logits.sigmoid()
+    result = camtool.explain(Wrapped(model), photo, method=compute_signed_hirescam)
+    inside = camtool.explain(model, photo, method=compute_signed_hirescam)
+    assert result.probability == pytest.approx(probabilities.max().item(), rel=1e-5)
+    assert result.index == inside.index == int(probabilities.amax(0).argmax())
+    np.testing.assert_array_equal(result.raw, inside.raw)
+    assert not has_assumption(result.warnings)
+
+
+def test_the_last_class_of_a_wrapped_detector_with_sigmoids_can_be_explained() -> None:
+    model, photo = make_tiny_detr("ConditionalDetr"), torch.randn(3, 64, 96)
+    result = camtool.explain(Wrapped(model), photo, 4, method=compute_signed_hirescam)
+    assert result.probability == pytest.approx(model(photo[None])["logits"][0, :, 4].sigmoid().max().item(), rel=1e-5)
+
+
+def test_the_assumption_of_no_object_is_a_warning_until_the_class_count_is_set() -> None:
+    torch.manual_seed(0)
+    model, photo = ThreeLogits().eval(), torch.randn(3, 64, 96)
+    logits = model(photo[None])["logits"][0]
+
+    assumed = camtool.explain(model, photo, method=compute_signed_hirescam)
+    assert assumed.index == 1
+    assert assumed.probability == pytest.approx(logits.softmax(1)[:, 1].max().item(), rel=1e-5)
+    (warning,) = [each for each in assumed.warnings if has_assumption([each])]
+    assert "the last of its 3 logits" in warning
+    assert "model.num_classes = 3" in warning
+    assert "or 2 if this is right" in warning
+    for request in (0, Top(2), camtool.targets.Box((0, 0, 48, 64))):
+        found = camtool.explain(model, photo, request, method=compute_signed_hirescam)
+        assert all(has_assumption(each.warnings) for each in (found if isinstance(found, list) else [found]))
+
+    model.num_classes = 3
+    sigmoids = camtool.explain(model, photo, method=compute_signed_hirescam)
+    assert sigmoids.index == 2
+    assert sigmoids.probability == pytest.approx(logits.sigmoid()[:, 2].max().item(), rel=1e-5)
+    assert not has_assumption(sigmoids.warnings)
+
+    model.num_classes = 2
+    confirmed = camtool.explain(model, photo, method=compute_signed_hirescam)
+    assert confirmed.probability == assumed.probability
+    assert not has_assumption(confirmed.warnings)
