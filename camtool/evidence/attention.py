@@ -18,6 +18,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.attention_capture import AttentionBlock, AttentionCall, CapturedAttention
 from camtool.hooks.observation import resume
+from camtool.hooks.unhookable_models import is_quantized
 from camtool.layers.layouts import Layout, find_token_layout
 from camtool.maps import upcast
 from camtool.outputs import predictions
@@ -38,7 +39,7 @@ def capture_attention_evidence(evidence: Evidence, *, hold_inputs: bool = False)
         MethodError: The model has no attention that can be captured, or not all of it is over the same tokens.
     """
     captured = evidence.forward_pass.capture_attention(hold_inputs=hold_inputs)
-    layout = find_common_layout(captured, evidence.inputs)
+    layout = find_common_layout(captured, evidence)
     with enable_gradients():
         output = predictions.to_batch(captured.output, len(evidence.inputs))
         scores = targets.score_targets(evidence.targets, output, evidence.images)
@@ -251,17 +252,23 @@ def _is_within_windows(call: AttentionCall, block: AttentionBlock | None) -> boo
     return is_self_attention(call) and block.output.shape[1] != call.matrix.shape[-1]
 
 
-def find_common_layout(captured: CapturedAttention, inputs: Tensor) -> Layout:
+def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layout:
     """Return the layout on the image of the tokens that all attention is over.
+
+    Args:
+        captured: The captured forward pass of the evidence's model on its inputs.
+        evidence: The evidence.
 
     Raises:
         MethodError: There is no attention, or no such tokens.
     """
-    calls = captured.calls
+    calls, inputs = captured.calls, evidence.inputs
+    # No gradient passes through a quantized model.
+    others = "'ablationcam' or 'scorecam'" if is_quantized(evidence.model) else "'gradcam' or 'hirescam'"
     if not calls:
         raise MethodError(
             "the model runs no attention that can be captured: a convolutional network has none, and compiled or "
-            "scripted code hides it. Use method='gradcam' or 'hirescam', which work on any model."
+            f"scripted code hides it. Use method={others}, which need none."
         )
     tokens = calls[-1].matrix.shape[-1]
     layout = find_token_layout(tokens, tuple(inputs.shape[2:]))
@@ -274,6 +281,6 @@ def find_common_layout(captured: CapturedAttention, inputs: Tensor) -> Layout:
         raise MethodError(
             "the model's attention is not over one common set of tokens that covers the image: it is within windows, "
             f"at several scales, or between other things. Its matrices are {matrices} for "
-            f"{format_count(len(inputs), 'image')}. Use method='gradcam' or 'hirescam', which work on any model."
+            f"{format_count(len(inputs), 'image')}. Use method={others}, which need no attention."
         )
     return layout

@@ -42,7 +42,7 @@ def capture_dense_features(evidence: Evidence) -> DenseFeatures:
             not add the attention to its input, or its output is not a vector ``(N, K)`` per image.
     """
     captured = evidence.forward_pass.capture_branches()
-    layout = find_common_layout(captured.attention, evidence.inputs)
+    layout = find_common_layout(captured.attention, evidence)
     if not is_self_attention(captured.attention.calls[-1]):
         raise MethodError(
             "the model pools its tokens by attention, as SigLIP does, so its last block has no class token or mean "

@@ -236,10 +236,14 @@ def test_cam_needs_a_head_that_is_not_quantized(small: nn.Module) -> None:
         camtool.explain(small, make_images(1, 10), 1, method="cam")
 
 
-def test_attention_methods_find_no_attention(small: nn.Module) -> None:
+def test_attention_methods_find_no_attention_and_suggest_methods_that_work(small: nn.Module) -> None:
     for method in ("rollout", "vitreciprocam"):
-        with pytest.raises(MethodError, match="no attention"):
+        with pytest.raises(MethodError, match="no attention") as raised:
             camtool.explain(small, make_images(1, 10), 1, method=method)
+        suggested = re.findall(r"'(\w+)'", str(raised.value))
+        assert len(suggested) == 2
+        for other in suggested:
+            assert camtool.explain(small, make_images(1, 10), 1, method=other)[0].raw.any(), other
 
 
 def test_cam_reads_a_head_of_floats_behind_a_quantized_trunk(engine: str) -> None:
