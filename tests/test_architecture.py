@@ -130,6 +130,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("timm", {"models.sources.timm"}),
         ("transformers", {"models.sources.hugging_face"}),
         ("open_clip", {"models.sources.open_clip"}),
+        ("captum", {"evidence.deeplift"}),
         ("ultralytics", {"models.sources.ultralytics"}),
         ("cv2", {"rendering", "models.sources.ultralytics"}),
         ("skimage", {"rendering", "demo"}),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from camtool import targets
 from camtool.evidence.evidence import Evidence
@@ -26,6 +26,7 @@ __all__ = [
     "run_forward",
     "run_tail",
     "score_activations",
+    "score_activations_with_graph",
     "score_inputs",
     "score_logits",
     "score_with_graph",
@@ -128,6 +129,20 @@ def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
         )
 
 
+def score_activations_with_graph(evidence: Evidence, row: int, activations: Tensor, *, model: nn.Module) -> Tensor:
+    """Score variants ``(M, C, *grid)`` of a row's activations on the graph: ``(M,)``.
+
+    Args:
+        evidence: The evidence.
+        row: The row.
+        activations: The variants.
+        model: A copy of the model, whose tail runs on them.
+    """
+    with enable_gradients():
+        output = _run_tail(evidence, evidence.images[row], activations, model, grad=True)
+        return targets.score_targets([evidence.targets[row]] * len(activations), output)
+
+
 def run_forward(evidence: Evidence, inputs: Tensor, row: int = 0) -> Tensor:
     """Run the model on variants ``(M, C, *size)`` of a row's image, all at once, and return their scores ``(M,)``."""
     forward_pass = evidence.forward_pass
@@ -145,8 +160,11 @@ def run_tail(evidence: Evidence, activations: Tensor, row: int = 0) -> Tensor:
     return evidence.targets[row](_run_tail(evidence, evidence.images[row], activations))
 
 
-def _run_tail(evidence: Evidence, image: int, activations: Tensor) -> Any:
-    """Return the model's output for variants of one image's activations."""
+def _run_tail(
+    evidence: Evidence, image: int, activations: Tensor, model: nn.Module | None = None, *, grad: bool = False
+) -> Any:
+    """Return the model's output, or that of a copy of it, for variants of one image's activations."""
+    model = evidence.model if model is None else model
     forward_pass, layer = evidence.forward_pass, evidence.get_layer()
     own = forward_pass.layer_outputs[layer.name][image : image + 1].detach()
     variants = layer.layout.from_grid(activations.to(own.dtype), own)
@@ -154,7 +172,7 @@ def _run_tail(evidence: Evidence, image: int, activations: Tensor) -> Any:
         index = forward_pass.call_index % evidence.call_count  # resume counts from the first call
         inputs = forward_pass.select_inputs(image)
         frames = layer.layout.frames
-        output = resume(evidence.model, layer.name, variants, inputs, call_index=index, frames=frames)
+        output = resume(model, layer.name, variants, inputs, call_index=index, grad=grad, frames=frames)
         return predictions.to_batch(output, len(variants))
 
 

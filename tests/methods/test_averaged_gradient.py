@@ -249,18 +249,6 @@ def test_liftcam_accepts_relus_without_biases() -> None:
     assert_close(weights.flatten(1).sum(1), evidence.scores - net.tail[3].bias[3].detach())
 
 
-@pytest.mark.parametrize(
-    ("make", "target"), [(deep_net, ClassScore(3)), (bent_net, ClassScore(3)), (pooled_net, Probability(3))]
-)
-def test_liftcam_rejects_other_tails_and_suggests_methods(make: Any, target: Target) -> None:
-    net, layer = make()
-    x = torch.randn(2, *IMAGES).to(next(net.parameters()).dtype)
-    with pytest.raises(
-        MethodError, match=r"'liftcam' needs .*'trunk' .* it is neither\. Use method='ablationcam' or 'shapley"
-    ):
-        METHODS["liftcam"](look(net, layer, x, target))
-
-
 # ----------------------------------------------------------------------------------- gradient times activation
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import MethodError
+from camtool.evidence.deeplift import compute_deeplift_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import compute_class_weights, find_scoring_head, get_linear_head
 from camtool.evidence.rescoring import score_activations, score_logits
@@ -212,25 +213,37 @@ def shapleycam(evidence: Evidence) -> Tensor:
     return average_over_positions(g - evidence.hessian_vector_product(A) / 2)
 
 
-@weighting("liftcam", paper="arXiv 2102.05228", needs="gradients, an affine or homogeneous tail", cost="some passes")
+@weighting("liftcam", paper="arXiv 2102.05228", needs="gradients, captum for nonlinear tails", cost="some passes")
 def liftcam(evidence: Evidence) -> Tensor:
     """Weigh channels by their DeepLIFT contribution.
 
-    ``w_k = Σ g A`` over the positions: the DeepLIFT contribution of channel ``k`` with activations of zero as the
-    reference (Jung and Oh 2021). ``Σ_k w_k`` is then the score minus the score of the reference.
+    ``w_k = Σ m A`` over the positions: the DeepLIFT contribution of channel ``k`` with activations of zero as the
+    reference (Jung and Oh 2021), where ``m`` are DeepLIFT's multipliers (Shrikumar et al. 2017, by the Rescale rule).
+    ``Σ_k w_k`` is then the score minus the score of the reference.
 
-    DeepLIFT equals gradient times activation if the score is an affine function of the activations, as after global
-    average pooling and a linear layer, or if it is proportional to them, as after ReLUs without biases. The method
-    checks this by the sum. For other tails DeepLIFT depends on how they are built, and the method raises an error.
+    The multipliers are the gradient if the score is an affine function of the activations, as after global average
+    pooling and a linear layer, or if it is proportional to them, as after ReLUs without biases. For other tails captum
+    computes them. It needs activation functions that are modules, e.g. ``nn.ReLU``, and run once each. The method
+    checks the sum of the contributions in any case.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
 
     Raises:
-        MethodError: The contributions do not sum to the change of the score.
+        MethodError: The tail is neither affine nor homogeneous, and captum is not installed or cannot explain it.
     """
-    contributions = evidence.gradients * evidence.activations
-    _check_complete(evidence, contributions.flatten(1))
+    contributions, change = (
+        evidence.gradients * evidence.activations,
+        evidence.scores - _score_zero_activations(evidence),
+    )
+    if not _is_complete(contributions, change):
+        contributions = compute_deeplift_contributions(evidence)
+        if not _is_complete(contributions, change):
+            raise MethodError(
+                f"captum's DeepLIFT does not explain what follows layer {evidence.layer!r}: its contributions do not "
+                "sum to the change of the score. It needs ReLU, LeakyReLU, ELU, Softplus, Tanh or Sigmoid modules "
+                "between linear layers, and a class score. Use method='ablationcam' or 'shapleycam', or a later layer."
+            )
     return sum_over_positions(contributions)
 
 
@@ -244,18 +257,13 @@ _TOLERANCE_IN_HALF_PRECISION = 3e-2
 """The same for float16 and bfloat16, with their larger rounding errors."""
 
 
-def _check_complete(evidence: Evidence, contributions: Tensor) -> None:
-    """Check that the contributions ``(R, numbers)`` sum to the score minus the score of zero activations."""
-    change = evidence.scores - _score_zero_activations(evidence)
-    is_half = evidence.scores.dtype in (torch.float16, torch.bfloat16)
+def _is_complete(contributions: Tensor, change: Tensor) -> bool:
+    """Check that contributions ``(R, C, *grid)`` sum to the change of the scores ``(R,)``, up to rounding."""
+    is_half = change.dtype in (torch.float16, torch.bfloat16)
     tolerance = _TOLERANCE_IN_HALF_PRECISION if is_half else _TOLERANCE
-    magnitude = contributions.abs().sum(1) + change.abs()
-    if ((contributions.sum(1) - change).abs() > tolerance * magnitude).any():
-        raise MethodError(
-            "method 'liftcam' needs a score that is affine in the activations or proportional to them, as after global "
-            f"average pooling and one linear layer; for layer {evidence.layer!r} and this score it is neither. "
-            "Use method='ablationcam' or 'shapleycam', or explain a class score at the last layer before the pooling."
-        )
+    by_row = contributions.flatten(1)
+    magnitude = by_row.abs().sum(1) + change.abs()
+    return bool(((by_row.sum(1) - change).abs() <= tolerance * magnitude).all())
 
 
 def _score_zero_activations(evidence: Evidence) -> Tensor:
