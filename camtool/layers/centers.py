@@ -54,6 +54,10 @@ class _Grid:
     axes: tuple[AxisCenters, ...]
 
 
+_PIXEL = AxisCenters(0.5, 1.0, 1.0)
+"""The pixels of an axis, or its frames."""
+
+
 class _UnreadableError(Exception):
     """A node places cells in a way that no rule covers."""
 
@@ -80,9 +84,7 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
         with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
-            # In a clip, the frames are rows of the batch, which have no place.
-            is_placed = layer.layout.kind != "frames"
-            (centers,) = read_centers([(output, layer.layout.grid)], image) if is_placed else [None]
+            (centers,) = read_centers([(output, layer.layout.grid)], image, frames=layer.layout.frames)
         return _Answer(centers, WeightStates(list_taps()))
 
     def list_taps() -> list[Tensor]:
@@ -131,18 +133,23 @@ def _find_source(tensor: Tensor) -> Tensor | None:
     return leaf
 
 
-def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor) -> list[CellCenters | None]:
+def read_centers(
+    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, frames: int | None = None
+) -> list[CellCenters | None]:
     """Return the centers of the cells of outputs, read from the graph between the image and each output.
 
     Args:
         outputs: Outputs of layers, on the graph, each with the size of its grid.
         image: The image input ``(N, C, *size)``, a leaf of the graph.
+        frames: The number T of frames, if the layers have those of clips ``(N, C, T, H, W)`` as rows of their batch.
+            Then the graph is read for height and width alone, and each row of cells belongs to its own frame.
 
     Returns:
         For each output the centers, or None if the graph does not determine them.
     """
     size = tuple(image.shape[2:])
-    start = _Grid(size, (AxisCenters(0.5, 1.0, 1.0),) * len(size))
+    before = (_PIXEL,) * (frames is not None)  # the time axis, which the graph moves to the batch
+    start = _Grid(size[len(before) :], (_PIXEL,) * (len(size) - len(before)))
     known: dict[Node, _Grid | None] = {}
 
     def find_grid(root: Node) -> _Grid | None:
@@ -156,7 +163,9 @@ def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor)
             found = None if root is None else find_grid(root)
         except _UnreadableError:
             return None
-        return None if found is None or found.size != tuple(grid) else CellCenters(size, found.axes)
+        if found is None or (*size[: len(before)], *found.size) != tuple(grid):
+            return None
+        return CellCenters(size, (*before, *found.axes))
 
     return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
 
@@ -367,7 +376,8 @@ def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     old = get_saved_integers(node, "self_sym_sizes")
     dim, start, step = (get_saved_integers(node, name)[0] for name in ("dim", "start", "step"))
     dim %= len(old)
-    is_first, is_last = old[2:] == grid.size, old[1:-1] == grid.size
+    # Frames may be an axis of their own, before they are folded into the batch.
+    is_first, is_last = grid.size in (old[2:], old[3:]), old[1:-1] == grid.size
     if not (is_first or is_last) or old == shape:  # tokens, e.g. without the class token, or channels
         return grid
     back = len(old) - dim if is_first else len(old) - 1 - dim

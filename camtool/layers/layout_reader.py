@@ -52,6 +52,7 @@ class LayoutReader:
             self._children.setdefault(call.name.rpartition(".")[0], []).append(call.shape or ())
         # Convolutions have one layout only, so these grids are certain, even if the model resized the image before.
         self._convolved = [call.shape[2:] for call in calls if call.shape and self._is_convolved(call)]
+        self._convolved_frames = [call.shape[2:] for call in calls if call.shape and self._is_convolved_frame(call)]
         self._channels = {id(call): axis for call, axis in zip(calls, find_channel_axes(calls), strict=True)}
         self._text, start = text, _find_start_of_text(calls, text)
         self._before_text, self._in_text = calls[:start], {id(call): call for call in calls[start:]}
@@ -130,16 +131,26 @@ class LayoutReader:
         if self._is_text(call):
             in_text = self._find_layout_in_text()
             return [in_text] if in_text is not None and len(shape) == 3 else []
+        if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
+            return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:
             found = self.find_layout_of_tokens(shape[1])
             return [] if found is None else [found]
-        if len(self._size) == 3 and len(shape) == 4 and shape[0] == self._size[0] > 1:
-            is_grid = is_scaled_down(shape[2:], self._size[1:])
-            return [Layout("frames", (shape[0], *shape[2:]))] if is_grid else []
         if len(shape) != len(self._size) + 2:
             return []
         either = Layout("channels first", shape[2:]), Layout("channels last", shape[1:-1])
         return [layout for layout in either if self._is_grid(layout.grid)]
+
+    def _find_layouts_of_frames(self, shape: tuple[int, ...]) -> list[Layout]:
+        """Return the layouts with which the rows ``(T, ...)`` of an output are the frames of one clip."""
+        if len(shape) == 4:
+            either = Layout("frames", (shape[0], *shape[2:])), Layout("frames channels last", shape[:-1])
+            return [layout for layout in either if is_scaled_down(layout.grid[1:], self._size[1:])]
+        found = find_token_layout(shape[1], self._size[1:], self._convolved_frames)
+        # Only a convolution shows that these rows are frames and their tokens patches.
+        if found is None or found.grid not in self._convolved_frames:
+            return []
+        return [Layout("frame tokens", (shape[0], *found.grid), found.prefix, found.suffix)]
 
     def _find_layout_with_queries(self, tokens: int) -> Layout | None:
         """Return the layout of tokens if the first or the last of them are queries."""
@@ -160,6 +171,13 @@ class LayoutReader:
         if shape is None or shape[:1] != (1,) or len(shape) != len(self._size) + 2:
             return False
         return isinstance(call.module, _CONVOLUTIONS) and min(shape[2:]) > 1
+
+    def _is_convolved_frame(self, call: TracedCall) -> bool:
+        """Check that a convolution returned a grid of more than one position for each frame of a clip."""
+        shape = call.shape
+        if shape is None or len(self._size) != 3 or len(shape) != 4 or shape[0] != self._size[0]:
+            return False
+        return isinstance(call.module, nn.Conv2d) and min(shape[2:]) > 1 and is_scaled_down(shape[2:], self._size[1:])
 
     def _find_context(self, call: TracedCall) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the shapes of the outputs around a call: of the modules that contain it, and of its siblings."""

@@ -61,9 +61,10 @@ class Layout:
 
     Attributes:
         kind: ``"channels first"`` is ``(N, C, *grid)``, ``"channels last"`` is ``(N, *grid, C)``, ``"tokens"`` is
-            ``(N, prefix + h·w + suffix, C)``, and ``"frames"`` is ``(N·T, C, h, w)``: a network for images that runs on
-            each frame of clips, or each view of objects.
-        grid: Number of positions along each axis of the image, ``(h, w)`` for photos.
+            ``(N, prefix + h·w + suffix, C)``. ``"frames"`` is ``(N·T, C, h, w)``, ``"frames channels last"`` is
+            ``(N·T, h, w, C)``, and ``"frame tokens"`` is ``(N·T, prefix + h·w + suffix, C)``: a network for images that
+            runs on each frame of clips, or each view of objects.
+        grid: Number of positions along each axis of the image, ``(h, w)`` for photos and ``(T, h, w)`` for clips.
         prefix: Number of tokens before those of the grid: class token, distillation token, registers, or the queries of
             a segmenter.
         suffix: Number of tokens after those of the grid: the queries of a detector.
@@ -71,7 +72,7 @@ class Layout:
             a text, or if they are not in this order, as those of several tiles; else empty.
     """
 
-    kind: Literal["channels first", "channels last", "tokens", "frames"]
+    kind: Literal["channels first", "channels last", "tokens", "frames", "frames channels last", "frame tokens"]
     grid: Grid
     prefix: int = 0
     suffix: int = 0
@@ -86,19 +87,29 @@ class Layout:
 
     @property
     def token_count(self) -> int:
-        """Number of all tokens, those beside the grid's included."""
-        between = max(self.positions) + 1 - self.prefix if self.positions else math.prod(self.grid)
+        """Number of all tokens, those beside the grid's included; for frames those of one frame."""
+        cells = math.prod(self.grid[1:] if self.frames else self.grid)
+        between = max(self.positions) + 1 - self.prefix if self.positions else cells
         return self.prefix + between + self.suffix
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if the cells are tokens in a row, not axes of the tensor."""
+        return self.kind in ("tokens", "frame tokens")
 
     @property
     def frames(self) -> int | None:
         """Number of rows that one clip has in a layer's output; None if frames are no rows."""
-        return self.grid[0] if self.kind == "frames" else None
+        return self.grid[0] if self.kind.startswith("frame") else None
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid."""
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
+        if self.kind == "frames channels last":
+            return tuple(shape[1:-1]) == self.grid
+        if self.kind == "frame tokens":
+            return len(shape) == 4 and tuple(shape[1:3]) == (self.grid[0], self.token_count)
         if self.kind == "tokens":
             return len(shape) == 3 and shape[1] == self.token_count
         return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
@@ -108,10 +119,8 @@ class Layout:
         if self.kind == "tokens":
             of_grid = tensor[:, [*self.positions] or slice(self.prefix, tensor.shape[1] - self.suffix)]
             return of_grid.transpose(1, 2).reshape(len(tensor), -1, *self.grid)
-        if self.kind == "frames":
-            # Outputs that were not observed for this layout still have the frames in their batch.
-            clips = tensor if tensor.ndim == len(self.grid) + 2 else tensor.unflatten(0, (-1, self.grid[0]))
-            return clips.movedim(1, 2)
+        if self.frames is not None:
+            return self._frames_to_grid(tensor)
         return tensor.movedim(-1, 1) if self.kind == "channels last" else tensor
 
     def from_grid(self, maps: Tensor, like: Tensor) -> Tensor:
@@ -130,7 +139,19 @@ class Layout:
             return torch.cat([before, tokens, behind], dim=1)
         if self.kind == "frames":
             return maps.movedim(2, 1)
-        return maps.movedim(1, -1) if self.kind == "channels last" else maps
+        if self.kind == "frame tokens":
+            around = like.expand(len(maps), -1, -1, -1)
+            before, behind = around[:, :, : self.prefix], around[:, :, around.shape[2] - self.suffix :]
+            return torch.cat([before, maps.movedim(1, -1).flatten(2, 3), behind], dim=2)
+        return maps.movedim(1, -1) if self.kind.endswith("channels last") else maps
+
+    def _frames_to_grid(self, tensor: Tensor) -> Tensor:
+        axes = 4 if self.kind == "frame tokens" else 5
+        # Outputs that were not observed for this layout still have the frames in their batch.
+        clips = tensor if tensor.ndim == axes else tensor.unflatten(0, (-1, self.grid[0]))
+        if self.kind == "frame tokens":
+            clips = clips[:, :, self.prefix : clips.shape[2] - self.suffix].unflatten(2, self.grid[1:])
+        return clips.movedim(2, 1) if self.kind == "frames" else clips.movedim(-1, 1)
 
     def __str__(self) -> str:
         prefix = f" after {self.prefix}" if self.prefix else ""

@@ -40,7 +40,7 @@ def _find_source(
     call, own = calls[index], by_call[index].layout
     parents = (last[name] for name in iterate_parent_names(call.name) if last.get(name, -1) > index)
     without_grid = list(takewhile(lambda each: each not in by_call or by_call[each].verdict != "", parents))
-    if own.kind != "tokens" or not without_grid or not has_matrix(call.module):
+    if not own.has_tokens or not without_grid or not has_matrix(call.module):
         return None
     given = (calls[each].source for each in (index, *without_grid))
     sources = (by_call[each] for each in given if each is not None and each in by_call)

@@ -168,19 +168,19 @@ READING: tuple[Rule[Reading], ...] = (
     ),
     Rule(
         "inside of attention",
-        lambda reading: reading.layout.kind != "tokens" and _is_inside_attention(reading),
+        lambda reading: not reading.layout.has_tokens and _is_inside_attention(reading),
         needed_by="ViT: queries (N, heads, T, C) and attention weights (N, heads, T, T) have the shape of maps",
     ),
     Rule(
         "inside of token mixing",
-        lambda reading: reading.layout.kind == "tokens" and _is_transposed(reading),
+        lambda reading: reading.layout.has_tokens and _is_transposed(reading),
         needed_by="MLP-Mixer: layers that mix positions work on transposed tokens (N, C, T)",
     ),
     Rule(
         "another channel axis",
         lambda reading: (
             # Tokens have one layout only, which the shape itself shows.
-            reading.layout.kind != "tokens"
+            not reading.layout.has_tokens
             and reading.channels is not None
             and reading.channels.is_certain
             and not reading.has_known_channels

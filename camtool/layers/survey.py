@@ -185,12 +185,23 @@ def find_order_verdict(
             of its tokens, the nearest of these that does is asked.
         call_index: See :func:`find_candidates`.
     """
-    if layer.layout.kind != "tokens" or len(find_image_size(inputs)) != 2:
+    if not _has_order(layer.layout):
         return ""
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     calls = observe(model, names, vary_halves(inputs), grad=False).calls
-    own, *shown = (is_in_order(layer.layout.to_grid(calls[name][call_index].detach())) for name in names)
+    own, *shown = (_find_order(layer.layout, calls[name][call_index].detach()) for name in names)
     return rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown))
+
+
+def _has_order(layout: Layout) -> bool:
+    """Check that the cells are tokens over an image, or over each frame, so that they may be in another order."""
+    return layout.has_tokens and (len(layout.grid) == 2 or layout.frames is not None)
+
+
+def _find_order(layout: Layout, halves: Tensor) -> bool | None:
+    """Return whether the cells are in the image's order, from outputs for :func:`vary_halves`; None if unknown."""
+    maps = layout.to_grid(halves)
+    return is_in_order(maps if layout.frames is None else maps.flatten(1, 2))
 
 
 def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
@@ -337,7 +348,7 @@ def _judge(
     names = [output.name for output in outputs]
     origins = [name for output in outputs for name in output.origins]
     # Tokens may lie in another order than the image's rows, which other variants show.
-    has_tokens = len(size) == 2 and any(output.layouts[0].kind == "tokens" for output in outputs)
+    has_tokens = any(_has_order(output.layouts[0]) for output in outputs)
     images = vary_corner_and_halves(inputs) if has_tokens else vary_corner(inputs)
     count = ALL_VARIANTS if has_tokens else VARIANTS
     observation = observe(model, list(dict.fromkeys(names + origins)), images, grad=not is_backbone)
@@ -355,7 +366,7 @@ def _judge(
     classes = 0 if is_backbone else _count_score_maps(observation.output)
     judged = []
     for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
-        corners, halves = _split_variants(tensor.detach(), count)
+        corners, halves = _split_variants(tensor.detach(), count, output.layouts[0].frames or 1)
         layout = choose_layout(corners, output.layouts)
         response = rules.Response(
             layout.to_grid(corners),
@@ -367,18 +378,24 @@ def _judge(
             layout.frames,
         )
         reached = None if response.reached is None else bool(response.reached.any())
-        in_order = None if halves is None or layout.kind != "tokens" else is_in_order(layout.to_grid(halves))
+        in_order = None if halves is None or not _has_order(layout) else _find_order(layout, halves)
         verdict = rules.find_verdict(rules.RESPONSE, response)
         candidate = output.to_candidate(size, layout)
         judged.append(replace(candidate, reached=reached, in_order=in_order, verdict=verdict))
     return judged
 
 
-def _split_variants(tensor: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of an output for :func:`vary_corner`, and those for :func:`vary_halves` if there are any."""
-    if len(tensor) != count or count == VARIANTS:
+def _split_variants(tensor: Tensor, count: int, rows: int = 1) -> tuple[Tensor, Tensor | None]:
+    """Return the rows of an output for :func:`vary_corner`, and those for :func:`vary_halves` if there are any.
+
+    Args:
+        tensor: The output, ``(count * rows, ...)``. With another number of rows it is returned as it is.
+        count: The number of variants.
+        rows: The number of rows of each variant, its frames.
+    """
+    if len(tensor) != count * rows or count == VARIANTS:
         return tensor, None
-    return tensor[:VARIANTS], torch.cat([tensor[:1], tensor[VARIANTS:]])
+    return tensor[: VARIANTS * rows], torch.cat([tensor[:rows], tensor[VARIANTS * rows :]])
 
 
 def _exclude_projections(

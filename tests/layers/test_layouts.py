@@ -36,6 +36,27 @@ def test_from_grid_inverts_to_grid(layout: Layout, shape: tuple[int, ...]) -> No
         assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
 
 
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (Layout("frames", (3, 2, 4)), (2, 3, 5, 2, 4)),
+        (Layout("frames channels last", (3, 2, 4)), (2, 3, 2, 4, 5)),
+        (Layout("frame tokens", (3, 2, 4)), (2, 3, 8, 5)),
+        (Layout("frame tokens", (3, 2, 4), prefix=2, suffix=1), (2, 3, 11, 5)),
+    ],
+    ids=lambda value: str(value),
+)
+def test_frames_are_an_axis_or_rows_of_the_batch(layout: Layout, shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    maps = layout.to_grid(tensor)
+    assert maps.shape == (2, 5, 3, 2, 4)
+    assert layout.fits(shape)
+    assert not layout.fits((2, 4, *shape[2:]))
+    assert torch.equal(layout.to_grid(tensor.flatten(0, 1)), maps)
+    for i in range(2):
+        assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
+
+
 def test_tokens_are_read_row_by_row_and_from_grid_keeps_the_prefix() -> None:
     layout = Layout(TOKENS, (2, 3), prefix=1)
     own = torch.arange(7.0).reshape(1, 7, 1)
