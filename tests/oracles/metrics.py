@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil, log, sqrt
 
 import numpy as np
@@ -48,7 +49,7 @@ def curve(score: Score, x: Maps, heat: Map, other: Maps, steps: int) -> list[flo
 
 def area(values: list[float]) -> float:
     """The trapezoidal rule, for the abscissa from 0 to 1."""
-    return sum((one + two) / 2 for one, two in zip(values, values[1:], strict=False)) / (len(values) - 1)
+    return sum((one + two) / 2 for one, two in pairwise(values)) / (len(values) - 1)
 
 
 def deletion(score: Score, x: Maps, heat: Map, blank: Maps, steps: int) -> float:
@@ -106,7 +107,7 @@ def single_deletion(score: Score, x: Maps, heat: Map, blank: Maps, cells: int) -
 
 
 def infidelity(score: Score, x: Maps, heat: Map, blank: Maps, regions: list[list[Pixel]]) -> float:
-    """Yeh et al. 2019 with removed regions, the best scale of at least 0, and divided by the mean square of the drops."""
+    """Yeh et al. 2019 with removed regions and the best scale of at least 0, over the mean square of the drops."""
     a = [sum(heat[i][j] for i, j in region) for region in regions]
     d = [score(x) - score(replaced(x, region, blank)) for region in regions]
     scale = max(sum(p * q for p, q in zip(a, d, strict=True)) / sum(p * p for p in a), 0.0)

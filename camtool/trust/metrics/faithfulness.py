@@ -77,8 +77,8 @@ def compute_increase(
 ) -> Tensor:
     """Check whether the score rises where the image is dimmed by its map: 1 or 0. Higher is better.
 
-    ``1 if O > Y else 0``, also called increase in confidence. Arguments as for :func:`compute_average_drop`. Chance
-    level: measured.
+    ``1 if O > Y else 0``, also called increase in confidence. Arguments as for :func:`compute_average_drop`.
+    Chance level: measured.
 
     Source: Grad-CAM++, arXiv 1710.11063.
     """
@@ -92,8 +92,8 @@ def compute_average_gain(
 ) -> Tensor:
     """Measure how much of the missing probability is gained where the image is dimmed by its map. Higher is better.
 
-    ``max(0, O - Y) / (1 - Y)``, from 0 to 1; 0 where Y is 1. Arguments as for :func:`compute_average_drop`. Chance level:
-    measured.
+    ``max(0, O - Y) / (1 - Y)``, from 0 to 1; 0 where Y is 1. Arguments as for :func:`compute_average_drop`.
+    Chance level: measured.
 
     Source: Opti-CAM, arXiv 2301.07002.
 
@@ -167,8 +167,8 @@ def compute_insertion(
 ) -> Tensor:
     """Measure the area under the score while the hottest pixels are inserted first. Higher is better.
 
-    As :func:`compute_deletion`, but the image starts without its pixels, by default blurred, and gets them back. Chance
-    level: measured.
+    As :func:`compute_deletion`, but the image starts without its pixels, by default blurred, and gets them back.
+    Chance level: measured.
 
     Source: RISE, arXiv 1806.07421.
     """

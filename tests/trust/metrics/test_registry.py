@@ -128,7 +128,7 @@ def test_a_metric_that_is_registered_twice_or_needs_unknown_things_is_an_error()
     def mine(maps: Tensor, thing: Tensor) -> Tensor:
         return maps
 
-    with pytest.raises(MetricError, match="'entropy' is registered already, by camtool.trust.metrics.complexity"):
+    with pytest.raises(MetricError, match=r"'entropy' is registered already, by camtool\.trust\.metrics\.complexity"):
         metric("entropy", higher_is_better=True, bounds=(0, 1))(mine)
     with pytest.raises(MetricError, match="needs 'thing', which MetricInputs does not have"):
         metric("mine", higher_is_better=True, bounds=(0, 1))(mine)
