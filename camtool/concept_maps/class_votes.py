@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.messages import format_percent
+from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.observation import observe, resume
 from camtool.layers.selection import Layer
 from camtool.outputs import class_scores
@@ -47,9 +48,9 @@ def compute_probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vector
     filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
     variants = layer.layout.from_grid(filled.to(like.dtype), like)
     output = resume(model, layer.name, variants, inputs, call_index=len(calls) - 1)
-    probabilities = class_scores.compute_probabilities(
-        class_scores.find_logits(output).float(), class_scores.find_link(model, output) or "softmax"
-    )
+    # The pass above has no graph, which may be needed to see a sigmoid at the model's end.
+    link = ForwardPass(model, inputs, []).find_link()
+    probabilities = class_scores.compute_probabilities(class_scores.find_logits(output).float(), link or "softmax")
     # Segmentation models give a probability for each position.
     return probabilities.flatten(2).mean(2) if probabilities.ndim > 2 else probabilities
 

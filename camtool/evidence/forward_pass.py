@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_branches import CapturedBranches, capture_branches
 from camtool.hooks.attention_capture import CapturedAttention, capture_attention
+from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import has_foreign_hooks
@@ -26,7 +27,7 @@ from camtool.layers.centers import find_centers
 from camtool.layers.depths import Depths, find_depths
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
-from camtool.outputs import class_count, class_scores, predictions
+from camtool.outputs import class_count, class_scores, links, predictions
 from camtool.outputs.detections import Detections
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
@@ -36,6 +37,8 @@ from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map
 from camtool.structures.weight_states import WeightStates
 
 __all__ = ["ForwardPass"]
+
+_T = TypeVar("_T")
 
 
 class _BlankOutputs(NamedTuple):
@@ -122,8 +125,7 @@ class ForwardPass:
         self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
         # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
         self._scored: ScoredTargets | None = None
-        self._link: class_scores.Link | None = None
-        self._is_link_known = False
+        self._link: links.FoundLink | None = None
         self._class_vectors: tuple[Tensor | None] | None = None
         self._attention: dict[bool, CapturedAttention] = {}
         self._branches: CapturedBranches | None = None
@@ -182,24 +184,43 @@ class ForwardPass:
 
         Without observed layers, or with an engine, this may run another forward pass, of one image.
         """
-        if not self._is_link_known:
+        return self._find_link().link
+
+    def is_link_assumed(self) -> bool:
+        """Return True if the scores are between 0 and 1, and nothing shows whether they are probabilities."""
+        return self._find_link().is_assumed
+
+    def _find_link(self) -> links.FoundLink:
+        if self._link is None:
             # An engine's output has no graph of the model's operations.
             has_graph = bool(self.layers) and self.observe is observe
             if not isinstance(self.predictions, Tensor):
-                self._link = "softmax"
+                self._link = links.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
-                self._link = class_scores.find_link(self.model, self.output)
+                self._link = self._read_link(self.output)
             else:
-                self._link = self._find_link_by_graph()
-            self._is_link_known = True  # last, as another thread may read it
+                self._link = self._remember("link", lambda: self._read_link(self._run_with_graph()))
         return self._link
 
-    def _find_link_by_graph(self) -> class_scores.Link | None:
-        """Return the link, read from a forward pass with a graph; it is remembered for the model."""
-        question = "link", describe_shapes(self.inputs)
-        return remember_for_model(
-            self.model, question, lambda: class_scores.find_link(self.model, self._run_with_graph())
+    def _read_link(self, output: Any) -> links.FoundLink:
+        """Return the link that an output shows, preferably on a graph."""
+        return links.find_link(
+            self.model, output, lambda: self._remember("final operation", self._find_final_operation)
         )
+
+    def _find_final_operation(self) -> str | None:
+        """Run the model on the first image and return the function that computed its scores."""
+
+        def select(output: Any) -> Tensor:
+            return class_scores.find_logits(predictions.to_batch(output, 1))
+
+        with self.restore_autocast():
+            count = class_scores.find_logits(self.output)[0].numel()
+            return find_final_operation(self.model, self.select_inputs(0), select, count)
+
+    def _remember(self, question: str, compute: Callable[[], _T]) -> _T:
+        """Return an answer about the model that depends on the shapes of its inputs."""
+        return remember_for_model(self.model, (question, describe_shapes(self.inputs)), compute)
 
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""

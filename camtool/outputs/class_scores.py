@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from camtool.errors import TargetError
 from camtool.outputs.detections import find_detections
-from camtool.outputs.score_field_names import EMBEDDING_FIELDS, UNAMBIGUOUS_FIELDS, find_score_field
+from camtool.outputs.score_field_names import UNAMBIGUOUS_FIELDS, find_score_field
 from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "compute_top_score",
     "describe_chosen_tensor",
     "find_embedding",
-    "find_link",
     "find_logits",
     "find_text_logits",
     "is_between_zero_and_one",
@@ -41,18 +40,7 @@ _MAX_NAMED = 4
 one name to see how to choose."""
 
 _ROUNDING = 1e-5
-"""Largest distance of the sum of probabilities from 1. The rounding errors of a thousand classes in single precision
-(steps of 6e-8) stay well below; logits miss 1 by far more."""
-
-_SIGMOID_NODE = "SigmoidBackward0"
-"""The name of a sigmoid on the autograd graph."""
-
-_VIEW_NODES = frozenset(
-    ["Squeeze", "Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Select", "Slice", "T", "Clone", "ToCopy"]
-)
-"""Names on the autograd graph, before "Backward", of operations that do not change a tensor's values. The number after
-"Backward" tells overloads of one operation apart, so it does not count."""
-
+"""Rounding errors of probabilities. In single precision, sigmoids and softmax stay well below."""
 
 _IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
 """Names of Hugging Face's outputs whose logits are those of a language model."""
@@ -204,65 +192,12 @@ def compute_probabilities(output: Any, of: Link = "softmax") -> Tensor:
     return values.softmax(1) if of == "softmax" else values.sigmoid()
 
 
-def find_link(model: nn.Module, output: Any = None) -> Link | None:
-    """Return how a model's scores become probabilities, or ``None`` if the output is an embedding.
-
-    Labels are independent (``"sigmoid"``) if the model's ``config`` says that it is multi-label. Scores are
-    probabilities (``"identity"``) if they sum to 1 in each image and position, or if the autograd graph shows that they
-    come out of a sigmoid. (A single value between 0 and 1 may be a logit as well.) The output is an embedding by its
-    field's name, or if the model declares 0 classes and returns as many numbers as it has features.
-
-    Args:
-        model: The model.
-        output: Its whole output, preferably on the graph; without it only the model is examined.
-    """
-    if output is not None and _is_embedding(model, output):
-        return None
-    if output is not None and _are_probabilities(find_logits(output)):
-        return "identity"
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    return "sigmoid" if problem == "multi_label_classification" else "softmax"
-
-
 def is_between_zero_and_one(values: Tensor) -> bool:
     """Return True if all values are between 0 and 1, up to rounding."""
     if not values.numel():
         return False
     lowest, highest = values.detach().aminmax()  # one pass over the values, and two numbers to transfer
     return bool(lowest >= 0) and bool(highest <= 1 + _ROUNDING)
-
-
-def _is_embedding(model: nn.Module, output: Any) -> bool:
-    """Return True if an output is an embedding by its field's name, or by what the model (e.g. of timm) declares."""
-    named = {} if isinstance(output, Tensor) else get_named_items(output)
-    if named:
-        field = find_score_field(named)
-        is_headless = field is None and "last_hidden_state" in named and "masks_queries_logits" not in named
-        return field in EMBEDDING_FIELDS or is_headless
-    if getattr(model, "num_classes", None) != 0:
-        return False
-    # The user may have added a head to a model that was built without one. Then the width of the output is another one.
-    width = find_logits(output).shape[1]
-    widths = [getattr(model, name, None) for name in ("num_features", "head_hidden_size")]
-    return not any(widths) or width in widths
-
-
-def _are_probabilities(scores: Tensor) -> bool:
-    """Return True if scores ``(N, K, *size)`` sum to 1, or come out of a sigmoid."""
-    if not is_between_zero_and_one(scores):
-        return False
-    sums = scores.detach().float().sum(1)
-    rounding = max(_ROUNDING, 2 * torch.finfo(scores.dtype).eps)  # half precision has steps of 1e-3
-    sums_to_one = scores.shape[1] > 1 and bool((sums - 1).abs().amax() <= rounding)
-    return sums_to_one or _is_sigmoid(scores)
-
-
-def _is_sigmoid(values: Tensor) -> bool:
-    """Return True if the last operation on the autograd graph that changes values is a sigmoid."""
-    node = values.grad_fn
-    while node is not None and node.name().partition("Backward")[0] in _VIEW_NODES:
-        node = node.next_functions[0][0]
-    return node is not None and node.name() == _SIGMOID_NODE
 
 
 def weigh_chosen_class(logits: Tensor, classes: Tensor) -> Tensor:

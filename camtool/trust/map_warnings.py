@@ -105,6 +105,18 @@ def _check_link(explained: ExplainedRow) -> Iterator[str]:
         )
 
 
+def _check_assumed_link(explained: ExplainedRow) -> Iterator[str]:
+    """Warn if it is not known whether the score of a class is a logit, unless the user asks for a probability."""
+    target, index = explained.target, explained.target.get_class_index()
+    if index is None or target.to_probability() is target:
+        return
+    if any(each.forward_pass.is_link_assumed() for each in explained.evidence):
+        yield (
+            "The scores are between 0 and 1, and nothing shows whether they are probabilities; they were taken for "
+            f'logits. If they are probabilities, pass target_class=Probability({index}, of="identity").'
+        )
+
+
 def _check_rank(explained: ExplainedRow) -> Iterator[str]:
     """Warn if the model ranks the class low. What speaks against a class of low rank (Negated) is a fair question."""
     index, probabilities = explained.target.get_class_index(), explained.context.probabilities
@@ -147,6 +159,7 @@ MAP_WARNINGS: Mapping[str, Check] = MappingProxyType(
         "values that are not finite": _check_values,
         "constant map": _check_contrast,
         "score is a probability": _check_link,
+        "score may be a probability": _check_assumed_link,
         "low rank": _check_rank,
         "class predicted nowhere": _check_presence,
         "the target's own": _check_target,

@@ -208,6 +208,14 @@ def test_votes_of_segmentation_models_are_means_over_pixels() -> None:
     )
 
 
+def test_votes_of_a_model_that_ends_in_a_sigmoid_are_its_probabilities() -> None:
+    model = ColorNet()
+    model.linear = nn.Sequential(model.linear, nn.Sigmoid())  # type: ignore[assignment]
+    ours = find_concepts(*PHOTOS, model=model)
+    expected = (torch.from_numpy(ours.vectors) @ WEIGHT.T + BIAS).sigmoid()
+    assert [votes[0].probability for votes in ours.votes] == pytest.approx(expected.amax(1).tolist())
+
+
 def test_negative_activations_are_left_out_with_a_warning() -> None:
     ours = find_concepts(*PHOTOS, n=2, model=ColorNet(Apply(lambda a: a - 0.5)))
     assert any("% of the squared activations at 'trunk' are negative and were left out" in w for w in ours.warnings)

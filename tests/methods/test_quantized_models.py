@@ -278,6 +278,58 @@ def test_a_model_that_is_prepared_for_quantization_has_gradients() -> None:
     assert is_quantized(quantize_small("eager", ENGINES[0]))
 
 
+# ------------------------------------------------------------------------------------------------- probabilities
+
+
+class EndNet(SmallNet):
+    """A net that ends in a function of its scores."""
+
+    end: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(self.stem(self.quant(x)))
+        scores: Tensor = self.dequant(self.end(self.head(self.pool(features).flatten(1))))
+        return scores
+
+
+@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.Hardsigmoid()], ids=["sigmoid", "hardsigmoid"])
+@pytest.mark.parametrize("method", ["reciprocam", "rise"])
+def test_probabilities_that_a_quantized_model_returns_are_known(
+    mode: str, engine: str, end: nn.Module, method: str
+) -> None:
+    """Such a model has no graph that shows the sigmoid."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(4)
+        net = EndNet()
+        net.end = end
+        return net
+
+    model, x = MODES[mode](build, make_images(8, 10, seed=9), engine), make_images(2, 10)
+    with torch.no_grad():
+        probabilities = model(x)[:, 3].tolist()
+    results = camtool.explain(model, x, 3, method=method, **OPTIONS.get(method, {}))
+    assert [each.probability for each in results] == probabilities
+    assert all("The score is a probability" in " ".join(each.warnings) for each in results)
+
+
+def test_logits_of_a_quantized_model_between_0_and_1_stay_logits(mode: str, engine: str) -> None:
+    def build() -> nn.Module:
+        model = build_small()
+        with torch.no_grad():
+            model.head.bias.fill_(0.5)  # type: ignore[union-attr, operator]
+            model.head.weight.mul_(0.3)  # type: ignore[union-attr, operator]
+        return model
+
+    model, x = MODES[mode](build, make_images(8, 10, seed=9), engine), make_images(1, 10)
+    with torch.no_grad():
+        scores = model(x)[0]
+    assert 0 < scores.min() < scores.max() < 1
+    (result,) = camtool.explain(model, x, 3, method="reciprocam")
+    assert result.probability == pytest.approx(scores.softmax(0)[3].item())
+    assert not any("probabilit" in each for each in result.warnings)
+
+
 # ------------------------------------------------------------------------------------------------- layers, traces
 
 

@@ -16,12 +16,15 @@ from camtool import METHODS, targets
 from camtool.evidence.evidence import Evidence
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
 from camtool.trust.map_warnings import MAP_WARNINGS
+from tests.helpers.nets import Apply
 
 CLASSES = 8
 
 ZERO, CONSTANT, NOT_FINITE = "gradient at the layer is zero", "map is constant", "not finite"
 SAME_EVERYWHERE = "input is the same everywhere"
 RANK, SATURATED, TWICE, ASSUMED = "ranks this class only", "saturated", "times in one forward", "No transform was given"
+
+UNKNOWN = "nothing shows whether they are probabilities"
 
 
 class ColorNet(nn.Module):
@@ -237,6 +240,22 @@ def test_score_that_is_a_probability_gets_a_warning(end: nn.Module) -> None:
     assert find_warnings(model, make_image(), Value(0), layer="0.colors") == ()
 
 
+def squash(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+def test_score_that_may_be_a_probability_gets_a_warning() -> None:
+    model = nn.Sequential(ColorNet(bias=0.2), Apply(squash))
+    for target in (0, ClassScore(0), Contrast(0, 1)):
+        assert match_warnings(find_warnings(model, make_image(), target, layer="0.colors"), UNKNOWN)
+    for target in (Probability(0, of="identity"), Value(0)):
+        assert find_warnings(model, make_image(), target, layer="0.colors") == ()
+    assert find_warnings(ColorNet(bias=0.2), make_image()) == ()
+    image = make_image()
+    result = camtool.explain(model, image, Probability(0, of="identity"), layer="0.colors")
+    assert result.probability == pytest.approx(model(image[None])[0, 0].item())
+
+
 def test_dimension_of_an_embedding_gets_a_warning() -> None:
     model = ColorNet()
     model.num_classes = 0  # type: ignore[assignment]
@@ -268,6 +287,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "values that are not finite": (ColorNet(), None, {"method": make_infinite_map}, NOT_FINITE),
     "constant map": (ColorNet(), None, {"method": make_constant_map}, CONSTANT),
     "score is a probability": (nn.Sequential(ColorNet(), nn.Sigmoid()), 0, {"layer": "0.colors"}, "return its logits"),
+    "score may be a probability": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
     "low rank": (ColorNet(), 7, {}, RANK),
     "class predicted nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
     "the target's own": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),

@@ -1,0 +1,69 @@
+"""The operation that computed the final values of a model, for models without an autograd graph to read it from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from camtool.hooks.model_call import run_model
+from camtool.private_torch import leave_function_mode
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import leave_inference_mode, preserve_function_modes
+from camtool.structures.nested_tensors import ModelInputs
+from camtool.structures.quantized_tensors import dequantize
+
+__all__ = ["find_final_operation"]
+
+
+def find_final_operation(
+    model: nn.Module, inputs: ModelInputs, select: Callable[[Any], Tensor], count: int
+) -> str | None:
+    """Run a model once and return the name of the function that computed its final values.
+
+    Functions that only copy or reshape values, e.g. ``dequantize``, do not count.
+
+    Args:
+        model: The model, which may be quantized.
+        inputs: Its inputs.
+        select: Returns the final values from the model's output.
+        count: The number of these values.
+
+    Returns:
+        The name without underscores, e.g. ``"sigmoid"`` for ``torch.sigmoid``, ``Tensor.sigmoid_`` and ``nn.Sigmoid``;
+        ``None`` if no function of torch returned these values.
+    """
+    with preserve_model(model) as cleanup, leave_inference_mode(model, inputs, grad=False) as inputs, torch.no_grad():
+        mode = _OperationMode(count)
+        preserve_function_modes(cleanup)
+        with mode:
+            output = run_model(model, inputs)
+        values = select(output).flatten()
+        return next((name for name, each in mode.results if torch.equal(each.to(values.dtype), values)), None)
+
+
+class _OperationMode(TorchFunctionMode):
+    """A function mode that keeps the results of functions with a given number of values.
+
+    Attributes:
+        results: The names of functions and their flattened results, in order.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+        self.results: list[tuple[str, Tensor]] = []
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the mode, unless an interrupt came while torch had taken it off the stack for a call."""
+        leave_function_mode(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() == self._count:
+            # A copy, as the next function may write to the result.
+            self.results.append((getattr(func, "__name__", "").strip("_"), dequantize(result).clone().flatten()))
+        return result
