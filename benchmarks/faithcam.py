@@ -245,7 +245,7 @@ def _explain(
     library, _, kind = variant.method.rpartition(":")
     if library:
         layers = [model.get_submodule(layer) for layer in variant.layers.get(name, ["features"])]
-        return [_PEERS[library](kind, model, layers, image[None], index) for index in classes]
+        return [PEERS[library](kind, model, layers, image[None], index) for index in classes]
     options = dict(variant.options)
     if name in variant.layers:
         options["layer"] = variant.layers[name]
@@ -293,7 +293,7 @@ def _stretch(maps: Tensor, batch: Tensor) -> NDArray[np.float32]:
     return heatmap
 
 
-_PEERS = {"grad-cam": _explain_with_grad_cam, "torchcam": _explain_with_torchcam, "captum": _explain_with_captum}
+PEERS = {"grad-cam": _explain_with_grad_cam, "torchcam": _explain_with_torchcam, "captum": _explain_with_captum}
 
 
 def _measure_photos(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("__init__", "__main__", "paired", "photos")
+SHARED = ("__init__", "__main__", "paired", "photos", "truth_scenes")
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 pytestmark = pytest.mark.slow
@@ -54,3 +54,19 @@ def test_the_machine_is_described() -> None:
     described = describe_machine(2)
     assert described["threads"] == 2
     assert described["processor"]
+
+
+def test_planted_evidence_is_what_the_scene_shows() -> None:
+    from benchmarks.truth_scenes import OUTPUTS, draw_planted_scene, draw_without
+
+    for seed in range(20):
+        scene = draw_planted_scene(seed)
+        named = {OUTPUTS[index] for index in scene.evidence}
+        assert ("watermark" in named) == scene.is_marked
+        assert ("red" in named) == ("red" in scene.colors)
+        assert ("heart and star" in named) == ({"heart", "star"} <= named)
+        for index, parts in scene.evidence.items():
+            other = draw_without(scene, seed, index)
+            changed = (other.image != scene.image).any(-1)
+            assert all(changed[part].any() for part in parts)
+            assert other.truths[index] != scene.truths[index]

@@ -28,7 +28,7 @@ from camtool.demo.camnet import SIZE, CamNet, build_camnet, prepare_images
 from camtool.demo.random_numbers import RandomNumbers
 from camtool.demo.scenes import LABELS, draw_scene
 
-__all__ = ["Recipe", "draw_example", "main", "save_weights", "train"]
+__all__ = ["Recipe", "compute_rate_factor", "draw_example", "main", "save_weights", "train"]
 
 _STREAM = 3
 """Stream of random numbers of a seed that scenes do not use."""
@@ -131,7 +131,7 @@ def train(recipe: Recipe) -> tuple[CamNet, float]:
         chosen = torch.randint(len(images), (recipe.batch,), generator=generator)
         inputs = _vary(prepare_images(images[chosen.numpy()]), generator)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * _compute_rate_factor(step / recipe.steps)
+            group["lr"] = recipe.rate * compute_rate_factor(step / recipe.steps)
         loss = _take_step(model, optimizer, inputs, targets[chosen], recipe.smoothing)
         mean_loss += (loss - mean_loss) / min(step + 1, 100)
         if step % 250 == 249:
@@ -139,7 +139,7 @@ def train(recipe: Recipe) -> tuple[CamNet, float]:
     return model.eval(), (time.process_time() - start) / 60 / recipe.threads
 
 
-def _compute_rate_factor(progress: float) -> float:
+def compute_rate_factor(progress: float) -> float:
     """Return the share of the highest learning rate: linear over the first tenth, then a cosine to 0."""
     return progress / 0.1 if progress < 0.1 else 0.5 + 0.5 * math.cos(math.pi * (progress - 0.1) / 0.9)
 
