@@ -318,7 +318,8 @@ class Explainer(Generic[Result]):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         methods = [find_method(each) for each in to_list(method)]
         modules = None if layer is None else [unwrap_layer(whole, each) for each in to_list(layer)]
-        for name, given in (("method", methods), ("layer", modules)):
+        layers = None if modules is None else [find_module_name(loaded.model, each) for each in modules]
+        for name, given in (("method", methods), ("layer", layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
         check_options(methods, options)
@@ -332,7 +333,7 @@ class Explainer(Generic[Result]):
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
-            layers=None if modules is None else [find_module_name(loaded.model, each) for each in modules],
+            layers=layers,
             merge=merges.get_merge(merge),
             labels=labels if labels is not None else loaded.labels,
             text=loaded.text,
