@@ -93,6 +93,7 @@ def main(
     judged: Annotated[int, typer.Option(help="Rows for each kind of evidence on which metrics are computed.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
     methods: Annotated[str, typer.Option(help="Names, separated by commas; by default all, and the peers.")] = "",
+    metrics: Annotated[str, typer.Option(help="Metrics to rank by, separated by commas; by default all.")] = "",
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
 ) -> None:
     """Measure, print tables, and write the numbers to a JSON file."""
@@ -102,12 +103,13 @@ def main(
     print(f"{len(chosen)} rows; {checks}")
     inputs = prepare_images(np.stack([row.scene.image for row in chosen]))
     names = methods.split(",") if methods else None
-    subset = [i for i, _ in _number_in_task(chosen) if _number_in_task(chosen)[i][1] < judged]
+    subset = [index for index, number in _number_in_task(chosen) if number < judged]
     table = []
     for name, explain in iterate_explainers(model, names):
         entry = grade(name, explain, inputs, chosen)
         maps = entry.pop("maps")
-        entry["metrics"] = judge(model, inputs[subset], maps[subset], [chosen[i] for i in subset])
+        ranked = metrics.split(",") if metrics else _JUDGED
+        entry["metrics"] = judge(model, inputs[subset], maps[subset], [chosen[i] for i in subset], ranked)
         table.append(entry)
         print(_format(entry), flush=True)
     agreement = compare_rankings(table)
@@ -318,8 +320,10 @@ class _SignedScore:
         return logits.sigmoid() if self._is_probability else logits
 
 
-def judge(model: nn.Module, inputs: Tensor, maps: NDArray[np.float32], rows: list[Row]) -> dict[str, float | None]:
-    """Return the mean of each metric; None where it cannot be computed, e.g. because it needs the method itself."""
+def judge(
+    model: nn.Module, inputs: Tensor, maps: NDArray[np.float32], rows: list[Row], names: Sequence[str]
+) -> dict[str, float]:
+    """Return the mean of each metric that can be computed from images, maps and scores."""
     spread = maps - maps.min((1, 2), keepdims=True)
     heat = torch.from_numpy(spread / np.maximum(spread.max((1, 2), keepdims=True), 1e-12))
     asked = MetricInputs(
@@ -329,7 +333,7 @@ def judge(model: nn.Module, inputs: Tensor, maps: NDArray[np.float32], rows: lis
         logit=_SignedScore(model, rows, is_probability=False),
     )
     found = {}
-    for name in _JUDGED:
+    for name in names:
         if not METRICS[name].list_missing(asked):
             found[name] = round(float(METRICS[name].compute(asked).nanmean()), 4)
     return found
