@@ -85,6 +85,10 @@ class LayoutReader:
             return None
         return layout, _find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
 
+    def is_in_text(self, layout: Layout) -> bool:
+        """Check that a layout is that of the image in the text, whose order is known when a forward pass is read."""
+        return layout == self._find_layout_in_text()
+
     def find_layout_of_tokens(self, tokens: int) -> Layout | None:
         """Return the likely layout of a number of tokens over the image; None if they form no grid.
 

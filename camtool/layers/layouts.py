@@ -240,11 +240,12 @@ def follows_frames(clips: Tensor) -> bool:
     return float(change[half:].mean()) < _MIXED * float(change[:half].mean())
 
 
-def measure_order(maps: Tensor) -> list[tuple[float, float]]:
+def measure_order(maps: Tensor, *, margin: float = 0.0) -> list[tuple[float, float]]:
     """Return how the cells of a grid respond to another upper half of the image, and to another left half.
 
     Args:
         maps: ``(3, C, h, w)``, a layer's outputs for an image and for these two variants of it.
+        margin: Share of the rows, or columns, that is left out on both sides of the border between the halves.
 
     Returns:
         For each variant the contrast and the agreement. As many cells as the half has are taken, those that respond
@@ -252,15 +253,16 @@ def measure_order(maps: Tensor) -> list[tuple[float, float]]:
         that lies in the half.
     """
     upper, left = (maps[1:] - maps[:1]).abs().mean(1)
-    return [_compare_half(upper), _compare_half(left.T)]
+    return [_compare_half(upper, margin), _compare_half(left.T, margin)]
 
 
-def _compare_half(change: Tensor) -> tuple[float, float]:
+def _compare_half(change: Tensor, margin: float) -> tuple[float, float]:
     """Return contrast and agreement for a change ``(h, w)`` of the upper half of the rows."""
-    half = change.shape[0] // 2
+    half, near = change.shape[0] // 2, int(margin * change.shape[0])
     # The row behind the border sees both halves: cells overlap.
-    cells = torch.cat([change[:half], change[half + 1 :]]).flatten()
-    count, smallest = change[:half].numel(), torch.finfo(change.dtype).tiny
+    changed, unchanged = change[: half - near], change[half + max(near, 1) :]
+    cells = torch.cat([changed, unchanged]).flatten()
+    count, smallest = changed.numel(), torch.finfo(change.dtype).tiny
     order = cells.argsort(descending=True)
     first, others = cells[order[:count]], cells[order[count:]]
     agreement = first[order[:count] < count].sum() / first.sum().clamp_min(smallest)

@@ -151,7 +151,8 @@ def _find_named(
         index = next(index for index, each in enumerate(calls) if each is call)
         grids = group_grid_outputs(calls[:index], reader, call_index)
         before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
-        verdict = find_order_verdict(model, inputs, layer, before, call_index)
+        is_known = reader.is_in_text(layer.layout)
+        verdict = "" if is_known else find_order_verdict(model, inputs, layer, before, call_index)
         if verdict:
             raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
         layers.append(layer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from camtool.layers.layouts import Layout, choose_layout, find_token_layout
+from camtool.layers.layouts import Layout, choose_layout, find_token_layout, measure_order
 
 FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
 
@@ -110,3 +110,18 @@ def test_the_likely_layout_is_chosen_unless_another_changed_clearly_more(times: 
     maps[1, :4] = times  # channels last: a change in the corner; channels first: a change everywhere
     maps[1, 4:] = 2 - times
     assert choose_layout(maps, [Layout(FIRST, (8, 8)), Layout(LAST, (8, 8))]).kind == kind
+
+
+def test_cells_near_the_border_of_a_changed_half_can_be_left_out() -> None:
+    """An object behind the border responds more strongly than the plain area that was changed."""
+    rows = torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0, 9.0, 0.5, 0.5])
+    change = rows[:, None].expand(8, 8)
+    maps = torch.stack([torch.zeros(8, 8), change, change.T])[:, None]
+    # All rows but that behind the border: those with 9, 2, 2 and one with 1 respond most, and 5 of their 14 are right.
+    for contrast, agreement in measure_order(maps):
+        assert agreement == pytest.approx(5 / 14)
+        assert contrast == pytest.approx((14 / 4) / (2 / 3))
+    # Without two rows on both sides of the border.
+    for contrast, agreement in measure_order(maps, margin=0.25):
+        assert agreement == 1
+        assert contrast == pytest.approx(4)
