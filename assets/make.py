@@ -4,6 +4,7 @@
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
+``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``scenes/``: a dozen scenes of the demo's generator.
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
+from camtool.demo import measure
+from camtool.demo.captioner import PROMPT, load_captioner
+from camtool.demo.scenes import draw_scene
 from camtool.demo.tour import draw_tour_scenes
 from camtool.maps import normalize
 from camtool.rendering import blend
@@ -50,6 +54,7 @@ def main(
         labels = "-".join(each.label for each in scene.objects)
         write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
     write_image(_HERE / "planted-spot.png", _draw_planted_spot())
+    write_image(_HERE / "words.png", _draw_words())
     for name, figure in _draw_figures().items():
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if photo and weights:
@@ -112,6 +117,22 @@ class SpotNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the score ``(N, 1)``."""
         return self.head(self.features(x).mean((2, 3)))
+
+
+def _draw_words() -> np.ndarray:
+    """Draw the maps of the two nouns of a caption, by three methods in a row each."""
+    model, processor = load_captioner()
+    scene = draw_scene(measure.UNSEEN, objects=2)
+    photo = Image.fromarray(scene.image).resize((256, 256), Image.Resampling.LANCZOS)
+    images, captions = [], []
+    answers = {
+        method: camtool.tokens(model, processor, photo, PROMPT, method=method)
+        for method in ("tam", "hirescam", "raw-attention")
+    }
+    for item in scene.objects:
+        images += [answer[item.label].overlay() for answer in answers.values()]
+        captions += [f"{item.label}: {method}" for method in answers]
+    return draw_captioned_images(images, captions, columns=len(answers))
 
 
 def _draw_planted_spot() -> np.ndarray:

@@ -8,23 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from camtool.demo.camnet import prepare_images
 from camtool.demo.scenes import LABELS, Box, Scene, draw_scene
+from camtool.errors import CamtoolError
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
+
+if TYPE_CHECKING:
+    from camtool.answers import AnswerMaps
 
 __all__ = [
     "UNSEEN",
     "Pointing",
+    "WordPointing",
     "compute_accuracy",
     "compute_both_found",
     "compute_energy_at_mark",
     "play_pointing_game",
+    "play_word_pointing_game",
 ]
 
 UNSEEN = 1_000_000_000
@@ -47,6 +55,23 @@ class Pointing:
     hits: float
     energy: float
     share: float
+
+
+@dataclass(frozen=True)
+class WordPointing(Pointing):
+    """Accuracy of the maps of words that name an object of the scene.
+
+    Attributes:
+        near: Share of the maps whose highest pixel is on the object, or at most one token of the image beside it.
+        named: Share of the objects that are named.
+        wrong: Number of words that name another class. They have no object to point at, and are in no other figure.
+        words: Number of the maps.
+    """
+
+    near: float
+    named: float
+    wrong: int
+    words: int
 
 
 def compute_accuracy(model: nn.Module, seeds: Iterable[int], *, label: str | None = None, mark: bool = False) -> float:
@@ -99,6 +124,58 @@ def play_pointing_game(
         for item, heat in zip(each.objects, (one.heatmap for one in maps), strict=True)
     ]
     return Pointing(*np.asarray(rows, float).mean(0).tolist())
+
+
+def play_word_pointing_game(
+    model: nn.Module, processor: Any, seeds: Iterable[int], *, method: str, prompt: str, token: int
+) -> WordPointing:
+    """Let a model caption each scene of two objects, and compare the maps of the words with the objects.
+
+    Args:
+        model: A vision-language model in evaluation mode.
+        processor: Its processor.
+        seeds: Seeds of the scenes.
+        method: Name of a method.
+        prompt: The prompt of :func:`camtool.tokens`.
+        token: Side of a token of the image in pixels.
+
+    Raises:
+        CamtoolError: The model names no object of any scene.
+    """
+    from camtool.answers import tokens
+
+    rows: list[list[float]] = []
+    objects = wrong = 0
+    for scene in (draw_scene(seed, objects=2) for seed in seeds):
+        # Two objects are named by five words.
+        maps = tokens(model, processor, scene.image, prompt, max_new_tokens=6, method=method)
+        found = _compare_words(maps, scene, token)
+        rows += found
+        objects += len(scene.objects)
+        wrong += sum(word in LABELS for word in maps.words) - len(found)
+    if not rows:
+        raise CamtoolError("model: it names no object of any scene, so no map can be compared; train it first.")
+    hits, energy, share, near = np.asarray(rows, float).mean(0).tolist()
+    return WordPointing(hits, energy, share, near, len(rows) / objects, wrong, len(rows))
+
+
+def _compare_words(maps: AnswerMaps, scene: Scene, token: int) -> list[list[float]]:
+    """Return, for each object that is named: the peak is on it, the energy on it, its share, the peak is near it."""
+    rows = []
+    for item in scene.objects:
+        if item.label in maps.words:
+            heat = maps[item.label].heatmap
+            near = _dilate(item.mask, token)
+            energy = compute_energy_in_mask(heat, item.mask)
+            rows.append([is_peak_in_mask(heat, item.mask), energy, item.mask.mean(), is_peak_in_mask(heat, near)])
+    return rows
+
+
+def _dilate(mask: NDArray[np.bool_], margin: int) -> NDArray[np.bool_]:
+    """Return a mask ``(H, W)`` that extends further by some pixels, along rows, columns and diagonals."""
+    plane = torch.from_numpy(mask)[None, None].float()
+    dilated: NDArray[np.bool_] = functional.max_pool2d(plane, 2 * margin + 1, 1, margin)[0, 0].bool().numpy()
+    return dilated
 
 
 def compute_energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *, method: str = "gradcam") -> float:
