@@ -35,6 +35,7 @@ from camtool.figures.method_comparison import compare as compare
 from camtool.inputs.model_inputs import Inputs as Inputs
 from camtool.layer_table import Candidates as Candidates
 from camtool.layer_table import candidate_layers as candidate_layers
+from camtool.leaderboard import evaluate as evaluate
 from camtool.methods import METHODS as METHODS
 from camtool.methods import method as method
 from camtool.models import Loaded as Loaded

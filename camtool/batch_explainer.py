@@ -117,7 +117,7 @@ class BatchExplainer:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         forward_pass = self.run_forward_pass(observe, batch)
-        labels = self._find_labels(forward_pass)
+        labels = self.find_labels(forward_pass)
         resolve = partial(
             targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
         )
@@ -136,7 +136,7 @@ class BatchExplainer:
             results.append(found if targets.asks_for_several(request) else found[0])
         return results
 
-    def _find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
+    def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
         phrases = [each.phrases for each in forward_pass.predictions if isinstance(each, Detections) and each.phrases]
         if phrases:

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from camtool.cli import (
     demo_command,
+    evaluate_command,
     export_command,
     features_command,
     kernels_command,
@@ -53,6 +54,7 @@ app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)
 app.command("features")(features_command.draw_features)
 app.command("kernels")(kernels_command.draw_kernels)
+app.command("evaluate")(evaluate_command.evaluate_methods)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_command.show_demo)
 

@@ -18,7 +18,7 @@ def list_methods(
 ) -> None:
     """List the methods by family, or describe one of them in full."""
     # Not at the top, so that the help is shown without loading torch.
-    from camtool.cli import method_tables
+    from camtool import method_tables
 
     width = terminal.get_screen_width()
     lines = method_tables.format_method_list(width) if name is None else method_tables.format_method(name, width)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import camtool
+from camtool.structures.tensor_bytes import get_bytes
 
 __all__ = ["compute_key", "find_folder", "make_once"]
 
@@ -41,12 +42,8 @@ def compute_key(model: nn.Module, parts: Sequence[object]) -> str:
         digest.update(repr(part).encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_get_bytes(tensor))
+        digest.update(get_bytes(tensor))
     return digest.hexdigest()
-
-
-def _get_bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def make_once(key: str, make: Callable[[Path], None]) -> Path:

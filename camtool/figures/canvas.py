@@ -38,6 +38,7 @@ __all__ = [
     "draw_curve",
     "draw_horizontal_bar",
     "draw_image",
+    "draw_intervals",
     "draw_plane",
     "draw_scale",
     "draw_tile_borders",
@@ -176,6 +177,27 @@ def draw_curve(axes: Axes, values: NDArray[np.floating[Any]], limits: Limits) ->
     axes.plot(values, color=_BLUE, linewidth=0.8, zorder=2, solid_joinstyle="round", **_LINE_STYLE)
     axes.set_xlim(0, max(1, len(values) - 1))
     axes.set_ylim(limits[0] - padding, limits[1] + padding)
+
+
+def draw_intervals(axes: Axes, intervals: NDArray[np.floating[Any]], limits: Limits, chance: float) -> None:
+    """Draw a point and an interval in each of the rows, from top to bottom, and the level of chance as a pale line.
+
+    Args:
+        axes: Empty axes.
+        intervals: ``(R, 3)``: mean, low and high of each row; a row of NaN stays empty.
+        limits: Lowest and highest value of the axes.
+        chance: The value of chance; NaN for no line.
+    """
+    rows = np.arange(len(intervals))
+    means, lows, highs = intervals.T
+    for row in range(len(rows)):
+        axes.axhline(row, color=_PALE, linewidth=0.3, zorder=1, **_LINE_STYLE)
+    if np.isfinite(chance):
+        axes.axvline(chance, color=MUTED, linewidth=0.8, zorder=1, linestyle=(0, (2, 2)), marker="")
+    axes.hlines(rows, lows, highs, color=_BLUE, linewidth=1.2, zorder=2)
+    axes.plot(means, rows, color=_BLUE, marker="o", markersize=3, linestyle="none", zorder=3)
+    axes.set_xlim(*limits)
+    axes.set_ylim(len(intervals) - 0.5, -0.5)
 
 
 def draw_tile_borders(axes: Axes, across: int, down: int, wide: int, high: int) -> None:

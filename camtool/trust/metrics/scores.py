@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from camtool.errors import MetricError
 from camtool.inference.chunks import compute_chunk_size, iterate_chunks
 from camtool.inference.folded_model import FoldedModel
 from camtool.maps import upcast
+from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities
 
 __all__ = [
     "ClassScore",
@@ -50,10 +51,11 @@ class ClassScore:
     The model runs without a graph, in evaluation mode, and is left as it was.
 
     Args:
-        model: A classifier that returns logits ``(N, K)``.
+        model: A classifier, or a copy of one that several scores share.
         images: The images of the metric, ``(N, C, H, W)``. The first one is used to measure the memory that one takes.
         classes: The class of each image, ``(N,)``, or one for all.
-        kind: ``"probability"`` for the softmax, ``"logit"`` for the output itself.
+        kind: ``"probability"``, or ``"logit"`` for the output itself.
+        link: How outputs become probabilities: by ``"softmax"``, by ``"sigmoid"``, or they are (``"identity"``).
 
     Attributes:
         chunk_size: How many images fit into memory at once.
@@ -64,30 +66,32 @@ class ClassScore:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | FoldedModel,
         images: Tensor,
         classes: Tensor | list[int] | int,
         kind: Literal["probability", "logit"] = "probability",
+        link: Link = "softmax",
     ) -> None:
         check_images(images)
         check_choice("kind", kind, ("probability", "logit"), error=MetricError)
+        check_choice("link", link, get_args(Link), error=MetricError)
         indices = torch.as_tensor(classes, device=images.device)
         if indices.ndim > 1 or (indices.ndim == 1 and len(indices) != len(images)):
             raise MetricError(f"classes has shape {tuple(indices.shape)}; it must be one per image, ({len(images)},).")
-        self._model, self._kind = FoldedModel(model, images[:1]), kind
+        self._model = model if isinstance(model, FoldedModel) else FoldedModel(model, images[:1])
+        self._kind, self._link = kind, link
         self._classes = indices.expand(len(images))
         self.chunk_size: int = self._model.chunk_size
 
     def __call__(self, images: Tensor, rows: Tensor) -> Tensor:
         """Return the scores of images ``(M, C, H, W)`` that were made from these rows of the metric's images."""
-        output: Any = self._model(images)
-        if not isinstance(output, Tensor) or output.ndim != 2:
+        compute = compute_probabilities if self._kind == "probability" else compute_class_scores
+        values = upcast(compute(self._model(images), self._link))
+        if values.ndim != 2:
             raise MetricError(
-                "ClassScore needs a model that returns logits (N, K); for another output pass a function "
-                "score(images, rows) -> (M,)."
+                f"ClassScore needs a classifier; the model's scores have the shape {tuple(values.shape)}. For another "
+                "output pass a function score(images, rows) -> (M,)."
             )
-        values = upcast(output)
-        values = values.softmax(1) if self._kind == "probability" else values
         return values.gather(1, self._classes[rows][:, None])[:, 0]
 
 

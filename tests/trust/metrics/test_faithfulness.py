@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import MetricError
+from camtool.inference.folded_model import FoldedModel
 from camtool.trust.metrics import ClassScore, complexity, compound, faithfulness
 from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearman
 from tests.oracles import metrics as oracles
@@ -270,6 +271,8 @@ def test_a_class_score_picks_the_class_of_the_row(net: nn.Module) -> None:
     torch.testing.assert_close(values, logits[torch.arange(N), CLASSES[rows]])
     one = ClassScore(net, IMAGES, 1)(IMAGES, rows)
     torch.testing.assert_close(one, logits.softmax(1)[:, 1])
+    multi_label = ClassScore(FoldedModel(net, IMAGES[:1]), IMAGES, 1, link="sigmoid")(IMAGES, rows)
+    torch.testing.assert_close(multi_label, logits[:, 1].sigmoid())
 
 
 def test_wrong_class_scores_are_errors(net: nn.Module) -> None:
@@ -277,5 +280,5 @@ def test_wrong_class_scores_are_errors(net: nn.Module) -> None:
         ClassScore(net, IMAGES, [1, 2])
     with pytest.raises(MetricError, match="kind must be one of"):
         ClassScore(net, IMAGES, 1, "logits")  # type: ignore[arg-type]
-    with pytest.raises(MetricError, match=r"needs a model that returns logits \(N, K\)"):
+    with pytest.raises(MetricError, match=r"needs a classifier; the model's scores have the shape \(3, 3, 8, 8\)"):
         ClassScore(nn.Conv2d(2, 3, 1).double(), IMAGES, 1)(IMAGES, torch.arange(N))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from camtool.cli.method_tables import format_method_list
+from camtool.method_tables import format_method_list
 from camtool.methods import METHODS
 from camtool.methods.registry import Method, method
 
@@ -17,7 +17,7 @@ def read_families() -> dict[str, str]:
 def test_each_method_of_camtool_is_listed_in_its_family() -> None:
     families = read_families()
     own = [name for name, found in METHODS.items() if is_built_in(found) and families[name] == "Your own"]
-    assert own == [], "add the module of these methods to _FAMILIES in camtool/cli/method_tables.py"
+    assert own == [], "add the module of these methods to _FAMILIES in camtool.method_tables.py"
 
 
 def test_a_method_of_the_user_is_listed_as_their_own() -> None:

@@ -1,0 +1,149 @@
+"""Command ``camtool evaluate``: compare methods on the user's model and photos, as a leaderboard."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camtool.cli import shared_options, terminal
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.leaderboard import Evaluation
+
+__all__ = ["evaluate_methods"]
+
+_IMAGE_FOLDER = "imagefolder"
+
+
+def evaluate_methods(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    model: shared_options.Model = "resnet50",
+    weights: shared_options.Weights = None,
+    labels: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line.")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Methods; 'fast' or 'all'. Repeat it, or separate names by commas."),
+    ] = None,
+    layers: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Layers; each method is evaluated at each.")
+    ] = None,
+    metrics: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Metrics; 'all' for each.")] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="Where the objects are: a folder of masks, a CSV file with the columns image, x0, y0, x1, y1; or "
+            "'imagefolder' if the photos are in folders named by their class.",
+        ),
+    ] = None,
+    out: shared_options.FigureFolder = Path("leaderboard"),
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Photos that are explained together.")] = 16,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
+    device: Annotated[shared_options.Device, typer.Option(help="Where the model runs.")] = shared_options.Device.auto,
+) -> None:
+    """Compare methods on a model and photos: which maps can be trusted?
+
+    It goes on where it stopped if it is called again with the same folder for its results.
+    """
+    from camtool.leaderboard import evaluate
+    from camtool.runs.job_list import plan_run
+
+    is_sorted = truth == _IMAGE_FOLDER
+    photos = [job.source for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
+    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value)
+    classes, annotations = _read_truth(truth, photos, loaded.labels)
+    progress = _Progress()
+    with closing(progress):
+        table = evaluate(
+            loaded,
+            [*map(str, photos)],
+            _parse_names(methods, "fast"),
+            shared_options.split_names(layers) if layers else None,
+            _parse_names(metrics, None),
+            annotations,
+            target_class=classes,
+            batch_size=batch_size,
+            seed=seed,
+            checkpoint=out / "checkpoint.jsonl",
+            progress=progress.show,
+        )
+    table.save(out)
+    _print_table(table)
+    terminal.print_line(f"Intervals, a figure and each photo's numbers: [bold]{terminal.escape(str(out))}[/]")
+
+
+def _parse_names(texts: list[str] | None, default: str | None) -> Any:
+    """Return names, or the one word that stands for several."""
+    names = shared_options.split_names(texts) if texts else [default]
+    return names[0] if names in (["all"], ["fast"], [None]) else names
+
+
+def _read_truth(truth: str | None, photos: list[Path], labels: Any) -> tuple[Any, Any]:
+    """Return the classes of the photos, and what is known of their objects."""
+    from camtool.leaderboard.truth_files import find_classes, read_boxes, read_masks
+
+    if truth is None:
+        return None, None
+    if truth == _IMAGE_FOLDER:
+        return find_classes(photos, labels), None
+    path = Path(truth)
+    if path.is_dir():
+        return None, read_masks(path, photos)
+    if not path.is_file():
+        raise CamtoolError(f"--truth {truth}: there is no such folder or file; give masks/, boxes.csv or imagefolder.")
+    return None, read_boxes(path, photos)
+
+
+class _Progress:
+    """A bar on standard error, which appears with the first result."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description:<20}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=terminal.err,
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("Preparing", total=None)
+
+    def show(self, done: int, total: int, name: str) -> None:
+        """Show how much is done."""
+        self._bar.update(self._task, completed=done, total=total, description=terminal.escape(name))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+
+def _print_table(table: Evaluation) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from camtool.trust.metrics import METRICS
+
+    shown = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    shown.add_column("method", overflow="fold")
+    for name in table.metrics:
+        arrow = "↑" if METRICS[name].higher_is_better else "↓"
+        shown.add_column(name.replace("-", "-\n") + f" {arrow}", justify="right", vertical="bottom")
+    shown.add_column("ms per\nimage", justify="right")
+    for record in table.to_records():
+        numbers = [f"{record[name]:.2f}" for name in table.metrics]
+        style = "dim" if record["method"] == "random" else None
+        shown.add_row(terminal.escape(record["name"]), *numbers, f"{record['ms']:.1f}", style=style)
+    terminal.out.print(shown)
+    for name, reason in table.failed.items():
+        terminal.err.print(f"[yellow]{name}[/] has no value everywhere: {terminal.escape(reason)}")
+    if table.refused:
+        names = ", ".join(map(terminal.escape, table.refused))
+        terminal.err.print(f"[dim]Cannot explain this model: {names}.[/]")
+    for note in table.notes:
+        terminal.err.print(f"[yellow]Note:[/] {terminal.escape(note)}")

@@ -1,0 +1,1 @@
+"""Methods at layers, judged by metrics on the user's model and images."""

@@ -1,0 +1,129 @@
+"""Candidates: methods at layers, and their maps of a batch. Candidates of one layer share a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from camtool.batch_explainer import BatchExplainer
+from camtool.device_overlays import DeviceMaps
+from camtool.errors import MethodError
+from camtool.explanation import Explanation
+from camtool.inputs.input_preparer import InputBatch
+from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
+from camtool.state.cleanup import Cleanup
+from camtool.state.model_state import hold_model
+from camtool.state.thread_state import preserve_thread_state
+from camtool.targets import ClassScore
+
+__all__ = ["Candidate", "CandidateMaps", "compute_maps", "list_candidates", "list_groups"]
+
+_OTHER_NEEDS = ("text", "detector")
+"""What methods need that no classifier has: these methods are left out where all methods are asked for."""
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """A method at a layer.
+
+    Attributes:
+        method: The name of the method.
+        layer: The name of the layer; ``""`` for the one that camtool finds.
+    """
+
+    method: str
+    layer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method} at {self.layer}" if self.layer else self.method
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateMaps:
+    """The maps of one candidate for a batch.
+
+    Attributes:
+        maps: ``(N, H, W)`` in [0, 1], at the size of the inputs.
+        layer: The layer that was explained; ``""`` for methods at the input.
+    """
+
+    maps: Tensor
+    layer: str
+
+
+def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) -> list[Candidate]:
+    """Return each method at each layer, without duplicates; methods at the input once.
+
+    Args:
+        methods: Names; or ``"all"`` for every method that explains a class, or ``"fast"`` for those of at most one
+            backward pass.
+        layers: Names of layers; ``None`` for the layer that camtool finds.
+
+    Raises:
+        MethodError: A name is unknown, or there is none.
+    """
+    names = _list_methods(methods)
+    for argument, given in (("methods", names), ("layers", layers)):
+        if given is not None and not given:
+            raise MethodError(f"{argument} asks for nothing; give one or more.")
+    found = [
+        Candidate(name, "" if find_method(name).ignores_layer else layer) for name in names for layer in layers or ("",)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _list_methods(methods: Sequence[str] | str) -> list[str]:
+    if isinstance(methods, str) and methods in ("all", "fast"):
+        usable = [each for each in METHODS.values() if not any(word in each.needs for word in _OTHER_NEEDS)]
+        return [each.name for each in usable if methods == "all" or each.cost == "a pass"]
+    return [methods] if isinstance(methods, str) else [*methods]
+
+
+def list_groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the candidates in groups that share a forward pass: those that need no other one, by layer."""
+    shared: dict[str, list[Candidate]] = {}
+    alone = []
+    for each in candidates:
+        if find_method(each.method).cost == "a pass":
+            shared.setdefault(each.layer, []).append(each)
+        else:
+            alone.append([each])
+    return [*shared.values(), *alone]
+
+
+def compute_maps(
+    explainer: BatchExplainer, group: Sequence[Candidate], batch: InputBatch, classes: Sequence[int]
+) -> list[CandidateMaps]:
+    """Return the maps of each candidate of a group, from one forward pass.
+
+    Args:
+        explainer: The model and its settings; methods and layers are those of the group.
+        group: Candidates at one layer.
+        batch: The images.
+        classes: The class of each image.
+
+    Raises:
+        CamtoolError: A method cannot explain this model at this layer.
+    """
+    methods = [find_method(each.method) for each in group]
+    check_model_support(methods, explainer.model)
+    layer = group[0].layer
+    own = replace(
+        explainer,
+        methods=methods,
+        has_many_methods=True,
+        layers=[layer] if layer else None,
+        depths=find_asked_depths(methods, {}),
+    )
+    with Cleanup(), preserve_thread_state(), hold_model(explainer.model):
+        results: list[list[Explanation]] = own.explain(batch, [ClassScore(index) for index in classes])
+    return [_join(each, batch) for each in zip(*results, strict=True)]
+
+
+def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
+    size = batch.items[0].tensor.shape[-2:]
+    maps = [DeviceMaps(torch.from_numpy(each.raw)[None], each.centers).to_heatmaps(size) for each in results]
+    return CandidateMaps(torch.cat(maps).to(batch.items[0].tensor.device), results[0].layer)

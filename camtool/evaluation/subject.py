@@ -1,0 +1,157 @@
+"""The model that is evaluated: its classes for a batch, maps of any images, and scores of changed images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camtool.batch_explainer import BatchExplainer
+from camtool.cached_property import cached_property
+from camtool.errors import MetricError
+from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.hooks.observation import observe
+from camtool.inference.folded_model import FoldedModel
+from camtool.inputs.input_preparer import InputBatch, InputPreparer
+from camtool.methods import find_asked_depths, find_method, merges
+from camtool.models import Loaded, Transform, to_loaded
+from camtool.outputs.class_scores import Link
+from camtool.state.cleanup import Cleanup
+from camtool.state.model_state import hold_model
+from camtool.state.thread_state import preserve_thread_state
+from camtool.targets import resolve_targets
+from camtool.trust.metrics import ClassScore, Explain
+
+__all__ = ["LabeledBatch", "Subject"]
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledBatch:
+    """Images and the class of each that is explained.
+
+    Attributes:
+        batch: The prepared images.
+        classes: ``(N,)``, the classes that are explained.
+        unlikely: ``(N,)``, the classes of the lowest score.
+        probabilities: ``(N,)``, the probability of each class that is explained.
+        link: How scores become probabilities.
+    """
+
+    batch: InputBatch
+    classes: Tensor
+    unlikely: Tensor
+    probabilities: Tensor
+    link: Link
+
+    @property
+    def images(self) -> Tensor:
+        """The model's input, ``(N, C, H, W)``."""
+        images = self.batch.inputs
+        assert isinstance(images, Tensor)
+        return images
+
+
+class Subject:
+    """A classifier that is evaluated.
+
+    Args:
+        model: The model.
+        transform: From a PIL image to the model's input, if ``model`` does not bring it.
+        labels: The names of the classes, if ``model`` does not bring them.
+        device: The device of the inputs; by default the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Loaded,
+        transform: Transform | None = None,
+        labels: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        loaded = to_loaded(model)
+        if loaded.text is not None:
+            raise MetricError("model: it compares images with texts; a classifier with fixed classes is needed.")
+        self.model = loaded.model
+        self.preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind="image")
+        # RISE looks at no layer, so each batch is classified without one. Candidates bring their own methods.
+        methods = [find_method("rise")]
+        self.explainer = BatchExplainer(
+            model=loaded.model,
+            methods=methods,
+            has_many_methods=True,
+            options={},
+            layers=None,
+            merge=merges.get_merge("mean"),
+            labels=labels if labels is not None else loaded.labels,
+            text=None,
+            placement="centers",
+            depths=find_asked_depths(methods, {}),
+            engines=(),
+        )
+
+    def iterate_batches(
+        self, images: Sequence[Any] | Tensor, requests: Sequence[Any], size: int
+    ) -> Iterator[LabeledBatch]:
+        """Yield images in batches of one size each, in order, with their classes.
+
+        Args:
+            images: Whatever :func:`camtool.explain` takes as one image.
+            requests: The class of each: an index, a label, or ``None`` for the model's top class.
+            size: The largest number of images in a batch.
+
+        Raises:
+            MetricError: The model is no classifier of images.
+        """
+        done = 0
+        for batch in self.preparer.prepare_batches(images, size)[1]:
+            yield self._label(batch, requests[done : done + len(batch.items)])
+            done += len(batch.items)
+
+    def _label(self, batch: InputBatch, requests: Sequence[Any]) -> LabeledBatch:
+        with Cleanup(), preserve_thread_state(), hold_model(self.model), torch.no_grad():
+            forward_pass = self.explainer.run_forward_pass(observe, batch)
+            probabilities, link = forward_pass.compute_probabilities(), forward_pass.find_link()
+            if not isinstance(batch.inputs, Tensor) or probabilities is None or probabilities.ndim != 2 or link is None:
+                raise MetricError("model: a classifier is needed that returns one score for each class of an image.")
+            labels = self.explainer.find_labels(forward_pass)
+            indices = [
+                target.get_class_index()
+                for request, output, names in zip(requests, forward_pass.predictions, labels, strict=True)
+                for target in resolve_targets(request, output, names, link=link)
+            ]
+        if len(indices) != len(batch.items) or None in indices:
+            raise MetricError("target_class: give one class for each image: an index, a label, or None for the top.")
+        classes = torch.tensor(indices, device=probabilities.device)
+        rows = torch.arange(len(classes), device=probabilities.device)
+        return LabeledBatch(batch, classes, probabilities.argmin(1), probabilities[rows, classes], link)
+
+    def make_score(self, labeled: LabeledBatch, kind: Any) -> ClassScore:
+        """Return the score of each image's class, as a ``"probability"`` or as a ``"logit"``."""
+        return ClassScore(self._folded_for(labeled.images), labeled.images, labeled.classes, kind, labeled.link)
+
+    def make_explain(self, candidate: Candidate, classes: Tensor) -> Explain:
+        """Return a function that explains these classes on images that are the model's inputs already."""
+
+        def explain(images: Tensor, rows: Tensor) -> Tensor:
+            wanted, maps = classes[rows].tolist(), list[Tensor]()
+            for batch in self.preparer.prepare_batches(images, len(classes))[1]:
+                done = sum(map(len, maps))
+                (found,) = compute_maps(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
+                maps.append(found.maps)
+            return torch.cat(maps)
+
+        return explain
+
+    def _folded_for(self, images: Tensor) -> FoldedModel:
+        """Return the copy of the model that scores images of this size; it is made once for each size."""
+        size = images.shape[1:]
+        if size not in self._folded:
+            self._folded[size] = FoldedModel(self.model, images[:1])
+        return self._folded[size]
+
+    @cached_property
+    def _folded(self) -> dict[torch.Size, FoldedModel]:
+        return {}

@@ -1,0 +1,87 @@
+"""The figure of an evaluation: one panel for each metric, one row for each method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.figures.canvas_loading import load_canvas
+from camtool.figures.number_format import format_number
+from camtool.figures.paper_sizes import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns
+from camtool.trust.metrics import METRICS
+
+if TYPE_CHECKING:
+    from camtool.figures.canvas import Figure
+    from camtool.leaderboard.evaluation import Evaluation
+
+__all__ = ["draw_chart"]
+
+# Inches.
+_PANEL, _GAP, _EDGE, _ROW = 1.25, 0.18, 0.12, 0.17
+_HEAD, _FOOT = 0.5, 0.28
+
+_ACROSS = 6
+"""Panels beside one another; more are drawn below."""
+
+_PADDING = 0.06
+"""Space on both sides of the intervals, as a share of their range."""
+
+
+def draw_chart(evaluation: Evaluation) -> Figure:
+    """Return the figure of an evaluation.
+
+    Raises:
+        CamtoolError: matplotlib is not installed.
+    """
+    canvas, names = load_canvas(), [row.name for row in evaluation.rows]
+    margin = 2 * _EDGE + max(canvas.measure_text(name, TEXT_SIZE) for name in names)
+    across = balance_columns(len(evaluation.metrics), _ACROSS)
+    bands = -(-len(evaluation.metrics) // across)
+    height = _HEAD + len(names) * _ROW + _FOOT
+    width = margin + across * (_PANEL + _GAP)
+    figure: Figure = canvas.create_figure(width, bands * height + LINE_HEIGHT + _EDGE)
+    for number, metric in enumerate(evaluation.metrics):
+        band, column = divmod(number, across)
+        top = band * height
+        if not column:
+            _write_names(canvas, figure, names, margin, top + _HEAD)
+        box = margin + column * (_PANEL + _GAP), top + _HEAD, _PANEL, len(names) * _ROW
+        _draw_panel(canvas, figure, box, evaluation, metric)
+    text = f"Mean and 95 % interval over {evaluation.image_count} images. Dashed: random, whose weights are drawn."
+    canvas.write_line(figure, _EDGE, bands * height + LINE_HEIGHT / 2, text, TEXT_SIZE, color=canvas.MUTED)
+    return figure
+
+
+def _write_names(canvas: Any, figure: Figure, names: list[str], margin: float, top: float) -> None:
+    for row, name in enumerate(names):
+        left = margin - _EDGE - canvas.measure_text(name, TEXT_SIZE)
+        canvas.write_line(figure, left, top + (row + 0.5) * _ROW + TEXT_SIZE / 72 / 3, name, TEXT_SIZE)
+
+
+def _draw_panel(canvas: Any, figure: Figure, box: Any, evaluation: Evaluation, metric: str) -> None:
+    left, top, wide, high = box
+    intervals = np.array([evaluation.compute_interval(row.name, metric) for row in evaluation.rows])
+    limits = _find_limits(intervals)
+    chance = [mean for row, (mean, *_) in zip(evaluation.rows, intervals, strict=True) if row.method == "random"]
+    axes = canvas.add_axes(figure, box)
+    canvas.draw_intervals(axes, intervals, limits, chance[0] if chance else np.nan)
+    is_up = METRICS[metric].higher_is_better
+    canvas.write_line(figure, left, top - 0.24, metric, HEADING_SIZE - 1)
+    direction = "higher is better" if is_up else "lower is better"
+    canvas.write_line(figure, left, top - 0.1, direction, TEXT_SIZE - 1.5, color=canvas.MUTED)
+    for value, share in zip(limits, (0.0, 1.0), strict=True):
+        text = format_number(value)
+        start = left + share * (wide - canvas.measure_text(text, TEXT_SIZE - 1))
+        canvas.write_line(figure, start, top + high + 0.13, text, TEXT_SIZE - 1, color=canvas.MUTED)
+
+
+def _find_limits(intervals: NDArray[np.floating[Any]]) -> tuple[float, float]:
+    """Return the ends of an axis that holds all intervals, with some space on both sides."""
+    known = intervals[np.isfinite(intervals).all(1)]
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    space = _PADDING * (high - low) or 0.1
+    return low - space, high + space

@@ -1,0 +1,219 @@
+"""The result of an evaluation: methods in rows, metrics in columns, with intervals, as a table, a file or a figure."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import MetricError
+from camtool.trust.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pandas
+
+    from camtool.figures.canvas import Figure
+
+__all__ = ["Evaluation", "EvaluationRow", "Interval", "bootstrap_mean"]
+
+_DRAWS = 2000
+_UP, _DOWN = "↑", "↓"
+
+
+class Interval(NamedTuple):
+    """The mean of a metric over the images, and its 95 % bootstrap interval. NaN if there is no value."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationRow:
+    """One method at one layer.
+
+    Attributes:
+        name: How the table names it: ``"gradcam"``, ``"gradcam at layer3"``.
+        method: The method.
+        layer: The layer; ``""`` for methods at the input.
+        milliseconds: Time of a batch of its own, divided by the number of its images.
+        values: Name of a metric → one number for each image, NaN where there is none.
+    """
+
+    name: str
+    method: str
+    layer: str
+    milliseconds: float
+    values: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A leaderboard: methods at layers against metrics.
+
+    Attributes:
+        rows: The methods, the best by the first metric first.
+        metrics: The names of the metrics.
+        refused: Name of a method → why it cannot explain this model.
+        failed: Name of a metric → why it has no value for some method.
+        notes: What the user should know about the images and their preparation.
+        image_count: The number of images.
+        seed: The seed.
+    """
+
+    rows: tuple[EvaluationRow, ...]
+    metrics: tuple[str, ...]
+    refused: Mapping[str, str]
+    failed: Mapping[str, str]
+    notes: tuple[str, ...]
+    image_count: int
+    seed: int
+
+    def __getitem__(self, name: str) -> EvaluationRow:
+        """Return the row of this name.
+
+        Raises:
+            MetricError: There is none.
+        """
+        by_name = {row.name: row for row in self.rows}
+        if name not in by_name:
+            reason = f" It was refused: {self.refused[name]}" if name in self.refused else suggest_names(name, by_name)
+            raise MetricError(f"the evaluation has no row {name!r}.{reason}")
+        return by_name[name]
+
+    def compute_interval(self, name: str, metric: str) -> Interval:
+        """Return the mean of a metric for one row, with its 95 % bootstrap interval over the images."""
+        if metric not in self.metrics:
+            raise MetricError(f"the evaluation has no metric {metric!r}.{suggest_names(metric, self.metrics)}")
+        return bootstrap_mean(self[name].values[metric], self.seed)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dictionary per row: name, method, layer, milliseconds, and mean, low and high of each metric."""
+        records = []
+        for row in self.rows:
+            record = {"name": row.name, "method": row.method, "layer": row.layer, "ms": round(row.milliseconds, 2)}
+            for metric in self.metrics:
+                interval = bootstrap_mean(row.values[metric], self.seed)
+                ends = zip((metric, f"{metric} low", f"{metric} high"), interval, strict=True)
+                record |= {name: round(value, 6) for name, value in ends}
+            records.append(record)
+        return records
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table as a data frame, with the name of the method as index.
+
+        Raises:
+            MetricError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MetricError("to_pandas needs pandas: pip install pandas.") from error
+        return pandas.DataFrame.from_records(self.to_records(), index="name")
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Return the table as CSV, and write it to ``path`` if one is given."""
+        records = self.to_records()
+        text = StringIO()
+        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return _write(text.getvalue(), path)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return everything as JSON, each image's values too, and write it to ``path`` if one is given."""
+        values = {
+            row.name: {name: [None if np.isnan(each) else each for each in found] for name, found in row.values.items()}
+            for row in self.rows
+        }
+        content = {"images": self.image_count, "seed": self.seed, "rows": _replace_nan(self.to_records())}
+        content |= {"refused": dict(self.refused), "failed": dict(self.failed), "notes": self.notes, "values": values}
+        return _write(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown: each metric's mean with its interval, the best mean in bold."""
+        best = {metric: self._find_best(metric) for metric in self.metrics}
+        header = ["method", *(f"{name} {self._get_arrow(name)}" for name in self.metrics), "ms/image"]
+        lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+        for row in self.rows:
+            cells = [self._format_cell(row, metric, is_best=row.name == best[metric]) for metric in self.metrics]
+            lines.append(f"| {' | '.join([row.name, *cells, _format_time(row.milliseconds)])} |")
+        return "\n".join(lines) + "\n"
+
+    def figure(self) -> Figure:
+        """Return a figure: one panel for each metric, with the mean and the interval of each method.
+
+        Raises:
+            FigureError: matplotlib is not installed.
+        """
+        from camtool.leaderboard.chart import draw_chart
+
+        return draw_chart(self)
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``leaderboard.csv``, ``.json``, ``.md`` and ``.png`` into a folder."""
+        from camtool import figures
+
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self.to_csv(path / "leaderboard.csv")
+        self.to_json(path / "leaderboard.json")
+        _write(self.to_markdown(), path / "leaderboard.md")
+        figures.save(self.figure(), path / "leaderboard.png")
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def _find_best(self, metric: str) -> str:
+        sign = 1 if METRICS[metric].higher_is_better else -1
+        means = {row.name: sign * bootstrap_mean(row.values[metric], self.seed).mean for row in self.rows}
+        known = {name: mean for name, mean in means.items() if not np.isnan(mean)}
+        return max(known, key=known.__getitem__, default="")
+
+    def _get_arrow(self, metric: str) -> str:
+        return _UP if METRICS[metric].higher_is_better else _DOWN
+
+    def _format_cell(self, row: EvaluationRow, metric: str, *, is_best: bool) -> str:
+        mean, low, high = bootstrap_mean(row.values[metric], self.seed)
+        if np.isnan(mean):
+            return "-"
+        text = f"**{mean:.2f}**" if is_best else f"{mean:.2f}"
+        return f"{text} ({low:.2f} to {high:.2f})"
+
+
+def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """Return the mean of the numbers that are not NaN, and its 95 % percentile bootstrap interval."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Interval(np.nan, np.nan, np.nan)
+    drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))
+    low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
+    return Interval(float(known.mean()), float(low), float(high))
+
+
+def _format_time(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
+
+
+def _replace_nan(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def replace(value: Any) -> Any:
+        return None if isinstance(value, float) and np.isnan(value) else value
+
+    return [{name: replace(value) for name, value in record.items()} for record in records]
+
+
+def _write(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
