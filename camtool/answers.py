@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -129,13 +130,21 @@ def tokens(
     if not words:
         raise CamtoolError(f"answer: there is no word in {answer!r}." if answer else "the model wrote no word.")
     start = given["input_ids"].shape[1]
+    length = start + len(written)
     targets = [
-        TextTokens(tuple(start + index for index in indices), tuple(written[index] for index in indices), label)
+        TextTokens(
+            tuple(start + index for index in indices),
+            tuple(written[index] for index in indices),
+            label,
+            length=length,
+        )
         for label, indices in words
     ]
+    scored = len(written) + 1  # a word is scored where the token before it was read
     if find_method(settings.get("method", "gradcam")).name == "tam":
         context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
         settings = {"context": context, "answer_start": start, **settings}
+        scored = length  # it reads the logits at the image's tokens as well
     extended = _append(given, written)
     tiled = _find_tiled_image(reader, processor, photo, text, extended)
     joined = reader.join_to_images(extended, tiled)
@@ -143,6 +152,7 @@ def tokens(
     if image not in entries:
         raise CamtoolError(f"image={image!r}: the processor made one tile of the photo, so there is no thumbnail.")
     entries[image] = photo
+    entries |= _list_savings(module, scored)
     preparation = _Preparation(reader, processor, text, tiled, image)
     explainer: Any = Explainer(module, transform=preparation, image=image, **settings)
     found = explainer(entries, targets)
@@ -254,6 +264,19 @@ def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> li
         text = module.generate(**given, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
     written: list[int] = text[0, given["input_ids"].shape[1] :].tolist()
     return written
+
+
+def _list_savings(module: nn.Module, scored: int) -> dict[str, Any]:
+    """Return arguments with which the model takes less memory: no cache, and the logits of the last tokens alone.
+
+    Args:
+        module: The model, which may know neither argument.
+        scored: The number of tokens whose logits are needed.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    savings: dict[str, Any] = {"use_cache": False} if takes_any or "use_cache" in parameters else {}
+    return savings | ({"logits_to_keep": scored} if "logits_to_keep" in parameters else {})
 
 
 def _encode(tokenizer: Any, answer: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
@@ -29,6 +29,7 @@ from torch.overrides import (
     _pop_mode_temporarily,
     _push_mode,
 )
+from torch.utils import checkpoint
 
 __all__ = [
     "convert_tensors_of_module",
@@ -58,6 +59,7 @@ __all__ = [
     "restore_function_modes",
     "run_without_override_check",
     "save_function_modes",
+    "save_inputs_only",
     "set_state_version",
     "share_children",
     "start_inference_mode",
@@ -310,3 +312,20 @@ def get_saved_integers(node: Node, name: str) -> tuple[int, ...]:
 def get_backward_pass_id() -> int:
     """Return the number of the backward pass that runs in this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
+
+
+# -------------------------------------------------------------------------------------------------- checkpointing
+
+
+def save_inputs_only(
+    run: Callable[..., object], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Generator[None, None, None]:
+    """Return a generator around one call: what autograd saves between its first and its second step is computed again.
+
+    ``run(*args, **keywords)`` makes the same call, in the backward pass. Torch's ``checkpoint`` is this with the call
+    inside, which a pair of hooks on a module cannot use.
+    """
+    generator: Generator[None, None, None] = checkpoint._checkpoint_without_reentrant_generator(
+        run, False, checkpoint.noop_context_fn, "default", False, True, *args, **keywords
+    )
+    return generator

@@ -111,6 +111,16 @@ def test_the_model_writes_the_answer_if_none_is_given(llava: Any, photo: Image.I
     assert " ".join(found.words) in written.replace(" .", "")
 
 
+def test_only_the_logits_of_the_answer_are_computed(llava: Any, photo: Image.Image) -> None:
+    model, processor = llava
+    answer = processor.tokenizer("a red dog", add_special_tokens=False)["input_ids"]
+    lengths: list[int] = []
+    handle = model.lm_head.register_forward_hook(lambda _module, _given, output: lengths.append(output.shape[1]))
+    camtool.tokens(model, processor, photo, PROMPT, "a red dog")
+    handle.remove()
+    assert set(lengths) == {1, len(answer) + 1}
+
+
 def test_the_picture_has_the_photo_and_an_overlay_for_each_word(llava: Any, photo: Image.Image, tmp_path: Path) -> None:
     found = camtool.tokens(*llava, photo, PROMPT, "a red dog")
     assert repr(found) == "<AnswerMaps of 3 words: 'a red dog'>"

@@ -299,6 +299,22 @@ def test_each_backward_pass_has_a_number_of_its_own():
         check(private_torch.get_backward_pass_id() == -1 and len({-1, *found}) == 3)
 
 
+def test_of_a_call_only_the_inputs_are_saved():
+    with use_of("save_inputs_only"):
+        x, runs = torch.ones(2, requires_grad=True), []
+
+        def run(factor: float, *, power: int) -> torch.Tensor:
+            runs.append(factor)
+            return (x * factor) ** power
+
+        steps = private_torch.save_inputs_only(run, (3.0,), {"power": 2})
+        next(steps)
+        y = run(3.0, power=2)
+        next(steps, None)
+        check(runs == [3.0])
+        check(torch.autograd.grad(y.sum(), x)[0].tolist() == [18.0, 18.0] and runs == [3.0, 3.0])
+
+
 def test_no_other_file_uses_the_private_api_of_torch():
     node = torch.ones(1, requires_grad=True).mul(1).grad_fn
     objects = [torch, torch._C, torch.overrides, nn.Module(), torch.ones(1), torch.ones(1).untyped_storage(), node]

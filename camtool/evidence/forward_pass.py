@@ -15,7 +15,7 @@ from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_branches import CapturedBranches, capture_branches
-from camtool.hooks.attention_capture import CapturedAttention, capture_attention
+from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
 from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
@@ -261,6 +261,11 @@ class ForwardPass:
             with self.restore_autocast():
                 self._attention[hold_inputs] = capture_attention(self.model, self.inputs, hold_inputs=hold_inputs)
         return self._attention[hold_inputs]
+
+    def visit_attention(self, visit: Callable[[AttentionCall], None]) -> None:
+        """Run the model again, without a graph, and call ``visit`` with each attention to the image; none is kept."""
+        with self.restore_autocast():
+            visit_attention(self.model, self.inputs, visit)
 
     def capture_branches(self) -> CapturedBranches:
         """Run the model again and return its attention with what follows each; the first call runs it."""

@@ -7,7 +7,7 @@ influence each other. Rows about the same image are separated by one batched bac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -20,6 +20,10 @@ from camtool.state.thread_state import enable_gradients
 from camtool.targets import Target
 
 __all__ = ["ScoredTargets", "compute_row_gradients"]
+
+_MOST_ELEMENTS = 2**19
+"""Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
+one at a layer of a language model. More at once take more memory and hardly less time."""
 
 
 @dataclass(eq=False)
@@ -126,12 +130,36 @@ def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequen
         ranks = _rank_within_image(index)
         weights = scores.new_zeros(max(ranks) + 1, len(ranks))
         weights[ranks, range(len(ranks))] = 1
-        try:
-            by_rank = differentiate(grad_outputs=weights, is_grads_batched=True)
-        except RuntimeError:  # vmap does not support an operation after the layer, so differentiate sum by sum
-            one_by_one = [differentiate(grad_outputs=row) for row in weights]
-            by_rank = tuple(torch.stack(each) for each in zip(*one_by_one, strict=True))
+        at_once = max(1, _MOST_ELEMENTS // max(tensor.numel() for tensor in tensors))
+        by_rank = None if at_once == 1 else _differentiate_batches(differentiate, weights.split(at_once))
+        if by_rank is None:
+            return _differentiate_one_by_one(differentiate, weights, ranks, index)
         return [gradient[ranks, index] for gradient in by_rank]
+
+
+def _differentiate_batches(
+    differentiate: Callable[..., Sequence[Tensor]], batches: Sequence[Tensor]
+) -> list[Tensor] | None:
+    """Return the gradients of weighted sums, many at once; None if vmap does not support an operation on the way."""
+    try:
+        parts = [differentiate(grad_outputs=batch, is_grads_batched=True) for batch in batches]
+    except RuntimeError:
+        return None
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def _differentiate_one_by_one(
+    differentiate: Callable[..., Sequence[Tensor]], weights: Tensor, ranks: Sequence[int], images: Sequence[int]
+) -> list[Tensor]:
+    """Return the gradients of the rows, computed sum by sum, each in one copy."""
+    rows: list[Tensor] = []
+    for rank, weight in enumerate(weights):
+        of_rank = [row for row, each in enumerate(ranks) if each == rank]
+        gradients = differentiate(grad_outputs=weight)
+        rows = rows or [each.new_empty(len(ranks), *each.shape[1:]) for each in gradients]
+        for found, gradient in zip(rows, gradients, strict=True):
+            found[of_rank] = gradient[[images[row] for row in of_rank]]
+    return rows
 
 
 def _rank_within_image(images: Sequence[int]) -> list[int]:

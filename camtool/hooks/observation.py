@@ -19,6 +19,7 @@ from camtool.arguments.messages import add_article, format_count
 from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.hooks.model_call import run_model, run_user_inputs
+from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.state.model_state import preserve_model
@@ -148,6 +149,8 @@ def _observe(
     ):
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+        if grad:
+            recompute_blocks(cleanup, model, inputs, layers)
         output = run_user_inputs(model, inputs)
     for layer, tensors in calls.items():
         get_call(layer, tensors, -1)

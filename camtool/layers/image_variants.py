@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ __all__ = [
     "find_image_size",
     "get_image_input",
     "list_parts_of_tiles",
+    "score_next_token",
     "select_first_image",
     "vary_corner",
     "vary_corner_and_halves",
@@ -51,6 +52,14 @@ def find_image_size(inputs: ModelInputs) -> tuple[int, ...]:
 def select_first_image(inputs: ModelInputs) -> ModelInputs:
     """Return the inputs with the first row of each batch only."""
     return map_batch(inputs, lambda tensor: tensor[:1])
+
+
+def score_next_token(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with which a language model scores the next token alone, if it can leave out the others.
+
+    The logits of all tokens may take more memory than the rest of the forward pass.
+    """
+    return {**inputs, "logits_to_keep": 1} if isinstance(inputs, Mapping) and "logits_to_keep" in inputs else inputs
 
 
 def vary_corner(inputs: ModelInputs) -> ModelInputs:

@@ -12,7 +12,13 @@ from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.observation import get_call, observe
 from camtool.hooks.tracing import trace
 from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import find_image_size, get_image_input, select_first_image, vary_corner
+from camtool.layers.image_variants import (
+    find_image_size,
+    get_image_input,
+    score_next_token,
+    select_first_image,
+    vary_corner,
+)
 from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
 from camtool.layers.survey import find_candidates, find_order_verdict, group_grid_outputs, read_layouts
@@ -124,6 +130,7 @@ def _find_named(
     model: nn.Module, inputs: ModelInputs, names: Sequence[str], like: Layout | None, call_index: int
 ) -> list[Layer]:
     """Return the named layers, or raise an error if an output is no grid."""
+    inputs = score_next_token(inputs)
     size, calls = find_size_in_model(model, inputs), trace(model, select_first_image(inputs))
     reader, layers = read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output)), []
     for name in names:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from camtool.layers.image_variants import (
     find_image_size,
     get_image_input,
     list_parts_of_tiles,
+    score_next_token,
     select_first_image,
     vary_corner,
     vary_corner_and_halves,
@@ -42,7 +44,7 @@ from camtool.outputs.class_scores import compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
-from camtool.structures.nested_tensors import ModelInputs, find_tensors
+from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch
 
 __all__ = ["GridOutput", "find_candidates", "find_order_verdict", "group_grid_outputs", "read_layouts"]
 
@@ -63,7 +65,9 @@ border, and may respond to the noise there more than to noise on plain backgroun
 captioner of the demo was below 0.7 for 8 % of the scenes."""
 
 _MOST_ASKED = 32
-"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
+_MOST_ASKED_IN_TEXT = 4
+"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph, and of
+the activations, which are large in a language model."""
 
 
 def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Candidate]:
@@ -127,6 +131,7 @@ def _find_candidates(
     model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False
 ) -> list[Candidate]:
     """Return the candidates of a model that gets its images as one batch."""
+    inputs = score_next_token(inputs)
     size, calls = find_image_size(inputs), trace(model, select_first_image(inputs))
     # The last call is that of the model itself.
     queries = find_query_tokens(calls[-1].output)
@@ -138,8 +143,9 @@ def _find_candidates(
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
+    most = _MOST_ASKED if reader.find_text_layout() is None else _MOST_ASKED_IN_TEXT
     while len(asked) < len(outputs) and all(candidate.verdict for candidate in asked):
-        remaining = outputs[: len(outputs) - len(asked)][-_MOST_ASKED:]
+        remaining = outputs[: len(outputs) - len(asked)][-most:]
         judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone)
         asked = _exclude_other_orders(judged + asked, reader)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
@@ -196,8 +202,9 @@ def find_order_verdict(
     if not _has_order(layer.layout):
         return ""
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
-    calls = observe(model, names, vary_halves(inputs), grad=False).calls
-    own, *shown = (_find_order(layer.layout, calls[name][call_index].detach()) for name in names)
+    run = _observe_in_parts if _reads_text(model, inputs) else _observe_together
+    calls = run(model, names, vary_halves(inputs))
+    own, *shown = (_find_order(layer.layout, calls[name][call_index]) for name in names)
     return rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown))
 
 
@@ -242,10 +249,45 @@ def _observe_image_in_text(
     model: nn.Module, variants: ModelInputs, layout: Layout, names: Sequence[str]
 ) -> Tensor | None:
     """Return the image's cells ``(V, C, h, w)`` in the first module whose output depends on the image; None without."""
-    calls = observe(model, names, variants, grad=False).calls
-    several = [layout.to_grid(calls[name][0].detach()) for name in names]
+    calls = _observe_in_parts(model, names, variants)
+    several = [layout.to_grid(calls[name][0]) for name in names]
     # The first modules may return positions, or the text alone.
     return next((each for each in several if len(each) > 1 and not bool((each == each[:1]).all())), None)
+
+
+def _reads_text(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Check that the model is a language model with tokens of an image, whose activations take much memory."""
+    text = find_image_tokens(model, inputs)
+    return text is not None and bool(text.positions)
+
+
+def _observe_together(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
+    """Return the outputs of layers for several images, in one forward pass without a graph."""
+    calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
+    return {name: [each.detach() for each in found] for name, found in calls.items()}
+
+
+def _observe_in_parts(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
+    """Return the outputs of layers for several images as :func:`_observe_together` does, two images at a time.
+
+    A single image at a time would not show which outputs have the images along their first axis.
+    """
+    starts = range(0, len(get_image_input(images)), 2)
+    parts = [_observe_together(model, names, map_batch(images, partial(_select_two, start))) for start in starts]
+    # The parts of one output are freed before the next one is joined.
+    return {
+        name: [_join_parts(part) for part in zip(*(each.pop(name) for each in parts), strict=True)]
+        for name in dict.fromkeys(names)
+    }
+
+
+def _select_two(start: int, batch: Tensor) -> Tensor:
+    return batch[start : start + 2]
+
+
+def _join_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return the outputs for all images; positions or other parameters, of batch size 1, are the same for all."""
+    return parts[0] if len(parts[0]) == 1 else torch.cat([*parts])
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -360,22 +402,29 @@ def _judge(
     has_tokens = any(_has_order(output.layouts[0]) for output in outputs)
     images = vary_corner_and_halves(inputs) if has_tokens else vary_corner(inputs)
     count = ALL_VARIANTS if has_tokens else VARIANTS
-    observation = observe(model, list(dict.fromkeys(names + origins)), images, grad=not is_backbone)
-    tensors = [observation.calls[name][call_index] for name in names]
-    # The images of detectors are large. Their variants need no graph, and of gradients only those of the first count.
-    first = observe(model, names, select_first_image(inputs)) if is_backbone else observation
-    with enable_gradients():  # in any gradient mode of the caller
-        # Quantized operators have no backward pass.
-        scores = [None] if is_quantized(model) else _compute_scores(first.output, is_backbone=is_backbone)
+    # The images of detectors are large, and so are the activations of language models. Their variants need no graph,
+    # and of gradients only those of the first image count.
+    reads_text = _reads_text(model, inputs)
+    is_large = is_backbone or reads_text
+    first = observe(model, names, select_first_image(inputs)) if is_large else observe(model, names + origins, images)
+    classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
-    # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
-    is_connected = any(each.requires_grad for each in find_tensors(first.output))
-    by_score = (_compute_gradients(score, asked, is_connected=is_connected) for score in scores)
-    gradients = _combine_gradients(by_score, 1 if is_backbone else count)
-    classes = 0 if is_backbone else _count_score_maps(observation.output)
+    gradients = _find_gradients(model, first.output, asked, 1 if is_large else count, is_backbone=is_backbone)
+    if not is_large:
+        calls = first.calls
+    del first, asked  # with the graph
+    if is_large:
+        shown = [each for each, gradient in zip(outputs, gradients, strict=True) if _may_be_reached(each, gradient)]
+        shown = shown if reads_text else outputs
+        run = _observe_in_parts if reads_text else _observe_together
+        calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
     judged = []
-    for output, tensor, gradient in zip(outputs, tensors, gradients, strict=True):
-        corners, halves = _split_variants(tensor.detach(), count, output.layouts[0].frames or 1)
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if output.name not in calls:
+            judged.append(replace(output.to_candidate(size), reached=False, verdict=rules.NOT_REACHED))
+            continue
+        tensor = calls[output.name][call_index].detach()
+        corners, halves = _split_variants(tensor, count, output.layouts[0].frames or 1)
         layout = choose_layout(corners, output.layouts)
         response = rules.Response(
             layout.to_grid(corners),
@@ -383,15 +432,33 @@ def _judge(
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
-            [_split_variants(observation.calls[name][0].detach(), count)[0] for name in output.origins],
+            [_split_variants(calls[name][0].detach(), count)[0] for name in output.origins],
             layout.frames,
         )
-        reached = None if response.reached is None else bool(response.reached.any())
+        is_reached = None if response.reached is None else bool(response.reached.any())
         in_order = None if halves is None or not _has_order(layout) else _find_order(layout, halves)
         verdict = rules.find_verdict(rules.RESPONSE, response)
         candidate = output.to_candidate(size, layout)
-        judged.append(replace(candidate, reached=reached, in_order=in_order, verdict=verdict))
+        judged.append(replace(candidate, reached=is_reached, in_order=in_order, verdict=verdict))
     return judged
+
+
+def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:
+    """Check that the gradient is not zero at all cells of the grid, however the output is read."""
+    return gradient is None or any(bool(layout.to_grid(gradient).any()) for layout in output.layouts)
+
+
+def _find_gradients(
+    model: nn.Module, output: object, tensors: list[Tensor], images: int, *, is_backbone: bool
+) -> Sequence[Tensor | None]:
+    """Return for each layer output the smallest absolute gradient over all scores, for the first of the images."""
+    with enable_gradients():  # in any gradient mode of the caller
+        # Quantized operators have no backward pass.
+        scores = [None] if is_quantized(model) else _compute_scores(output, is_backbone=is_backbone)
+    # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
+    is_connected = any(each.requires_grad for each in find_tensors(output))
+    by_score = (_compute_gradients(score, tensors, is_connected=is_connected) for score in scores)
+    return _combine_gradients(by_score, images)
 
 
 def _split_variants(tensor: Tensor, count: int, rows: int = 1) -> tuple[Tensor, Tensor | None]:

@@ -23,11 +23,14 @@ class TextTokens(Target):
             before.
         tokens: Their numbers in the vocabulary.
         text: What they say.
+        length: The number of tokens of the text. With it, the model may return the logits of the last tokens alone, as
+            it does with ``logits_to_keep``.
     """
 
     positions: tuple[int, ...]
     tokens: tuple[int, ...]
     text: str
+    length: int | None = None
 
     def __post_init__(self) -> None:
         if not self.positions or len(self.positions) != len(self.tokens) or min(self.positions) < 1:
@@ -38,12 +41,19 @@ class TextTokens(Target):
 
     def __call__(self, output: Any) -> Tensor:
         logits = find_text_logits(output)
-        if logits is None or max(self.positions) > logits.shape[1] or max(self.tokens) >= logits.shape[2]:
+        skipped = 0 if logits is None or self.length is None else self.length - logits.shape[1]
+        before = [position - 1 - skipped for position in self.positions]
+        if (
+            logits is None
+            or skipped < 0
+            or min(before) < 0
+            or max(before) >= logits.shape[1]
+            or max(self.tokens) >= logits.shape[2]
+        ):
             came = "no logits of a text (N, T, V)" if logits is None else f"logits {tuple(logits.shape)}"
             raise TargetError(
                 f"TextTokens asks for tokens {self.tokens} at positions {self.positions}; the model returned {came}."
             )
-        before = [position - 1 for position in self.positions]
         return logits[:, before, [*self.tokens]].sum(1)
 
     def list_text_positions(self) -> tuple[int, ...]:

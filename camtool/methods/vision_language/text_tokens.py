@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
+from camtool.hooks.attention_capture import AttentionCall
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast
 from camtool.methods.options import check_count
@@ -92,19 +93,27 @@ def raw_attention(evidence: Evidence) -> Tensor:
             the text can be captured.
     """
     by_row, layout = _list_positions_of_targets(evidence), _find_text_layout(evidence)
-    count = layout.token_count
-    calls = evidence.forward_pass.capture_attention().calls
-    matrices = [call.matrix.detach() for call in calls if tuple(call.matrix.shape[-2:]) == (count, count)]
-    if not matrices:
+    by_call: list[Tensor] = []
+
+    def read_rows(call: AttentionCall) -> None:
+        if tuple(call.matrix.shape[-2:]) == (layout.token_count, layout.token_count):
+            mean = upcast(call.matrix).mean(1)
+            by_call.append(
+                torch.stack(
+                    [
+                        mean[image, [position - 1 for position in positions]].mean(0)
+                        for positions, image in zip(by_row, evidence.images, strict=True)
+                    ]
+                )
+            )
+
+    evidence.forward_pass.visit_attention(read_rows)
+    if not by_call:
         raise MethodError(
-            f"no attention over the {count} tokens of the text can be captured; use method='gradcam' or 'tam'."
+            f"no attention over the {layout.token_count} tokens of the text can be captured; use method='gradcam' or "
+            "'tam'."
         )
-    mean = torch.stack([upcast(matrix).mean(1) for matrix in matrices]).mean(0)
-    rows = [
-        mean[image, [position - 1 for position in positions]].mean(0)
-        for positions, image in zip(by_row, evidence.images, strict=True)
-    ]
-    return layout.to_grid(torch.stack(rows)[..., None])[:, 0]
+    return layout.to_grid(torch.stack(by_call).mean(0)[..., None])[:, 0]
 
 
 class _TextReader:
