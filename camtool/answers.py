@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerMaps", "tokens"]
 
+_CROSS_ATTENTION = "blip"
+"""Type of the models whose text has no place for the image: the decoder looks at the image by cross-attention."""
+
 _MAX_COLUMNS = 5
 """Images beside each other: five of 240 pixels fill the width of a screen."""
 
@@ -101,7 +104,7 @@ def tokens(
     A word's score is the sum of the logits of its tokens, each given the prompt and the answer before it.
 
     Args:
-        model: A model of Hugging Face that writes text, in which the tokens of the image lie among those of the prompt.
+        model: A model of Hugging Face that writes text about an image, also one of an encoder and a decoder.
         processor: Its processor, which prepares the image and the prompt.
         img: The photo.
         prompt: The question. If it has no placeholder for the image, the processor's chat template puts it there.
@@ -114,7 +117,7 @@ def tokens(
             from each word what the words before explain; ``"raw-attention"`` is a baseline.
 
     Raises:
-        ModelError: The model does not write text, or is an encoder and a decoder.
+        ModelError: The model does not write text, or its decoder cannot be read.
         CamtoolError: The prompt has no place for the image, the answer is empty, or there is no thumbnail.
         ImageError: The processor cuts the image to tiles whose arrangement is not certain.
     """
@@ -125,11 +128,14 @@ def tokens(
     photo = read_image(img)
     text = _write_prompt(processor, prompt)
     given = _process(processor, photo, text, prompt, module)
-    written = _write_answer(module, given, max_new_tokens) if answer is None else _encode(processor.tokenizer, answer)
+    if answer is None:
+        written = _write_answer(module, given, max_new_tokens)
+    else:
+        written = _encode(module, processor.tokenizer, answer)
     words = _split_words(processor.tokenizer, written, by)
     if not words:
         raise CamtoolError(f"answer: there is no word in {answer!r}." if answer else "the model wrote no word.")
-    start = given["input_ids"].shape[1]
+    start = _count_tokens_before(module, given)
     length = start + len(written)
     targets = [
         TextTokens(
@@ -145,7 +151,7 @@ def tokens(
         context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
         settings = {"context": context, "answer_start": start, **settings}
         scored = length  # it reads the logits at the image's tokens as well
-    extended = _append(given, written)
+    extended = _append(module, given, written)
     tiled = _find_tiled_image(reader, processor, photo, text, extended)
     joined = reader.join_to_images(extended, tiled)
     entries = {name: value[0] if isinstance(value, Tensor) else value for name, value in joined.items()}
@@ -215,10 +221,12 @@ def _check_model(module: nn.Module) -> VisionLanguageModel:
             f"model: {type(module).__name__} does not write text about images; pass a model of Hugging Face for "
             "image-text-to-text, e.g. LlavaForConditionalGeneration."
         )
-    if reader.config.is_encoder_decoder:
+    if hasattr(module, "text_encoder") or getattr(reader.config, "use_decoder_only_language_model", True) is False:
         raise ModelError(
-            f"model: {type(module).__name__} is an encoder and a decoder, which tokens() cannot read yet; explain its "
-            "next token by camtool.explain(model, inputs)."
+            f"model: {type(module).__name__} has a text encoder for the prompt, which tokens() cannot read; "
+            "pass a model whose decoder reads the prompt, e.g. BlipForConditionalGeneration or "
+            "InstructBlipForConditionalGeneration with a LLaMA, or explain a score of its vision tower by "
+            "camtool.explain."
         )
     return reader
 
@@ -251,9 +259,44 @@ def _process(processor: Any, photo: Image.Image, text: str, prompt: str, module:
         raise CamtoolError(refusal) from error
     given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prepared.items()}
     found = find_image_tokens(module, given)
-    if found is None or not found.positions:
+    if found is None or (not found.positions and not _is_cross_attending(module)):
         raise CamtoolError(refusal)
     return given
+
+
+def _is_cross_attending(module: nn.Module) -> bool:
+    """Check that the text of the model has no place for the image."""
+    return getattr(module.config, "model_type", None) == _CROSS_ATTENTION
+
+
+def _is_encoder_decoder(module: nn.Module) -> bool:
+    """Check that the answer is the text of a decoder, which does not hold the prompt."""
+    config: Any = module.config
+    return bool(config.is_encoder_decoder)
+
+
+def _find_start_token(module: nn.Module) -> int:
+    """Return the token with which the text of a decoder begins.
+
+    Raises:
+        ModelError: The configuration does not say it.
+    """
+    config: Any = module.config
+    for each in (getattr(module, "generation_config", None), config, getattr(config, "text_config", None)):
+        token = getattr(each, "decoder_start_token_id", None)
+        if isinstance(token, int):
+            return token
+    raise ModelError(
+        f"model: the configuration of {type(module).__name__} has no decoder_start_token_id, with which its answer "
+        "begins; set model.generation_config.decoder_start_token_id."
+    )
+
+
+def _count_tokens_before(module: nn.Module, given: Mapping[str, Any]) -> int:
+    """Return the number of tokens before the answer, in the text that the decoder reads."""
+    if _is_encoder_decoder(module):
+        return 1
+    return int(given["input_ids"].shape[1]) - _is_cross_attending(module)
 
 
 def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> list[int]:
@@ -261,8 +304,10 @@ def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> li
     placeholder = find_placeholder(module)
     options = {} if placeholder is None else {"suppress_tokens": [placeholder]}
     with torch.inference_mode(False), torch.no_grad(), preserve_model(module):
-        text = module.generate(**given, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
-    written: list[int] = text[0, given["input_ids"].shape[1] :].tolist()
+        copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
+        # BLIP writes to the prompt.
+        text = module.generate(**copied, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
+    written: list[int] = text[0, _count_tokens_before(module, given) :].tolist()
     return written
 
 
@@ -279,22 +324,53 @@ def _list_savings(module: nn.Module, scored: int) -> dict[str, Any]:
     return savings | ({"logits_to_keep": scored} if "logits_to_keep" in parameters else {})
 
 
-def _encode(tokenizer: Any, answer: str) -> list[int]:
+def _encode(module: nn.Module, tokenizer: Any, answer: str) -> list[int]:
+    """Return the tokens of an answer as the model writes them, some after a first token that is always the same."""
     found: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return found
+    forced = getattr(getattr(module, "generation_config", None), "forced_bos_token_id", None)
+    return [forced, *found] if _is_encoder_decoder(module) and isinstance(forced, int) else found
 
 
-def _append(given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tensor]:
+def _append(module: nn.Module, given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tensor]:
+    """Return the inputs with the answer behind the prompt, or in the text of the decoder.
+
+    Raises:
+        CamtoolError: The texts of encoder and decoder have as many tokens, so that their activations look alike.
+    """
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    ids = tensors["input_ids"]
+    if _is_encoder_decoder(module):
+        decoded = ids.new_tensor([[_find_start_token(module), *written]])
+        if decoded.shape == ids.shape:
+            raise CamtoolError(
+                f"answer: it has as many tokens as the prompt with the image, {ids.shape[1]}, so that encoder and "
+                "decoder cannot be told apart; give an answer that is a word longer or shorter."
+            )
+        return {**tensors, "decoder_input_ids": decoded}
+    if _is_cross_attending(module):
+        tensors = _cut_prompt(module, tensors)
+    return _extend(tensors, written)
+
+
+def _cut_prompt(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the prompt as BLIP's ``generate`` does: with a first token of its own, and without the separator."""
+    config: Any = module.config
+    shape = tensors["input_ids"].shape
+    cut = {name: value[:, :-1].clone() if value.shape == shape else value for name, value in tensors.items()}
+    cut["input_ids"][:, 0] = config.text_config.bos_token_id
+    return cut
+
+
+def _extend(tensors: Mapping[str, Tensor], written: Sequence[int]) -> dict[str, Tensor]:
     """Return the inputs with the answer behind the prompt, also in masks and types of tokens."""
-    ids = given["input_ids"]
+    ids = tensors["input_ids"]
     added = {"input_ids": ids.new_tensor([written]), "attention_mask": ids.new_ones(1, len(written))}
-    longer = {}
-    for name, value in given.items():
-        if isinstance(value, Tensor) and value.shape == ids.shape:
+    longer = dict(tensors)
+    for name, value in tensors.items():
+        # The prompt of a Q-Former is a text of its own, of any length.
+        if value.shape == ids.shape and not name.startswith("qformer_"):
             behind = added.get(name, value.new_zeros(1, len(written)))
             longer[name] = torch.cat([value, behind.to(value)], 1)
-        elif isinstance(value, Tensor):
-            longer[name] = value
     return longer
 
 

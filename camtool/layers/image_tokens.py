@@ -27,6 +27,8 @@ _TOKEN_NAMES = ("image_token_id", "image_token_index")
 _MASK_NAMES = ("image_embeds_position_mask",)
 """Names of inputs that mark the image's tokens themselves: Kosmos-2."""
 
+_POOLED_FIRST = ("florence2",)
+"""Types of models whose first token of the image is the mean over all its cells, and no cell."""
 
 TILED_IMAGE = "tiled_image"
 """Name of the input that holds a :class:`TiledImage`."""
@@ -109,7 +111,10 @@ def find_image_tokens(model: nn.Module, inputs: ModelInputs) -> ImageTokens | No
             "the texts of the batch have their image at different places; explain the images one by one, or give all "
             "of them the same text."
         )
-    return ImageTokens(ids.shape[1], tuple(mask[0].nonzero().flatten().tolist()), _find_declared_grid(model, inputs))
+    positions = mask[0].nonzero().flatten().tolist()
+    if getattr(getattr(model, "config", None), "model_type", None) in _POOLED_FIRST:
+        positions = positions[1:]
+    return ImageTokens(ids.shape[1], tuple(positions), _find_declared_grid(model, inputs))
 
 
 def _find_mask(model: nn.Module, inputs: Any, ids: Tensor) -> Tensor | None:

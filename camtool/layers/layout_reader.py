@@ -120,6 +120,11 @@ class LayoutReader:
         shape = call.shape or ()
         return self._text is not None and id(call) in self._in_text and shape[1:2] == (self._text.length,)
 
+    def _is_read_by_another_text(self, call: TracedCall) -> bool:
+        """Check that the tokens are keys or values in the cross-attention of a decoder, which has tokens of its own."""
+        parent = self._shapes.get(call.name.rpartition(".")[0]) or ()
+        return len(parent) == 3 and self._text is not None and parent[1] != self._text.length
+
     def _find_layout_in_text(self) -> Layout | None:
         """Return the layout of the image's tokens in the text; None if their grid is not certain."""
         if self._text is None or not self._text.positions:
@@ -133,7 +138,7 @@ class LayoutReader:
     def _find_possible_layouts(self, call: TracedCall, shape: tuple[int, ...]) -> list[Layout]:
         """Return the layouts with which a shape is a grid over the image."""
         if self._is_text(call):
-            in_text = self._find_layout_in_text()
+            in_text = None if self._is_read_by_another_text(call) else self._find_layout_in_text()
             return [in_text] if in_text is not None and len(shape) == 3 else []
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)

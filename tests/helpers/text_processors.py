@@ -6,7 +6,15 @@ from typing import Any
 
 from tests.zoo.vision_language import IMAGE_TOKEN, PATCH, SIDE, VOCABULARY
 
-__all__ = ["make_llava_processor", "make_qwen_processor", "make_tokenizer"]
+__all__ = [
+    "make_blip_processor",
+    "make_florence_processor",
+    "make_instructblip_processor",
+    "make_kosmos_processor",
+    "make_llava_processor",
+    "make_qwen_processor",
+    "make_tokenizer",
+]
 
 _WORDS = "what is this ? a red dog and cat ##s on the table sit ##ting near big small ."
 
@@ -60,3 +68,52 @@ def make_qwen_processor() -> Any:
     pixels = {"min_pixels": 16 * 16, "max_pixels": 32 * 16 * 16, "patch_size": PATCH, "merge_size": 2}
     tokenizer = make_tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     return Qwen2VLProcessor(Qwen2VLImageProcessor(**pixels), tokenizer, Qwen2VLVideoProcessor(**pixels))
+
+
+def make_blip_processor() -> Any:
+    """Return a processor whose texts begin with ``[BOS]`` and end with a separator, as those of BERT."""
+    from transformers import BlipProcessor
+
+    return BlipProcessor(_make_image_processor(), _add_separators(make_tokenizer("<image>")))
+
+
+def make_instructblip_processor(queries: int) -> Any:
+    """Return a processor that gives the Q-Former a text of its own."""
+    from transformers import InstructBlipProcessor
+
+    tokenizers = make_tokenizer("<image>"), _add_separators(make_tokenizer("<image>"))
+    return InstructBlipProcessor(_make_image_processor(), *tokenizers, num_query_tokens=queries)
+
+
+def make_florence_processor(tokens: int) -> Any:
+    """Return a processor that writes the tokens of the image before the text."""
+    from transformers import Florence2Processor
+
+    images, tokenizer = _make_image_processor(), make_tokenizer("<image>")
+    images.image_seq_length = tokens
+    tokenizer.image_token, tokenizer.image_token_id = "<image>", IMAGE_TOKEN
+    return Florence2Processor(images, tokenizer)
+
+
+def make_kosmos_processor() -> Any:
+    """Return a processor that marks the 64 tokens of the image by a mask; its vocabulary has 14 more tokens."""
+    from transformers import Kosmos2Processor
+
+    return Kosmos2Processor(_make_image_processor(), make_tokenizer("<image>"), num_patch_index_tokens=4)
+
+
+def _make_image_processor() -> Any:
+    from transformers import CLIPImageProcessor
+
+    size = {"height": SIDE, "width": SIDE}
+    return CLIPImageProcessor(size=size, do_center_crop=False)
+
+
+def _add_separators(tokenizer: Any) -> Any:
+    """Put special tokens around each text."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
+    )
+    return tokenizer

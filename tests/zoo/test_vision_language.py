@@ -67,7 +67,7 @@ def test_the_map_equals_a_gradcam_by_hand(family: str, first_layer: bool, pictur
     index = int(observe(model, find_first_block(model), inputs)[1].argmax())
     found = explain(model, inputs, layer=layer)
     assert found.index == index
-    assert first_layer or found.layer.startswith(find_first_block(model).rpartition(".0")[0])
+    assert first_layer or found.layer.startswith(find_first_block(model).rpartition(".layers")[0])
     # A class whose map is not empty, if the top one's is.
     for token in range(index, index + 9):
         expected = compute_gradcam(model, found.layer, inputs, token % IMAGE_TOKEN, small.positions, small.grid)
@@ -101,7 +101,9 @@ def test_a_cell_of_the_grid_follows_its_place_in_the_image(family: str, picture:
         changed[..., row * sides[0] : (row + 1) * sides[0], column * sides[1] : (column + 1) * sides[1]] *= -1
         after = observe(model, find_first_block(model), small.make_inputs(changed))[0]
         change = (after - before).abs().sum(-1)[0, small.positions]
-        assert divmod(int(change.argmax()), width) == (row, column)
+        found = divmod(int(change.argmax()), width)
+        # The convolutions of Florence-2's tower overlap.
+        assert max(abs(found[0] - row), abs(found[1] - column)) <= (family == "florence2")
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "idefics3"])

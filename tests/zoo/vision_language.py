@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WITHOUT_GRID", "WITH_GRID", "SmallVLM"]
+__all__ = ["BLIP", "WITHOUT_GRID", "WITH_GRID", "SmallVLM"]
 
 IMAGE_TOKEN, VOCABULARY, SIDE, PATCH = 98, 99, 64, 8
 
@@ -45,6 +45,7 @@ class SmallVLM:
         grid: The grid of the picture's tokens in the text; None if they form none.
         options: The rest of the configuration.
         tokens: The number of the picture's tokens, by default those of the grid.
+        pooled: Number of the picture's tokens before those of the grid, which stand for all of it.
         behind_each_row: Tokens of the text behind each row of the grid, which have the picture's own number.
         make_pixels: From a picture ``(N, 3, 64, 64)`` to the model's argument.
         others: Further arguments, for one picture.
@@ -56,6 +57,7 @@ class SmallVLM:
     grid: tuple[int, int] | None
     options: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0
+    pooled: int = 0
     behind_each_row: int = 0
     make_pixels: Callable[[Tensor], Tensor] = lambda picture: picture
     others: dict[str, Any] = field(default_factory=dict)
@@ -79,11 +81,12 @@ class SmallVLM:
         """Where the cells of the grid lie in the text, row by row."""
         assert self.grid is not None
         height, width = self.grid
-        return [len(_BEFORE) + row * (width + self.behind_each_row) + x for row in range(height) for x in range(width)]
+        start = len(_BEFORE) + self.pooled
+        return [start + row * (width + self.behind_each_row) + x for row in range(height) for x in range(width)]
 
     def make_inputs(self, picture: Tensor) -> dict[str, Any]:
         """The arguments for one picture ``(1, 3, 64, 64)``."""
-        count = self.tokens or (self.grid[0] * (self.grid[1] + self.behind_each_row) if self.grid else 0)
+        count = self.tokens or (self.grid[0] * (self.grid[1] + self.behind_each_row) if self.grid else 0) + self.pooled
         ids = torch.tensor([[*_BEFORE, *[IMAGE_TOKEN] * count, *_BEHIND]])
         return {
             "pixel_values": self.make_pixels(picture),
@@ -206,6 +209,27 @@ WITH_GRID: dict[str, SmallVLM] = {
         _BY_INDEX | {"spatial_merge_size": 2},
         others={"image_sizes": torch.tensor([[SIDE, SIDE]])},
     ),
+    # An encoder and a decoder. The first token of the picture is the mean of the others.
+    "florence2": SmallVLM(
+        "Florence2ForConditionalGeneration",
+        {
+            "vision_config": (
+                "Florence2VisionConfig",
+                {"depths": (1, 1, 1, 1), "patch_stride": (4, 2, 1, 1), "embed_dim": (16, 16, 32, 32)}
+                | {"num_heads": (2, 2, 2, 2), "num_groups": (2, 2, 2, 2), "window_size": 4, "projection_dim": 32},
+            ),
+            "text_config": (
+                "BartConfig",
+                {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+                | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64}
+                | {"decoder_ffn_dim": 64, "max_position_embeddings": 256, "decoder_start_token_id": 2}
+                | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+            ),
+        },
+        (8, 8),
+        _BY_ID,
+        pooled=1,
+    ),
 }
 """Models whose language model reads the picture's tokens as a grid."""
 
@@ -228,6 +252,18 @@ WITHOUT_GRID: dict[str, SmallVLM] = {
         None,
         _BY_INDEX | {"num_query_tokens": 16},
         tokens=16,
+    ),
+    "instructblip": SmallVLM(
+        "InstructBlipForConditionalGeneration",
+        {
+            "vision_config": ("InstructBlipVisionConfig", _TOWER | {"initializer_range": 0.02}),
+            "qformer_config": ("InstructBlipQFormerConfig", _QFORMER[1] | {"vocab_size": VOCABULARY}),
+            "text_config": _LLAMA,
+        },
+        None,
+        _BY_INDEX | {"num_query_tokens": 16},
+        tokens=16,
+        others={"qformer_input_ids": torch.tensor([[1, 7, 12, 2]])},
     ),
     # The text marks its queries by a mask.
     "kosmos_2": SmallVLM(
@@ -263,3 +299,19 @@ WITHOUT_GRID: dict[str, SmallVLM] = {
     ),
 }
 """Models whose language model reads queries that have looked at the picture. Their vision tower has the grid."""
+
+BLIP = SmallVLM(
+    "BlipForConditionalGeneration",
+    {
+        "vision_config": ("BlipVisionConfig", _TOWER),
+        "text_config": (
+            "BlipTextConfig",
+            _BLOCKS
+            | {"vocab_size": VOCABULARY, "encoder_hidden_size": 32, "num_hidden_layers": 2, "projection_dim": 32}
+            | {"max_position_embeddings": 256, "bos_token_id": 1, "sep_token_id": 2, "eos_token_id": 2}
+            | {"pad_token_id": 0},
+        ),
+    },
+    None,
+)
+"""A captioner whose text has no tokens of the picture: it looks at those of the vision tower by cross-attention."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention_capture import AttentionCall
+from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast
 from camtool.methods.options import check_count
@@ -78,9 +79,10 @@ def tam(
 def raw_attention(evidence: Evidence) -> Tensor:
     """Average a word's attention to the image.
 
-    The mean over the heads and layers of the language model, in the rows of the tokens before the target's tokens. Xu
-    et al. 2015 show attention in this way, for each word of a caption. This is a baseline: attention shows where the
-    model looked, and not what it concluded.
+    The mean over the heads and layers of the language model, in the rows of the tokens before the target's tokens; of a
+    decoder that has no tokens of the image in its own text, the mean of its cross-attention to them. Xu et al. 2015
+    show attention in this way, for each word of a caption. This is a baseline: attention shows where the model looked,
+    and not what it concluded.
 
     Args:
         evidence: The model, run again to capture its attention.
@@ -92,11 +94,12 @@ def raw_attention(evidence: Evidence) -> Tensor:
         MethodError: A target is no token of a text, the image's tokens are not among the text's, or no attention over
             the text can be captured.
     """
-    by_row, layout = _list_positions_of_targets(evidence), _find_text_layout(evidence)
+    by_row, layout = _list_positions_of_targets(evidence), evidence.get_layer().layout
+    shape = _find_shape_of_attention(evidence, layout)
     by_call: list[Tensor] = []
 
     def read_rows(call: AttentionCall) -> None:
-        if tuple(call.matrix.shape[-2:]) == (layout.token_count, layout.token_count):
+        if tuple(call.matrix.shape[-2:]) == shape:
             mean = upcast(call.matrix).mean(1)
             by_call.append(
                 torch.stack(
@@ -110,8 +113,8 @@ def raw_attention(evidence: Evidence) -> Tensor:
     evidence.forward_pass.visit_attention(read_rows)
     if not by_call:
         raise MethodError(
-            f"no attention over the {layout.token_count} tokens of the text can be captured; use method='gradcam' or "
-            "'tam'."
+            f"no attention of {shape[0]} tokens of the text to {shape[1]} tokens can be captured; use "
+            "method='gradcam' or 'tam'."
         )
     return layout.to_grid(torch.stack(by_call).mean(0)[..., None])[:, 0]
 
@@ -189,12 +192,35 @@ def _list_positions_of_targets(evidence: Evidence) -> list[tuple[int, ...]]:
     return found
 
 
+def _find_shape_of_attention(evidence: Evidence, layout: Layout) -> tuple[int, int]:
+    """Return the numbers of rows and columns of attention from the text with the answer to the image.
+
+    Raises:
+        MethodError: The layer does not return the tokens that the text attends to, or the numbers are not certain.
+    """
+    text, ids = find_image_tokens(evidence.model, evidence.forward_pass.inputs), _get_ids(evidence)
+    is_in_text = text is not None and bool(text.positions)
+    decoded = evidence.forward_pass.inputs.get("decoder_input_ids")  # type: ignore[union-attr]
+    if is_in_text:
+        _find_text_layout(evidence)
+    rows = decoded.shape[1] if isinstance(decoded, Tensor) else ids.shape[1]
+    is_cross = isinstance(decoded, Tensor) or not is_in_text
+    if layout.kind != "tokens" or (is_cross and rows == layout.token_count):
+        raise MethodError(
+            f"layer {evidence.layer!r}: it is not certain which attention leads from the {rows} tokens of the text to "
+            "its cells; leave layer= out, give a longer or shorter answer, or use method='gradcam'."
+        )
+    return rows, layout.token_count
+
+
 def _find_text_layout(evidence: Evidence) -> Layout:
-    layout, count = evidence.get_layer().layout, _get_ids(evidence).shape[1]
-    if layout.kind != "tokens" or layout.token_count != count:
+    layout, text = evidence.get_layer().layout, find_image_tokens(evidence.model, evidence.forward_pass.inputs)
+    is_in_text = layout.kind == "tokens" and text is not None and layout.token_count == text.length
+    if not is_in_text or sorted(_list_positions(layout)) != sorted(text.positions):  # type: ignore[union-attr]
         raise MethodError(
             f"layer {evidence.layer!r} does not return the tokens of a text with those of the image among them, which "
-            "this method needs; leave layer= out, or name a layer of the language model."
+            "this method needs; leave layer= out, or name a layer of the language model. If the text reads queries "
+            "instead of the image's cells, as in BLIP-2 and Kosmos-2, use method='gradcam'."
         )
     return layout
 
@@ -213,7 +239,10 @@ def _get_logits(evidence: Evidence, layout: Layout) -> Tensor:
     logits = find_text_logits(evidence.forward_pass.output)
     if logits is None or logits.shape[1] != layout.token_count:
         came = "none" if logits is None else f"{tuple(logits.shape)}"
-        raise MethodError(f"the model must return the logits (N, {layout.token_count}, V) of the text; got {came}.")
+        raise MethodError(
+            f"the model must return the logits (N, {layout.token_count}, V) of the text with the image; got {came}. An "
+            "encoder with a decoder has none at the image's tokens; use method='gradcam' or 'raw-attention'."
+        )
     return upcast(logits.detach())
 
 
