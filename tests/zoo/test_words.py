@@ -171,12 +171,10 @@ def test_each_word_has_the_gradcam_of_its_tokens(name: str, is_named: bool, phot
     assert shown >= 2
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["blip", "instructblip"])
 def test_the_model_writes_the_answer_if_none_is_given(name: str, photo: Image.Image) -> None:
     family = FAMILIES[name]
     model, processor = family.build()
-    with torch.no_grad():
-        model.get_output_embeddings().weight[:4] = 0  # no special token ends the answer
     explain(model, processor, photo, PROMPT, max_new_tokens=1)  # Hugging Face registers hooks of its own
     with unchanged(model):
         found = explain(model, processor, photo, PROMPT, max_new_tokens=3, by="tokens")
@@ -184,7 +182,7 @@ def test_the_model_writes_the_answer_if_none_is_given(name: str, photo: Image.Im
     for _ in range(3):  # the most likely token each time
         with torch.no_grad():
             logits = model(**prepare(family, processor, photo, written)).logits[0, -1]
-        if name in ("florence2", "instructblip"):  # an answer holds no placeholder
+        if name == "instructblip":  # an answer holds no placeholder
             logits[IMAGE_TOKEN] = -torch.inf
         written.append(int(logits.argmax()))
     assert found.answer == processor.tokenizer.decode(written, skip_special_tokens=True).strip()
