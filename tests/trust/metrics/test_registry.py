@@ -157,9 +157,7 @@ def test_a_wrong_score_is_an_error() -> None:
     with pytest.raises(MetricError, match="not finite"):
         METRICS["deletion"].compute(replace(good, probability=lambda images, rows: rows / 0))
     with pytest.raises(MetricError, match="must be above 0; got -1"):
-        METRICS["average-drop"].compute(
-            replace(good, probability=lambda images, rows: -(rows + 1.0)[:1].expand(len(rows)))
-        )
+        METRICS["average-drop"].compute(replace(good, probability=lambda images, rows: -torch.ones(len(rows))))
 
 
 def test_random_maps_are_in_range_and_differ_by_image_and_seed() -> None:
