@@ -17,6 +17,7 @@ from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.views import View
+from camtool.warning_codes import to_map_warning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +100,7 @@ class AttentionMaps(image_writing.Displayable):
             probability=None,
             method="attention",
             layer=self.layer,
-            warnings=(*self.warnings, *_find_warnings(share)),
+            warnings=tuple(to_map_warning(each, "method-note") for each in (*self.warnings, *_find_warnings(share))),
             box=self.queries.find_box(indices) if self.queries.kind == "objects" else None,
             centers=self.queries.centers,
         )

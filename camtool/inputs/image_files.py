@@ -23,6 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from camtool.arguments.checks import check_not_url
 from camtool.errors import ImageError
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
+from camtool.warning_codes import MapWarning
 
 __all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
 
@@ -123,7 +124,7 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
     )
 
 
-def get_reading_notes(image: Image.Image) -> tuple[str, ...]:
+def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:
     """Return what the user should know about an image that :func:`read_image` returned, one sentence each."""
     return tuple(image.info.get(_NOTES, ()))
 
@@ -212,7 +213,7 @@ def _add_notes(plain: Image.Image, source: Image.Image) -> Image.Image:
     return plain
 
 
-def _describe_frames(image: Image.Image) -> tuple[str, ...]:
+def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
     """Return a sentence on the frames behind the first one, unless the user has chosen another."""
     if image.format not in _FRAME_FORMATS or image.tell() != 0:
         return ()
@@ -227,7 +228,7 @@ def _describe_frames(image: Image.Image) -> tuple[str, ...]:
         f"The file holds {frames} frames or pages and only the first was read; to choose another, pass a PIL image: "
         "image = PIL.Image.open(path); image.seek(1)."
     )
-    return (note,) if frames > 1 else ()
+    return (MapWarning(note, "frames-ignored"),) if frames > 1 else ()
 
 
 def _count_whole_pages(image: Image.Image, frames: int) -> int:

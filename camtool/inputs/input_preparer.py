@@ -30,6 +30,7 @@ from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo, View
 from camtool.structures import module_names, nested_tensors
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,11 +40,12 @@ __all__ = ["InputBatch", "InputPreparer", "PreparedInput", "Source", "group_into
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
 
-_ASSUMED_TRANSFORM = (
+_ASSUMED_TRANSFORM = MapWarning(
     "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
-    "images prepared otherwise, pass transform=."
+    "images prepared otherwise, pass transform=.",
+    "assumed-transform",
 )
-_MADE_GRAY = "The model takes one channel, so the image was converted to gray."
+_MADE_GRAY = MapWarning("The model takes one channel, so the image was converted to gray.", "made-gray")
 
 _GEOMETRIES = 8
 """Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
@@ -62,12 +64,16 @@ class PreparedInput:
         view: The input as pixels, and the placement of maps on it.
         notes: What the user should know about the preparation, one sentence each.
         black: ``(C,)``, the value of a black pixel in ``tensor``; ``None`` if the normalization is unknown.
+        white: ``(C,)``, the value of a white pixel.
+        is_photo: True if the transform made ``tensor`` from ``photo``, and would make it again.
     """
 
     tensor: Tensor
     view: View
-    notes: tuple[str, ...] = ()
+    notes: tuple[MapWarning, ...] = ()
     black: Tensor | None = None
+    white: Tensor | None = None
+    is_photo: bool = False
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -108,9 +114,10 @@ class InputBatch:
     def split(self, size: int) -> Iterator[InputBatch]:
         """Yield batches of at most ``size`` items, in order."""
         for start in range(0, len(self.items), size):
-            yield self._select(slice(start, start + size))
+            yield self.select(slice(start, start + size))
 
-    def _select(self, part: slice) -> InputBatch:
+    def select(self, part: slice) -> InputBatch:
+        """Return a part of the batch."""
         inputs = nested_tensors.map_batch(self.inputs, lambda tensor: tensor[part])
         return InputBatch(self.items[part], inputs, self.call_index)
 
@@ -236,7 +243,7 @@ class InputPreparer:
             transform = find_transform(self._model)
         black, white = find_black_and_white(given, transform)
         notes = input_warnings.find_tensor_warnings(tensor, black, white)
-        return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black)
+        return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black, white)
 
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
         """Read and transform an image."""
@@ -249,8 +256,8 @@ class InputPreparer:
             *input_warnings.find_image_warnings(image, geometry),
             *notes,
         )
-        black, _ = find_black_and_white(tensor, transform)
-        return PreparedInput(tensor, Photo(np.asarray(image), geometry), notes, black)
+        black, white = find_black_and_white(tensor, transform)
+        return PreparedInput(tensor, Photo(np.asarray(image), geometry), notes, black, white, is_photo=True)
 
     def _to_tensor(self, source: Tensor | NDArray[Any]) -> Tensor:
         """Return an array of any numbers as a tensor of the model's floating type."""
@@ -285,7 +292,7 @@ class InputPreparer:
 
     # ----------------------------------------------------------------------------------------- the transform of images
 
-    def _get_image_transform(self) -> tuple[Transform, tuple[str, ...]]:
+    def _get_image_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the transform for images, the user's or the model's own, and notes on it for the user."""
         known = self._transform or self._own_transform
         return (known, ()) if known else self._assume_transform()
@@ -294,7 +301,7 @@ class InputPreparer:
     def _own_transform(self) -> Transform | None:
         return find_transform(self._model)
 
-    def _assume_transform(self) -> tuple[Transform, tuple[str, ...]]:
+    def _assume_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the default transform for the channels that the model takes now; its first layer may be a new one."""
         channels, side = list_channels(self._model, 2), find_input_size(self._model)[0]
         kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))

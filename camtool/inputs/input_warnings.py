@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.warning_codes import MapWarning
 
 __all__ = ["find_image_warnings", "find_tensor_warnings", "is_byte_range", "is_unit_range"]
 
@@ -27,26 +28,28 @@ _ROUNDING = 1e-3
 _CONSTANT = "The input is the same everywhere, so there is nothing that the model could have looked at; check the file."
 
 
-def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[str]:
+def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapWarning]:
     """Yield warnings about an image, or about the part of it that the model sees, one sentence each."""
     extrema = [_get_extrema(band) for band in image.getextrema()]
     brightest = max(high for _, high in extrema)
     if all(low == high for low, high in extrema):
-        yield _CONSTANT
+        yield MapWarning(_CONSTANT, "constant-image")
     elif brightest <= _DARK:
-        yield (
+        yield MapWarning(
             f"The photo is nearly black (its brightest value is {brightest} of 255); if its file holds fewer bits than "
-            "it has space for, scale it and give an array of floats in [0, 1]."
+            "it has space for, scale it and give an array of floats in [0, 1].",
+            "dark-image",
         )
     share = _compute_seen_share(geometry)
     if share < _SMALL_SHARE:
-        yield (
+        yield MapWarning(
             f"The model saw only {share:.0%} of the photo, as its preparation cuts the rest off; to show it all, pass "
-            "transform= with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop."
+            "transform= with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
+            "small-part-seen",
         )
 
 
-def find_tensor_warnings(tensor: Tensor, black: Tensor | None, white: Tensor | None) -> Iterator[str]:
+def find_tensor_warnings(tensor: Tensor, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
     """Yield warnings about a prepared input, one sentence each.
 
     Args:
@@ -59,18 +62,20 @@ def find_tensor_warnings(tensor: Tensor, black: Tensor | None, white: Tensor | N
     low, high = planes.amin(1).tolist(), planes.amax(1).tolist()
     lowest, highest = min(low), max(high)
     if low == high:
-        yield _CONSTANT
+        yield MapWarning(_CONSTANT, "constant-image")
     elif (
         len(tensor) in (1, 3) and is_byte_range(lowest, highest) and (white is None or highest > 2 * float(white.max()))
     ):
-        yield (
+        yield MapWarning(
             f"The input's values range from {lowest:g} to {highest:g}, like the bytes of a photo; unless the model "
-            "scales them itself, divide by 255 and normalize as in training, or give the photo as uint8."
+            "scales them itself, divide by 255 and normalize as in training, or give the photo as uint8.",
+            "byte-range",
         )
     elif is_unit_range(lowest, highest) and black is not None and float(black.max()) < 0:
-        yield (
+        yield MapWarning(
             "The input's values are in [0, 1], but the model's preparation normalizes them; do that too, or give the "
-            "photo instead of a tensor."
+            "photo instead of a tensor.",
+            "not-normalized",
         )
 
 

@@ -13,6 +13,7 @@ from camtool.errors import TargetError
 from camtool.outputs.detections import find_detections
 from camtool.outputs.score_field_names import UNAMBIGUOUS_FIELDS, find_score_field
 from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
+from camtool.warning_codes import MapWarning
 
 __all__ = [
     "LINKS",
@@ -114,7 +115,7 @@ def find_embedding(output: Any) -> Tensor:
     return found if isinstance(found, Tensor) else find_logits(output)
 
 
-def describe_chosen_tensor(output: Any) -> str | None:
+def describe_chosen_tensor(output: Any) -> MapWarning | None:
     """Return a sentence that says which of several tensors :func:`find_logits` returns.
 
     Return ``None`` if the choice is certain: there is one tensor, a name says that it holds the scores, or the model is
@@ -132,10 +133,11 @@ def describe_chosen_tensor(output: Any) -> str | None:
         return None
     first, *others = places
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-    return (
+    return MapWarning(
         f"The model returned several tensors, and {first} was used as scores instead of "
         f"{', '.join(others[:_MAX_NAMED])}{more}; to choose, pass a function to a number, e.g. "
-        f"target_class=lambda output: {others[0]}.max()."
+        f"target_class=lambda output: {others[0]}.max().",
+        "several-outputs",
     )
 
 

@@ -14,6 +14,7 @@ from camtool.outputs.detections import Detections
 from camtool.targets.base import ImageOutput, ScoreContext, Target, flatten_positions, get_class_label, select_class
 from camtool.targets.checks import check_integer, check_link
 from camtool.targets.detections import find_most_confident
+from camtool.warning_codes import MapWarning
 
 __all__ = ["ClassScore", "Probability"]
 
@@ -128,9 +129,10 @@ class Probability(Target):
         # Probabilities that the model returns itself get a warning of their own, however close to 1 they are.
         if self.of == "identity" or context.score <= 1 - _SATURATED:
             return ()
-        return (
-            "The probability is saturated, so its gradient is almost zero: explain the score (ClassScore) instead.",
+        warning = (
+            "The probability is saturated, so its gradient is almost zero: explain the score (ClassScore) instead."
         )
+        return (MapWarning(warning, "saturated-probability"),)
 
     def to_probability(self) -> Probability:
         """Return the target itself."""

@@ -16,6 +16,7 @@ from camtool.outputs.detections import Detections, describe_assumption, find_det
 from camtool.outputs.predictions import Prediction, get_image_output
 from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, get_class_label
 from camtool.targets.checks import check_integer, check_number_tuple
+from camtool.warning_codes import MapWarning
 
 __all__ = [
     "Box",
@@ -181,16 +182,18 @@ class MatchedDetection(Target):
 
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
         """Return warnings if the confidence is assumed, very low, or so high that it has no gradient."""
-        warnings = list[str]()
+        warnings = list[MapWarning]()
         if self.is_no_object_assumed and self.class_count is not None:
-            warnings.append(describe_assumption(self.class_count))
+            warnings.append(MapWarning(describe_assumption(self.class_count), "assumed-no-object"))
         if self.confidence < _LOW_CONFIDENCE:
-            warnings.append(f"The model's confidence in this detection is only {self.confidence:.1%}.")
+            warning = f"The model's confidence in this detection is only {self.confidence:.1%}."
+            warnings.append(MapWarning(warning, "low-confidence"))
         # A score that differs from the confidence is a logit, which does not saturate.
         elif context.score == self.confidence > 1 - _SATURATED:
-            warnings.append(
+            warning = (
                 "The model's confidence in this detection is saturated close to 1, so its gradient is almost zero."
             )
+            warnings.append(MapWarning(warning, "saturated-probability"))
         return warnings
 
     def has_place(self) -> bool:

@@ -13,6 +13,7 @@ from camtool.errors import TargetError
 from camtool.outputs.class_scores import find_embedding, find_logits
 from camtool.targets.base import ScoreContext, Target, flatten_positions, select_class
 from camtool.targets.checks import check_integer, check_real_tensor
+from camtool.warning_codes import MapWarning
 
 __all__ = ["Similarity", "Value"]
 
@@ -45,7 +46,7 @@ class Value(Target):
             "The model returns an embedding and has no classes, so the map is of one of its dimensions; Similarity "
             "shows what makes one image like another."
         )
-        return (warning,)
+        return (MapWarning(warning, "embedding-dimension"),)
 
     def reads_scores(self) -> bool:
         """Return True."""

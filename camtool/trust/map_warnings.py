@@ -15,6 +15,7 @@ import numpy as np
 from camtool import maps
 from camtool.evidence.evidence import Evidence
 from camtool.targets import ScoreContext, Target
+from camtool.warning_codes import MapWarning, to_map_warning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,13 +50,13 @@ class ExplainedRow:
     is_finite: bool
 
 
-Check: TypeAlias = Callable[[ExplainedRow], Iterator[str]]
+Check: TypeAlias = Callable[[ExplainedRow], Iterator[MapWarning]]
 """A function that yields the warnings of one kind."""
 
 
 def find_map_warnings(
     evidence: Sequence[Evidence], raw: NDArray[Any], row: int, target: Target, context: ScoreContext
-) -> list[str]:
+) -> list[MapWarning]:
     """Return reasons not to trust one row's map; [] if there are none.
 
     Args:
@@ -70,54 +71,60 @@ def find_map_warnings(
     has_zero_gradient = bool(used) and all(each.has_zero_gradient[row] for each in used)
     is_finite = bool(np.isfinite(raw).all())
     explained = ExplainedRow(evidence, raw, row, target, context, has_zero_gradient, is_finite)
-    warnings: list[str] = []
+    warnings: list[MapWarning] = []
     for check in MAP_WARNINGS.values():
         warnings.extend(check(explained))
     return warnings
 
 
-def _check_gradient(explained: ExplainedRow) -> Iterator[str]:
+def _check_gradient(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the gradient is zero."""
     if explained.has_zero_gradient:
-        yield "The score's gradient at the layer is zero everywhere, so the map says nothing."
+        yield MapWarning(
+            "The score's gradient at the layer is zero everywhere, so the map says nothing.", "zero-gradient"
+        )
 
 
-def _check_values(explained: ExplainedRow) -> Iterator[str]:
+def _check_values(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the map holds NaN or infinite values, unless the gradient explains that."""
     if not explained.is_finite and not explained.has_zero_gradient:
-        yield "The map holds values that are not finite, so it is shown as empty."
+        yield MapWarning("The map holds values that are not finite, so it is shown as empty.", "not-finite")
 
 
-def _check_contrast(explained: ExplainedRow) -> Iterator[str]:
+def _check_contrast(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the map is constant, unless one of the warnings above says why."""
     # normalize() returns zeros for a map whose values differ only by rounding.
     is_constant = not maps.normalize(explained.raw).any()
     if is_constant and explained.is_finite and not explained.has_zero_gradient:
-        yield "The map is constant: no part of the image speaks for the target more than the rest."
-
-
-def _check_link(explained: ExplainedRow) -> Iterator[str]:
-    """Warn if the score of a class is a probability."""
-    if explained.context.link == "identity" and explained.target.get_class_index() is not None:
-        yield (
-            "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
-            "the softmax or sigmoid at its end."
+        yield MapWarning(
+            "The map is constant: no part of the image speaks for the target more than the rest.", "constant-map"
         )
 
 
-def _check_assumed_link(explained: ExplainedRow) -> Iterator[str]:
+def _check_link(explained: ExplainedRow) -> Iterator[MapWarning]:
+    """Warn if the score of a class is a probability."""
+    if explained.context.link == "identity" and explained.target.get_class_index() is not None:
+        yield MapWarning(
+            "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
+            "the softmax or sigmoid at its end.",
+            "probability-score",
+        )
+
+
+def _check_assumed_link(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if it is not known whether the score of a class is a logit, unless the user asks for a probability."""
     target, index = explained.target, explained.target.get_class_index()
     if index is None or target.to_probability() is target:
         return
     if any(each.forward_pass.is_link_assumed() for each in explained.evidence):
-        yield (
+        yield MapWarning(
             "The scores are between 0 and 1, and nothing shows whether they are probabilities; they were taken for "
-            f'logits. If they are probabilities, pass target_class=Probability({index}, of="identity").'
+            f'logits. If they are probabilities, pass target_class=Probability({index}, of="identity").',
+            "assumed-logits",
         )
 
 
-def _check_rank(explained: ExplainedRow) -> Iterator[str]:
+def _check_rank(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the model ranks the class low. What speaks against a class of low rank (Negated) is a fair question."""
     index, probabilities = explained.target.get_class_index(), explained.context.probabilities
     if index is None or probabilities is None or probabilities.ndim > 1 or not explained.target.favors_class():
@@ -125,31 +132,39 @@ def _check_rank(explained: ExplainedRow) -> Iterator[str]:
     # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief.
     higher = int((probabilities > probabilities[index]).sum())
     if higher >= _HIGHEST_RANKS:
-        yield f"The model ranks this class only {higher + 1} of {len(probabilities)}, so little speaks for it."
+        yield MapWarning(
+            f"The model ranks this class only {higher + 1} of {len(probabilities)}, so little speaks for it.",
+            "low-rank",
+        )
 
 
-def _check_presence(explained: ExplainedRow) -> Iterator[str]:
+def _check_presence(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if a segmenter predicts the class at no position, so that the score is about the whole image."""
     probabilities = explained.context.probabilities
     if probabilities is None or probabilities.ndim == 1 or not explained.target.is_class_score():
         return
     if not (probabilities.argmax(0) == explained.target.get_class_index()).any():
-        yield "The model predicts this class nowhere in the image, so the map is of its score summed over the image."
+        yield MapWarning(
+            "The model predicts this class nowhere in the image, so the map is of its score summed over the image.",
+            "class-nowhere",
+        )
 
 
-def _check_target(explained: ExplainedRow) -> Iterator[str]:
+def _check_target(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Return the target's own warnings."""
-    yield from explained.target.get_warnings(explained.context)
+    for warning in explained.target.get_warnings(explained.context):
+        yield to_map_warning(warning, "target-warning")
 
 
-def _check_calls(explained: ExplainedRow) -> Iterator[str]:
+def _check_calls(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn for each layer that ran several times, unless the user chose a call."""
     for each in explained.evidence:
         # A layer that runs several times has several outputs, and a map shows only one of them.
         if each.call_count > 1 and not each.forward_pass.is_call_chosen:
-            yield (
+            yield MapWarning(
                 f"Layer {each.layer!r} ran {each.call_count} times in one forward pass; the map is of the last call. "
-                f"Choose another with call_index=: 0 is the first, {each.call_count - 1} the last."
+                f"Choose another with call_index=: 0 is the first, {each.call_count - 1} the last.",
+                "several-calls",
             )
 
 

@@ -1,0 +1,275 @@
+"""The codes of all warnings and findings, in one table, and the string with a code that explanations carry.
+
+To add a warning, add its code to :data:`WARNING_KINDS` and yield a :class:`MapWarning` where the fact is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+__all__ = ["WARNING_KINDS", "MapWarning", "Severity", "WarningKind", "to_map_warning"]
+
+Severity: TypeAlias = Literal["warning", "note"]
+"""``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right."""
+
+
+@dataclass(frozen=True)
+class WarningKind:
+    """One kind of warning.
+
+    Attributes:
+        code: The name, e.g. ``"zero-gradient"``. It stays the same from version to version.
+        condition: When it is raised, one sentence.
+        remedy: What the user can do, one sentence.
+        severity: See :data:`Severity`.
+        needs_check: True if only :meth:`camtool.Explanation.check` raises it, as it takes further forward passes.
+    """
+
+    code: str
+    condition: str
+    remedy: str
+    severity: Severity = "warning"
+    needs_check: bool = False
+
+
+class MapWarning(str):
+    """A warning of an explanation: the sentence as a string, with a code.
+
+    Attributes:
+        code: The name of its kind, a key of :data:`WARNING_KINDS`.
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str) -> MapWarning:
+        """Return a warning.
+
+        Raises:
+            KeyError: The code is not in the table.
+        """
+        warning = super().__new__(cls, text)
+        warning.code = WARNING_KINDS[code].code
+        return warning
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str has one argument, this class has two
+        return str(self), self.code
+
+    @property
+    def remedy(self) -> str:
+        """What the user can do, one sentence."""
+        return WARNING_KINDS[self.code].remedy
+
+    @property
+    def severity(self) -> Severity:
+        """``"warning"`` or ``"note"``, see :data:`Severity`."""
+        return WARNING_KINDS[self.code].severity
+
+
+def to_map_warning(text: str, code: str) -> MapWarning:
+    """Return a warning itself, or a plain string, e.g. of a user's own target, with a code."""
+    return text if isinstance(text, MapWarning) else MapWarning(text, code)
+
+
+_KINDS = (
+    # ------------------------------------------------------------------------------------------------ the image
+    WarningKind(
+        "frames-ignored",
+        "The file holds several frames or pages, and only the first was read.",
+        "Open the file with PIL, choose a frame with image.seek(n), and pass the image.",
+        "note",
+    ),
+    WarningKind(
+        "constant-image",
+        "The input has the same value everywhere.",
+        "Check the file and the code that reads it.",
+    ),
+    WarningKind(
+        "dark-image",
+        "The brightest value of the photo is at most 16 of 255.",
+        "Scale the values of the file to the range of its type; give an array of floats in [0, 1].",
+    ),
+    WarningKind(
+        "small-part-seen",
+        "The transform keeps less than a quarter of the photo's area.",
+        "Pass a transform that resizes the photo instead of cropping it.",
+    ),
+    WarningKind(
+        "byte-range",
+        "A tensor holds floats from 0 to 255, as bytes do.",
+        "Divide by 255 and normalize as in training, or give the photo as uint8.",
+    ),
+    WarningKind(
+        "not-normalized",
+        "A tensor is in [0, 1], but the model's transform normalizes.",
+        "Normalize the tensor as in training, or give the photo.",
+    ),
+    WarningKind(
+        "assumed-transform",
+        "No transform is known, so that of ImageNet was used.",
+        "Pass transform= with the preparation that the model was trained with.",
+        "note",
+    ),
+    WarningKind(
+        "made-gray",
+        "The model takes one channel, so the photo was converted to gray.",
+        "Pass transform= if the channel is something else.",
+        "note",
+    ),
+    WarningKind(
+        "scale-misfit",
+        "The model predicts much better with the same image in another usual range of values.",
+        "Check the normalization: the image was scaled otherwise than in training.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "channels-swapped",
+        "The model predicts much better with red and blue exchanged.",
+        "Convert BGR to RGB before the transform; OpenCV reads photos as BGR.",
+        needs_check=True,
+    ),
+    # ------------------------------------------------------------------------------------------------ the model
+    WarningKind(
+        "several-outputs",
+        "The model returned several tensors, and no name says which one holds the scores.",
+        "Pass a function from the output to a number as target_class.",
+        "note",
+    ),
+    WarningKind(
+        "train-mode",
+        "The model is in training mode and holds dropout or batch normalization.",
+        "Call model.eval() before you predict; camtool explains the model in evaluation mode.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "not-repeatable",
+        "Explaining the same image again gives another map.",
+        "Switch off what is random in the model, or explain again if the weights have changed since.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "image-ignored",
+        "An image of one color gets the same map.",
+        "Check that the target depends on the image, and that the layer is not dead.",
+        needs_check=True,
+    ),
+    # ------------------------------------------------------------------------------------------------ the target
+    WarningKind(
+        "low-rank",
+        "The model ranks the class below the first five.",
+        "Explain a class that the model considers: target_class=None is the first.",
+    ),
+    WarningKind(
+        "class-nowhere",
+        "A segmenter predicts the class at no position.",
+        "Explain a class that is in the image.",
+    ),
+    WarningKind(
+        "probability-score",
+        "The model returns probabilities, whose gradient vanishes close to 1.",
+        "Let the model return its logits, without the softmax or the sigmoid at its end.",
+    ),
+    WarningKind(
+        "assumed-logits",
+        "The scores are between 0 and 1, and nothing shows whether they are probabilities.",
+        'If they are probabilities, pass target_class=Probability(index, of="identity").',
+        "note",
+    ),
+    WarningKind(
+        "saturated-probability",
+        "The target is a probability within 0.0001 of 1.",
+        "Explain the class's score instead.",
+    ),
+    WarningKind(
+        "low-confidence",
+        "The detector's confidence in the detection is below 10 %.",
+        "Explain a detection with a higher confidence.",
+    ),
+    WarningKind(
+        "assumed-no-object",
+        'The last class of the detector was taken for "no object", as nothing in the model says so.',
+        "See the sentence.",
+        "note",
+    ),
+    WarningKind(
+        "embedding-dimension",
+        "The model returns an embedding, and the map is of one of its dimensions.",
+        "Explain the similarity to another embedding: camtool.targets.Similarity.",
+    ),
+    WarningKind(
+        "target-warning",
+        "A user's own target warns.",
+        "See the sentence.",
+    ),
+    # ------------------------------------------------------------------------------------------------ the layer
+    WarningKind(
+        "zero-gradient",
+        "The gradient of the score at the layer is zero everywhere.",
+        "Choose a layer after the module that loses the gradient, which check() names, or explain a logit.",
+    ),
+    WarningKind(
+        "vanishing-gradient",
+        "By its gradient, the whole layer accounts for less than a thousandth of the score.",
+        "Explain a logit instead of a saturated value.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "several-calls",
+        "The layer runs several times in a forward pass, and call_index was not given.",
+        "Choose a call with call_index=.",
+        "note",
+    ),
+    WarningKind(
+        "layer-ignored",
+        "A layer was given, but the method works at the input.",
+        "Leave layer= out, or choose another method.",
+        "note",
+    ),
+    WarningKind(
+        "coarse-layer",
+        "The map has fewer than four cells along the height or the width of the image.",
+        "Choose an earlier layer, see camtool.candidate_layers(model), or give a larger image.",
+        needs_check=True,
+    ),
+    # ------------------------------------------------------------------------------------------------ the map
+    WarningKind(
+        "not-finite",
+        "The map holds NaN or infinite values.",
+        "Look for overflow: run the model in float32, and check its weights.",
+    ),
+    WarningKind(
+        "constant-map",
+        "The map has the same value everywhere.",
+        "Choose another method or layer.",
+    ),
+    WarningKind(
+        "same-map",
+        "Classes from all ranks of the model's prediction get the same map.",
+        "Choose a method that tells classes apart, e.g. gradcam.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "class-agnostic-method",
+        "All classes get the same map, as the method looks at activations or attention alone.",
+        "Read the map as what the model looks at for any class, or choose a method that tells classes apart.",
+        "note",
+        needs_check=True,
+    ),
+    WarningKind(
+        "border-heat",
+        "The heat is at the border of the image, and so it is for an image of one color: an artifact of padding.",
+        "Remove it with explanation.trim_border(), or choose an earlier layer.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "method-note",
+        "The method has something to say about the map.",
+        "See the sentence.",
+        "note",
+    ),
+)
+
+WARNING_KINDS: Mapping[str, WarningKind] = MappingProxyType({kind.code: kind for kind in _KINDS})
+"""Code → kind: every warning and finding there is."""
