@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,20 @@ from camtool.methods.options import encode_text_options
 from camtool.models import TextEncoder, resolve_labels, resolve_phrases
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
+from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model
+from camtool.state.thread_state import preserve_thread_state
 from camtool.structures import model_cache
 from camtool.structures.module_names import find_detector_transform
+from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_report import CheckReport
+from camtool.trust.checks.model_checks import find_training_modules
+from camtool.trust.checks.running import run_checks
 from camtool.trust.map_warnings import find_map_warnings
+from camtool.warning_codes import MapWarning, to_map_warning
 
 if TYPE_CHECKING:
-    from camtool.inputs.input_preparer import InputBatch, PreparedInput
+    from camtool.inputs.input_preparer import InputBatch
 
 __all__ = ["BatchExplainer", "to_list"]
 
@@ -127,7 +134,7 @@ class BatchExplainer:
         ]
         # A row is one target on one image; all rows share the forward pass.
         rows = [(image, target) for image, own in enumerate(by_image) for target in own]
-        by_method = [self._explain_rows(method, forward_pass, rows, batch.items, labels) for method in self.methods]
+        by_method = [self._explain_rows(method, forward_pass, rows, batch, labels) for method in self.methods]
         by_row: Iterator[Any] = iter(zip(*by_method, strict=True) if self.has_many_methods else by_method[0])
         results: list[Any] = []
         for request, own in zip(requests, by_image, strict=True):
@@ -177,19 +184,19 @@ class BatchExplainer:
         method: Method,
         forward_pass: ForwardPass,
         rows: Sequence[tuple[int, targets.Target]],
-        items: Sequence[PreparedInput],
+        batch: InputBatch,
         labels: Sequence[Sequence[str] | None],
     ) -> list[Explanation]:
         """Return one explanation for each row, an image's index and a target, by one method."""
         wanted, images = [target for _, target in rows], [image for image, _ in rows]
         if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
             evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
-            return self._explain_evidence(method, forward_pass, evidence, rows, items, labels)
+            return self._explain_evidence(method, forward_pass, evidence, rows, batch, labels)
         # No layer was named, so several are those of a detector's feature levels: each row has its own.
         found: dict[int, Explanation] = {}
         for own, at_level in gather_evidence_by_level(forward_pass, wanted, images):
             of_level = [rows[row] for row in own]
-            results = self._explain_evidence(method, forward_pass, [at_level], of_level, items, labels)
+            results = self._explain_evidence(method, forward_pass, [at_level], of_level, batch, labels)
             found.update(zip(own, results, strict=True))
         return [found[row] for row in range(len(rows))]
 
@@ -199,23 +206,26 @@ class BatchExplainer:
         forward_pass: ForwardPass,
         evidence: Sequence[Evidence],
         rows: Sequence[tuple[int, targets.Target]],
-        items: Sequence[PreparedInput],
+        batch: InputBatch,
         labels: Sequence[Sequence[str] | None],
     ) -> list[Explanation]:
         """Return one explanation for each row, from the evidence about these rows at one or more layers."""
         is_ignored = method.ignores_layer and self.layers is not None
-        notes = [f"Method {method.name!r} looks at no layer, so layer= makes no difference."] if is_ignored else []
+        notes = [
+            MapWarning(f"Method {method.name!r} looks at no layer, so layer= makes no difference.", "layer-ignored")
+        ]
+        notes = notes if is_ignored else []
         choice = describe_chosen_tensor(forward_pass.output)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         merged, place = self._compute_maps(method, evidence)
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class = forward_pass.compute_probabilities()
-        probabilities = [None] * len(items) if by_class is None else by_class.cpu().numpy()
+        probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         detector = None if method.ignores_layer else find_detector_transform(self.model)
-        layer = " + ".join(each.layer for each in evidence)
+        layer_names = [each.layer for each in evidence]
         explanations = []
         for row, (image, target) in enumerate(rows):
-            item, probability = items[image], probabilities[image]
+            item, probability = batch.items[image], probabilities[image]
             context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
             choices = [choice] if choice is not None and target.reads_scores() else []
             doubts = find_map_warnings(evidence, maps[row], row, target, context)
@@ -227,10 +237,11 @@ class BatchExplainer:
                 score=scores[row],
                 probability=target.get_probability(context),
                 method=method.name,
-                layer=layer,
+                layer=" + ".join(layer_names),
                 warnings=(*item.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
                 box=target.get_box(),
                 centers=place,
+                checker=partial(self.check, method, layer_names, batch, image, target),
             )
             explanations.append(explanation)
         return explanations
@@ -261,6 +272,44 @@ class BatchExplainer:
         finest = merges.find_finest(maps)
         return merged, places[finest] if merged.shape == maps[finest].shape else None
 
+    def check(
+        self,
+        method: Method,
+        layers: Sequence[str],
+        batch: InputBatch,
+        image: int,
+        target: targets.Target,
+        explanation: Explanation,
+    ) -> CheckReport:
+        """Return the findings about the explanation of a target on one image of a batch, see :meth:`Explanation.check`.
+
+        Args:
+            method: The method that was used.
+            layers: The names of the layers that were used; empty strings for a method at the input.
+            batch: The batch.
+            image: The index of the image.
+            target: The target, as it was resolved.
+            explanation: What :meth:`explain` returned for it.
+        """
+        training = find_training_modules(self.model)
+        single = replace(self, methods=[method], layers=[each for each in layers if each] or None, engines=())
+        alone = batch.select(slice(image, image + 1))
+        with Cleanup(), preserve_thread_state(), hold_model(self.model):
+            forward_pass = single.run_forward_pass(observe, alone)
+            evidence = gather_evidence(forward_pass, [target], [0], at_input=method.ignores_layer)
+            context = CheckContext(
+                raw=explanation.raw,
+                item=alone.items[0],
+                evidence=evidence,
+                method=method,
+                compute_maps=lambda each: single._compute_maps(method, each)[0].float().cpu().numpy(),
+                training=training,
+            )
+            title = (
+                f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"
+            )
+            return run_checks(context, title, explanation.warnings)
+
 
 # ----------------------------------------------------------------------------------------------------------- checks
 
@@ -286,9 +335,10 @@ def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
     return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
 
 
-def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[str]:
+def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
     """Return what the method tells the user about a row's map, each note once."""
-    return list(dict.fromkeys(note for each in evidence for note in each.notes.get(row, [])))
+    notes = dict.fromkeys(note for each in evidence for note in each.notes.get(row, []))
+    return [to_map_warning(note, "method-note") for note in notes]
 
 
 def _flatten(results: Any) -> list[Explanation]:

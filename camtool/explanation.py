@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,14 @@ import numpy as np
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.cached_property import cached_property
+from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.views import View
+from camtool.trust.checks.check_report import CheckReport
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -40,11 +44,12 @@ class Explanation:
         probability: The class's probability; ``None`` for a target that is not about a class.
         method: The method's name.
         layer: The layer's dotted name; several are joined by ``" + "``. Empty for methods that use no layer.
-        warnings: Reasons not to trust this map, one sentence each.
+        warnings: Reasons not to trust this map, one sentence each, with ``.code`` and ``.remedy``.
         box: ``(x0, y0, x1, y1)`` in pixels of the photo, the box of the explained detection; ``None`` for any other
             target.
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
+        checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
     """
 
     raw: NDArray[np.float32]
@@ -55,9 +60,10 @@ class Explanation:
     probability: float | None
     method: str
     layer: str
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[MapWarning, ...] = ()
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
+    checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -190,6 +196,45 @@ class Explanation:
     def show(self) -> None:
         """Show the overlay, a small one enlarged: below the cell in a notebook, elsewhere in an image viewer."""
         image_writing.show_image(self._draw_enlarged())
+
+    def check(self) -> CheckReport:
+        """Run the checks that take further forward passes, and return all findings with their remedies.
+
+        They compute the map again, for an image of one color, and for up to five other classes, so they take about
+        seven times as long as the explanation. The model is left as it was; the results are deterministic.
+
+        Raises:
+            CamtoolError: The explanation was loaded from a pickle, so its model is unknown.
+        """
+        if self.checker is None:
+            raise CamtoolError(
+                "this explanation has no model to check: it was pickled, or was not made by explain(). Explain the "
+                "image again and call check() on the result."
+            )
+        return self.checker(self)
+
+    def trim_border(self, cells: int = 1) -> Explanation:
+        """Return the explanation with the outermost cells of the map replaced by their nearest neighbors inside.
+
+        This removes heat that comes from the padding of the layers, see ``"border-heat"`` in :meth:`check`. Evidence
+        at the border of the image is lost as well.
+
+        Args:
+            cells: The width of the border, in cells of ``raw``.
+
+        Raises:
+            CamtoolError: ``cells`` is not a positive integer, or no cell is left inside.
+        """
+        if isinstance(cells, bool) or not isinstance(cells, int) or cells < 1:
+            raise CamtoolError(f"cells must be a positive integer, but got {cells!r}.")
+        if min(self.raw.shape) <= 2 * cells:
+            raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
+        inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]
+        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None)
+
+    def __getstate__(self) -> dict[str, object]:
+        # The checker holds the model, which may be large and need not be picklable.
+        return {**self.__dict__, "checker": None}
 
     def _repr_png_(self) -> bytes:
         return image_writing.encode_image(self._draw_enlarged())

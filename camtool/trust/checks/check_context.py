@@ -1,0 +1,102 @@
+"""What a check knows: the explanation, and the evidence of the same target on the same image, gathered again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from camtool import maps
+from camtool.cached_property import cached_property
+from camtool.evidence.evidence import Evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.hooks.model_call import run_model
+from camtool.inputs.input_preparer import PreparedInput
+from camtool.methods import Method
+from camtool.outputs import predictions
+from camtool.state.model_state import preserve_model
+from camtool.targets import Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CheckContext"]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckContext:
+    """One explanation, and what is needed to examine it by further forward passes.
+
+    Attributes:
+        raw: The map of the explanation, ``(*grid)``.
+        item: The image as the model receives it.
+        evidence: The evidence about the target on this image alone, one for each layer.
+        method: The method.
+        compute_maps: From evidence, one for each layer, to merged maps ``(R, *grid)``.
+        training: The names of the modules that were in training mode, and behave differently in it.
+    """
+
+    raw: NDArray[Any]
+    item: PreparedInput
+    evidence: Sequence[Evidence]
+    method: Method
+    compute_maps: Callable[[Sequence[Evidence]], NDArray[Any]]
+    training: Sequence[str]
+
+    @property
+    def target(self) -> Target:
+        """The target."""
+        return self.evidence[0].targets[0]
+
+    @property
+    def forward_pass(self) -> ForwardPass:
+        """The forward pass of the image."""
+        return self.evidence[0].forward_pass
+
+    @property
+    def inputs(self) -> Tensor:
+        """The image, ``(1, C, *size)``."""
+        return self.evidence[0].inputs
+
+    @property
+    def class_scores(self) -> Tensor | None:
+        """The scores of the classes, ``(K,)``; ``None`` for detectors, segmenters and embeddings."""
+        found = self.forward_pass.predictions
+        is_classifier = isinstance(found, Tensor) and found.ndim == 2 and self.forward_pass.find_link() is not None
+        return found[0].detach() if isinstance(found, Tensor) and is_classifier else None
+
+    @property
+    def has_contrast(self) -> bool:
+        """True if the map is finite and not constant."""
+        return bool(maps.normalize(self.raw).any())
+
+    @cached_property
+    def new_map(self) -> NDArray[Any]:
+        """The map computed again, ``(*grid)``."""
+        found: NDArray[Any] = self.compute_maps(self.evidence)[0]
+        return found
+
+    @cached_property
+    def blank_map(self) -> NDArray[Any]:
+        """The map of the same target for an image of one color, the mean color of the image: ``(*grid)``."""
+        axes = tuple(range(2, self.inputs.ndim))
+        blank = self.inputs.mean(axes, keepdim=True).expand_as(self.inputs).contiguous()
+        found: NDArray[Any] = self.compute_maps([each.for_inputs(blank) for each in self.evidence])[0]
+        return found
+
+    def compute_maps_of(self, targets: Sequence[Target]) -> NDArray[Any]:
+        """Return the maps of other targets on the image, ``(len(targets), *grid)``."""
+        images = [self.evidence[0].images[0]] * len(targets)
+        return self.compute_maps([each.for_targets(targets, images) for each in self.evidence])
+
+    def score_variants(self, variants: Tensor) -> Tensor:
+        """Return the class scores ``(M, K)`` of variants ``(M, C, *size)`` of the image."""
+        forward_pass = self.forward_pass
+        with forward_pass.restore_autocast(), preserve_model(forward_pass.model), torch.no_grad():
+            output = run_model(forward_pass.model, forward_pass.select_inputs(0, variants))
+            found = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
+        assert isinstance(found, Tensor)  # as for the image itself
+        return maps.upcast(found)

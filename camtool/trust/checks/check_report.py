@@ -1,0 +1,118 @@
+"""The report of a check: findings with codes, sentences, remedies and numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from camtool.arguments.messages import format_count
+from camtool.warning_codes import WARNING_KINDS, MapWarning, Severity
+
+__all__ = ["CheckReport", "Finding", "sort_findings"]
+
+_WIDTH = 80
+"""The columns of a terminal that the text of a report fits into."""
+
+_INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason not to trust a map, or a fact to know about it.
+
+    Attributes:
+        code: The name of its kind, a key of :data:`camtool.warning_codes.WARNING_KINDS`, e.g. ``"border-heat"``.
+        sentence: What was found.
+        numbers: The measured values behind it, by name.
+    """
+
+    code: str
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def remedy(self) -> str:
+        """What the user can do, one sentence."""
+        return WARNING_KINDS[self.code].remedy
+
+    @property
+    def severity(self) -> Severity:
+        """``"warning"``, a reason not to trust the map, or ``"note"``."""
+        return WARNING_KINDS[self.code].severity
+
+    def to_warning(self) -> MapWarning:
+        """Return the finding in the form of :attr:`camtool.Explanation.warnings`."""
+        return MapWarning(self.sentence, self.code)
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity}: {self.code}", _wrap(self.sentence, _INDENT)]
+        # The remedy of "method-note" and "target-warning" is in the sentence itself.
+        if self.remedy != "See the sentence.":
+            lines.append(_wrap(self.remedy, f"{_INDENT}-> "))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The findings about one explanation. A report is true if there is no warning among them.
+
+        report = camtool.explain(model, "cat.jpg").check()
+        if not report:
+            print(report)
+
+    Attributes:
+        title: What was checked.
+        findings: Warnings first, then notes.
+        skipped: The name of a check → why it could not run.
+    """
+
+    title: str
+    findings: tuple[Finding, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True if no finding is a warning; notes do not count."""
+        return not self.warnings
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that are reasons not to trust the map."""
+        return tuple(each for each in self.findings if each.severity == "warning")
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of all findings."""
+        return tuple(each.code for each in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        head = _wrap(f"{self.title}: {self._summarize()}", "")
+        skipped = [_wrap(f"{name}: {reason}", _INDENT) for name, reason in self.skipped.items()]
+        tail = ["\n".join(["not checked", *skipped])] if skipped else []
+        return "\n\n".join([head, *map(str, self.findings), *tail])
+
+    def _repr_markdown_(self) -> str:
+        found = [f"- **{each.severity}** `{each.code}`: {each.sentence} *{each.remedy}*" for each in self.findings]
+        skipped = [f"- not checked: {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([f"**{self.title}**: {self._summarize()}", "", *found, *skipped])
+
+    def _summarize(self) -> str:
+        notes = len(self.findings) - len(self.warnings)
+        counts = [(len(self.warnings), "warning"), (notes, "note")]
+        return ", ".join(format_count(count, noun) for count, noun in counts if count) or "no findings"
+
+
+def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return findings with the warnings first, otherwise in order, each code and sentence once."""
+    once = {(each.code, each.sentence): each for each in findings}.values()
+    return tuple(sorted(once, key=lambda each: each.severity != "warning"))
+
+
+def _wrap(text: str, start: str) -> str:
+    """Return text in lines of 80 columns; later lines are indented as far as the text after ``start``."""
+    hanging = " " * len(start) or _INDENT
+    return textwrap.fill(text, _WIDTH, initial_indent=start, subsequent_indent=hanging, break_on_hyphens=False)

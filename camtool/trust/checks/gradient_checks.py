@@ -1,0 +1,84 @@
+"""Checks of the gradient: is it zero or vanishing, and which module loses it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from camtool.evidence.evidence import Evidence
+from camtool.hooks.observation import observe
+from camtool.hooks.tracing import trace
+from camtool.outputs import predictions
+from camtool.state.thread_state import enable_gradients
+from camtool.targets import score_targets
+from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_report import Finding
+
+__all__ = ["check_gradient"]
+
+_VANISHING_SHARE = 1e-3
+"""Sum of |gradient times activation| over a layer, relative to the score. In a linear model of positive terms it is 1;
+for a logit of a trained network it is above that, as positive and negative terms cancel in the score only."""
+
+
+def check_gradient(context: CheckContext) -> Iterator[Finding]:
+    """Find a gradient that is zero or almost zero, and the module at which it is lost."""
+    used = [each for each in context.evidence if each.uses_gradients]
+    if not used:
+        return
+    if all(each.has_zero_gradient[0] for each in used):
+        place = _find_loss(context, used[0].layer)
+        yield Finding("zero-gradient", f"The score's gradient at layer {used[0].layer!r} is zero everywhere; {place}.")
+        return
+    share = max(_compute_share(each) for each in used)
+    if share < _VANISHING_SHARE:
+        place = _find_loss(context, used[0].layer)
+        yield Finding(
+            "vanishing-gradient",
+            f"The score's gradient at layer {used[0].layer!r} is almost zero; {place}.",
+            {"share of the score": share},
+        )
+
+
+def _compute_share(evidence: Evidence) -> float:
+    """Return the sum of |gradient times activation|, relative to the score; infinity for a score of zero."""
+    total = float((evidence.gradients * evidence.activations).double().abs().sum())
+    score = abs(float(evidence.scores[0]))
+    return total / score if score > 0 else float("inf")
+
+
+def _find_loss(context: CheckContext, layer: str) -> str:
+    """Return the words that say where on the way from the score to a layer the gradient shrinks most."""
+    forward_pass = context.forward_pass
+    with forward_pass.restore_autocast():
+        names = [call.name for call in trace(forward_pass.model, forward_pass.inputs)]
+        # Only the modules that run after the layer. A module that ran before may run again, but rarely does.
+        last = len(names) - 1 - names[::-1].index(layer) if layer in names else 0
+        after = list(dict.fromkeys(name for name in names[last:] if name))
+        observed = observe(forward_pass.model, after, forward_pass.inputs)
+    outputs = {name: calls[-1] for name, calls in observed.calls.items() if calls}
+    with enable_gradients():
+        score = score_targets([context.target], predictions.to_batch(observed.output, 1), [0])
+    sizes = _measure_gradients(score, [outputs[name] for name in after if name in outputs])
+    return _describe_loss([name for name in after if name in outputs], sizes)
+
+
+def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:
+    """Return the sum of the absolute gradient for each output; 0 where there is none."""
+    if not score.requires_grad:
+        return [0.0] * len(outputs)
+    found = torch.autograd.grad(score.sum(), outputs, allow_unused=True)
+    return [0.0 if each is None else float(each.double().abs().sum()) for each in found]
+
+
+def _describe_loss(names: Sequence[str], sizes: Sequence[float]) -> str:
+    """Say between which modules, in the order of their calls, the gradient is lost."""
+    if not sizes or max(sizes) <= 0:
+        return "it is lost after the last module, in what turns the model's output into the score"
+    threshold = _VANISHING_SHARE * max(sizes)
+    index = next(place for place, size in enumerate(sizes) if size >= threshold)
+    if index == 0:
+        return "it is lost after the last module, in what turns the model's output into the score"
+    return f"it is lost in module {names[index]!r}, whose output still has a gradient"

@@ -1,0 +1,137 @@
+"""Checks of the map: is it about the class, about the image, or about the padding? Is its grid fine enough?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camtool.arguments.messages import format_count
+from camtool.targets import ClassScore
+from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_report import Finding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["check_blank_image", "check_border", "check_classes", "check_grid", "find_classes_skip_reason"]
+
+_SAME_MAP = 0.995
+"""Correlation from which two maps are the same. On the photos and scenes of the tests, the most similar maps of a
+method that tells classes apart (layercam on a model of ten classes) correlate by 0.987 over all classes."""
+
+_RANKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The ranks of the classes that are compared, relative to the number of classes. The classes next to the first may
+look alike, e.g. two breeds of dogs, and have the same map for a good reason; those of all ranks do not."""
+
+_BORDER_EXCESS = 0.15
+"""How far the mean heat at the border exceeds that inside, relative to the range of the map, for a finding. On the
+photos and scenes of the tests, the smaller of the values for image and blank image is at most 0.02."""
+
+_FEWEST_CELLS = 4
+"""With fewer cells along a side, a cell covers more than a quarter of the image, as wide as a typical object."""
+
+_CLASS_AGNOSTIC = ("activations", "attention")
+"""Values of ``Method.needs`` of methods that look at no score."""
+
+
+def find_classes_skip_reason(context: CheckContext) -> str | None:
+    """Return why the maps of other classes cannot be compared; ``None`` if they can."""
+    scores = context.class_scores
+    if scores is None or len(scores) < 2:
+        return "it takes a classifier of two classes or more"
+    return None if context.target.is_class_score() else "the target is no class"
+
+
+def check_classes(context: CheckContext) -> Iterator[Finding]:
+    """Find a map that is the same for classes of all ranks."""
+    scores, target = context.class_scores, context.target
+    if scores is None or len(scores) < 2 or not target.is_class_score() or not context.has_contrast:
+        return
+    ranked = scores.argsort(descending=True).tolist()
+    others = [index for index in ranked if index != target.get_class_index()]
+    chosen = list(dict.fromkeys(others[round(rank * (len(others) - 1))] for rank in _RANKS))
+    link = context.forward_pass.find_link() or "softmax"
+    found = context.compute_maps_of([ClassScore(index, link) for index in chosen])
+    lowest = min(_correlate(context.new_map, each) for each in found)
+    if lowest < _SAME_MAP:
+        return
+    is_agnostic = context.method.needs in _CLASS_AGNOSTIC
+    yield Finding(
+        "class-agnostic-method" if is_agnostic else "same-map",
+        f"{format_count(len(chosen), 'other class')} of all ranks, from the most to the least probable one, "
+        f"{'has' if len(chosen) == 1 else 'have'} the same map, so it says nothing about this class in particular.",
+        {"correlation": lowest},
+    )
+
+
+def check_blank_image(context: CheckContext) -> Iterator[Finding]:
+    """Find a map that is the same for an image of one color."""
+    if not context.has_contrast or _is_blank(context):
+        return
+    similarity = _correlate(context.new_map, context.blank_map)
+    share = float(np.ptp(context.blank_map)) / float(np.ptp(context.new_map))
+    # Proportional maps of another strength are not the same: the image does make a difference.
+    if similarity >= _SAME_MAP and 0.5 <= share <= 2:
+        yield Finding(
+            "image-ignored",
+            "An image of one color, the mean color of this image, has the same map, so the map is not about what the "
+            "image shows.",
+            {"correlation": similarity},
+        )
+
+
+def check_border(context: CheckContext) -> Iterator[Finding]:
+    """Find heat at the border that is there for an image of one color as well."""
+    raw = context.new_map
+    if raw.ndim != 2 or min(raw.shape) < _FEWEST_CELLS or not context.has_contrast or _is_blank(context):
+        return
+    span = float(np.ptp(raw))
+    excess = _compute_border_excess(raw) / span
+    if excess < _BORDER_EXCESS:  # only then the blank image is worth its forward pass
+        return
+    blank = _compute_border_excess(context.blank_map) / span
+    if blank >= _BORDER_EXCESS:
+        yield Finding(
+            "border-heat",
+            f"The border is hotter than the rest, by {excess:.0%} of the range of the map; an image of one color has "
+            f"that too ({blank:.0%}), so it comes from the padding of the model's layers.",
+            {"excess": excess, "of a blank image": blank},
+        )
+
+
+def check_grid(context: CheckContext) -> Iterator[Finding]:
+    """Find a grid of very few cells."""
+    grid = context.new_map.shape
+    if len(grid) != 2 or min(grid) >= _FEWEST_CELLS:
+        return
+    rows, columns = grid
+    height, width = context.inputs.shape[2:]
+    yield Finding(
+        "coarse-layer",
+        f"The map has only {rows} x {columns} cells, each of {height / rows:.0f} x {width / columns:.0f} pixels of the "
+        "model's input, so it cannot show where an object is.",
+        {"rows": rows, "columns": columns},
+    )
+
+
+def _is_blank(context: CheckContext) -> bool:
+    """Return True if the image itself has one color, for which there is a warning of its own."""
+    return bool((context.inputs.flatten(2).amax(2) == context.inputs.flatten(2).amin(2)).all())
+
+
+def _correlate(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return Pearson's correlation of two maps; 0 if one of them is constant or of another shape."""
+    if one.shape != other.shape:
+        return 0.0
+    first, second = (each.astype(np.float64).ravel() - each.mean(dtype=np.float64) for each in (one, other))
+    norm = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / norm if norm > 0 else 0.0
+
+
+def _compute_border_excess(raw: NDArray[Any]) -> float:
+    """Return the mean of the outermost cells of a map ``(h, w)``, minus the mean of the others."""
+    is_border = np.ones(raw.shape, np.bool_)
+    is_border[1:-1, 1:-1] = False
+    return float(raw[is_border].mean(dtype=np.float64) - raw[~is_border].mean(dtype=np.float64))

@@ -1,0 +1,67 @@
+"""Run all checks of an explanation. To add one, write a function and list it in ``CHECKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from camtool.trust.checks import gradient_checks, input_checks, map_checks, model_checks
+from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_report import CheckReport, Finding, sort_findings
+from camtool.warning_codes import MapWarning
+
+__all__ = ["CHECKS", "run_checks"]
+
+Check: TypeAlias = Callable[[CheckContext], Iterator[Finding]]
+"""A function that yields what it finds."""
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "mode": model_checks.check_mode,
+        "repeatability": model_checks.check_repeatability,
+        "gradient": gradient_checks.check_gradient,
+        "grid": map_checks.check_grid,
+        "other classes": map_checks.check_classes,
+        "blank image": map_checks.check_blank_image,
+        "border": map_checks.check_border,
+        "channels": input_checks.check_channels,
+        "scale": input_checks.check_scale,
+    }
+)
+"""All checks, in the order in which they run: name and function."""
+
+
+def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ...]) -> CheckReport:
+    """Return the findings of all checks and the warnings of the explanation.
+
+    Args:
+        context: The explanation and its evidence.
+        title: What is checked.
+        warnings: The warnings that the explanation has already. A check's finding of the same code replaces them, as
+            it says more.
+    """
+    skipped: dict[str, str] = {}
+    findings: list[Finding] = []
+    for name, check in CHECKS.items():
+        reason = _find_skip_reason(name, context)
+        if reason is None:
+            findings += check(context)
+        else:
+            skipped[name] = reason
+    found = {each.code for each in findings}
+    known = [Finding(each.code, str(each)) for each in warnings if each.code not in found]
+    return CheckReport(title, sort_findings([*known, *findings]), MappingProxyType(skipped))
+
+
+def _find_skip_reason(name: str, context: CheckContext) -> str | None:
+    """Return why a check does not apply; ``None`` if it does."""
+    if name in ("channels", "scale"):
+        return input_checks.find_skip_reason(context)
+    if name == "other classes":
+        return map_checks.find_classes_skip_reason(context)
+    if name == "gradient" and not any(each.uses_gradients for each in context.evidence):
+        return "the method reads no gradients"
+    if name in ("grid", "border") and context.raw.ndim != 2:
+        return "it takes an image"
+    return None

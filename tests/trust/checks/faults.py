@@ -1,0 +1,246 @@
+"""Explanations with one planted fault each, and the code that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+import camtool
+from camtool.targets import Probability
+from tests.helpers import photos
+
+__all__ = ["FAULTS", "Net"]
+
+
+class Net(nn.Module):
+    """Two convolutions, average pooling and a linear layer, with a place for a fault behind each."""
+
+    def __init__(
+        self,
+        *,
+        between: nn.Module | None = None,
+        behind: nn.Module | None = None,
+        stride: int = 2,
+        padding: int = 1,
+        classes: int = 6,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride, padding), nn.ReLU())
+        self.layer = nn.Sequential(nn.Conv2d(8, 8, 3, stride, padding), nn.ReLU())
+        self.between = between or nn.Identity()
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(8, classes)
+        self.behind = behind or nn.Identity()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores ``(N, K)``."""
+        scores: Tensor = self.behind(self.head(self.pool(self.between(self.layer(self.stem(images))))))
+        return scores
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the value of the function."""
+        return self.function(values)
+
+
+class Twice(Net):
+    """A model whose layer runs twice."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores ``(N, K)``."""
+        values = self.layer(self.layer(self.stem(images)))
+        scores: Tensor = self.head(self.pool(values))
+        return scores
+
+
+class TwoOutputs(Net):
+    """A model that returns two tensors with names that tell nothing."""
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        """Return two tensors ``(N, K)``."""
+        scores = super().forward(images)
+        return {"first": scores, "second": -scores}
+
+
+_FIRST = torch.tensor([1.0, 0, 0, 0, 0, 0])
+
+
+def _noise(seed: int = 0, size: int = 32) -> Tensor:
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def _explain(model: nn.Module, image: Tensor | None = None, target: object = None, **options: object):
+    given = {"layer": "layer", **options}
+    return camtool.explain(model, _noise() if image is None else image, target, **given)[0]
+
+
+def _photo(number: int = 0) -> Image.Image:
+    return Image.fromarray(photos.unseen(number).image)
+
+
+def _demo(image: object, **options: object):
+    return camtool.explain(camtool.load("demo"), image, **options)
+
+
+def _swapped():
+    """A model that is certain of a class if red exceeds blue, on a blue image."""
+    net = Net(classes=40)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.stem[0].weight[0, 0, 1, 1], net.stem[0].weight[0, 2, 1, 1] = 1.0, -1.0
+        net.layer[0].weight[0, 0, 1, 1] = 1.0
+        net.head.weight[0, 0] = 40.0
+        net.head.bias.copy_(torch.linspace(-0.5, 0.5, 40))
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.5
+    image[:, 2] += 0.5
+    return _explain(net, image)
+
+
+def _unscaled():
+    """A model that is certain of a class if values exceed 10, on an image in [0, 1]."""
+    net = Net(classes=40)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.stem[0].weight[0, :, 1, 1], net.stem[0].bias[0] = 1.0, -10.0
+        net.layer[0].weight[0, 0, 1, 1] = 1.0
+        net.head.weight[0, 0] = 1.0
+        net.head.bias.copy_(torch.linspace(-0.5, 0.5, 40))
+    return _explain(net, torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+
+
+def _train_mode():
+    net = Net(between=nn.Dropout(0.5))
+    net.train()
+    return _explain(net)
+
+
+def _changed_model():
+    net = Net()
+    explanation = _explain(net)
+    with torch.no_grad():
+        net.stem[0].weight.mul_(-1)  # as a model whose weights go on changing
+    return explanation
+
+
+def _not_finite():
+    net = Net()
+    with torch.no_grad():
+        net.layer[0].bias[0] = torch.nan
+    return _explain(net, target=0)
+
+
+def _tied_classes():
+    net = Net()
+    with torch.no_grad():
+        net.head.weight.copy_(net.head.weight[:1].expand_as(net.head.weight))
+    return _explain(net, method="hirescam")
+
+
+def _ignored_image():
+    """A model whose activations are a pattern of their own, as that of a position embedding."""
+    pattern = torch.rand(1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    return _explain(Net(between=Function(lambda values: values * 1e-9 + pattern)), layer="between", target=0)
+
+
+def _padding():
+    """A layer that fires where it sees the zeros around the image, for images that are never zero themselves."""
+    net = Net(stride=1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.stem[0].weight[0, :, 1, 1] = 1.0
+        net.layer[0].weight[0, 0], net.layer[0].bias[0] = -1.0, 9.0
+        net.head.weight[0, 0], net.head.weight[1, 0] = 1.0, -1.0
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.3
+    return _explain(net, image, target=0)
+
+
+def _panorama():
+    wide = np.tile(np.asarray(_photo()), (1, 8, 1))
+    crop = v2.Compose(
+        [
+            v2.Resize(128),
+            v2.CenterCrop(128),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
+    return _demo(Image.fromarray(wide), transform=crop)
+
+
+def _raw_tensor(scale: float):
+    pixels = np.asarray(_photo().resize((128, 128)), dtype=np.float32)
+    return _demo(torch.from_numpy(pixels / 255 * scale).permute(2, 0, 1)[None])[0]
+
+
+FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
+    "an image of one color": ("constant-image", lambda: _demo(Image.new("RGB", (128, 128), (90, 90, 90)))),
+    "an image that is almost black": ("dark-image", lambda: _demo(_photo().point(lambda value: value // 20))),
+    "a panorama of which the center is cropped": ("small-part-seen", _panorama),
+    "floats from 0 to 255": ("byte-range", lambda: _raw_tensor(255)),
+    "a tensor that is not normalized": ("not-normalized", lambda: _raw_tensor(1)),
+    "red and blue exchanged": ("channels-swapped", _swapped),
+    "values in another range": ("scale-misfit", _unscaled),
+    "an output of two tensors": ("several-outputs", lambda: _explain(TwoOutputs())),
+    "a model in training mode": ("train-mode", _train_mode),
+    "a model that has changed": ("not-repeatable", _changed_model),
+    "a softmax at the end": ("probability-score", lambda: _explain(Net(behind=nn.Softmax(1)))),
+    "a saturated probability": (
+        "saturated-probability",
+        lambda: _explain(Net(behind=Function(lambda scores: scores + 12 * _FIRST)), target=Probability(0)),
+    ),
+    "a saturated value": (
+        "vanishing-gradient",
+        lambda: _explain(Net(), target=lambda scores: (6 + scores.max()).tanh()),
+    ),
+    "a dead ReLU": (
+        "zero-gradient",
+        lambda: _explain(Net(between=Function(lambda values: (values - 1e6).relu())), target=0),
+    ),
+    "a constant layer": (
+        "constant-map",
+        lambda: _explain(
+            Net(between=Function(lambda values: values.mean((2, 3), keepdim=True).expand_as(values))),
+            layer="between",
+            target=0,
+        ),
+    ),
+    "values that are not finite": ("not-finite", _not_finite),
+    "a layer of 2 x 2 cells": ("coarse-layer", lambda: _explain(Net(stride=4, padding=1), target=0)),
+    "classes that share their weights": ("same-map", _tied_classes),
+    "activations without the image": ("image-ignored", _ignored_image),
+    "heat from the padding": ("border-heat", _padding),
+    "a class of low rank": ("low-rank", lambda: _demo(_photo(), target_class=int(_rank_last()))),
+    "a layer that runs twice": ("several-calls", lambda: _explain(Twice(), target=0)),
+    "a layer for a method at the input": (
+        "layer-ignored",
+        lambda: _explain(Net(), method="rise", samples=8, target=0),
+    ),
+}
+"""What is wrong → the code that names it, and a function that returns the explanation."""
+
+
+def _rank_last() -> int:
+    demo = camtool.load("demo")
+    with torch.no_grad():
+        return int(demo.model(camtool.Explainer(demo).prepare(_photo()).tensor.reshape(1, 3, 128, 128)).argmin())

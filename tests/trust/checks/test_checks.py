@@ -1,0 +1,190 @@
+"""Explanation.check(): planted faults are named, sound runs raise no alarm, and the model stays as it was."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import camtool
+from camtool.errors import CamtoolError
+from camtool.trust.checks.check_report import CheckReport
+from camtool.trust.checks.running import CHECKS
+from camtool.warning_codes import WARNING_KINDS, MapWarning
+from tests.helpers import photos
+from tests.trust.checks.faults import FAULTS, Net
+
+METHODS = ("gradcam", "layercam", "gradcam++")
+DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    code, explain = FAULTS[fault]
+    report = explain().check()
+    assert code in report.codes
+    assert report.ok == (not report.warnings)
+
+
+def test_twenty_faults_or_more_are_planted() -> None:
+    assert len({code for code, _ in FAULTS.values()}) >= 20
+
+
+def test_an_unplanted_network_has_no_finding() -> None:
+    """The network in which faults are planted is sound by itself."""
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert camtool.explain(Net(), image, layer="layer")[0].check().codes == ()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> None:
+    images = [Image.fromarray(photos.unseen(number).image) for number in range(25)]
+    alarms = [report.codes for report in _check_all(demo, images, method) if not report.ok]
+    assert len(alarms) <= 0.02 * len(images), alarms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
+def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: str) -> None:
+    model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
+    images = sorted((shared / "images").glob("*.*g"))
+    reports = [report for method in METHODS for report in _check_all(model, images, method)]
+    alarms = [report.codes for report in reports if not report.ok]
+    assert len(alarms) <= 0.02 * len(reports), alarms
+
+
+@pytest.mark.slow
+def test_exchanged_channels_and_missing_normalization_on_photos(mobilenet, shared: Path) -> None:
+    """The checks are cautious: of real photos they name some, but clearly more than none."""
+    explainer = camtool.Explainer(mobilenet)
+    swapped, scaled = 0, 0
+    for path in sorted((shared / "images").glob("n*.jpg")):
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        swapped += "channels-swapped" in explainer(Image.fromarray(pixels[..., ::-1].copy())).check().codes
+        inputs = explainer.prepare(path).tensor
+        mean, std = (torch.tensor(each).reshape(3, 1, 1) for each in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+        scaled += "scale-misfit" in explainer((inputs * std + mean).reshape(1, 3, 224, 224))[0].check().codes
+    assert swapped >= 4
+    assert scaled >= 12
+
+
+def _check_all(model, images, method: str) -> list[CheckReport]:
+    explainer = camtool.Explainer(model, method=method)
+    return [explainer(image).check() for image in images]
+
+
+# ----------------------------------------------------------------------------------------------------- no trace
+
+
+def test_a_check_leaves_no_trace_and_is_deterministic(demo) -> None:
+    explanation = camtool.explain(demo, Image.fromarray(photos.unseen(0).image))
+    model, raw = demo.model, explanation.raw.copy()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [each.training for each in model.modules()]
+    random_state = torch.get_rng_state()
+    assert str(explanation.check()) == str(explanation.check())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert [each.training for each in model.modules()] == modes
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    assert all(each.grad is None for each in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert np.array_equal(explanation.raw, raw)
+
+
+def test_a_model_in_training_mode_stays_in_it() -> None:
+    net = Net(between=torch.nn.Dropout(0.5)).train()
+    explanation = camtool.explain(net, torch.randn(1, 3, 32, 32), layer="layer")[0]
+    assert "train-mode" in explanation.check().codes
+    assert net.training
+    assert net.between.training
+
+
+def test_each_image_of_a_batch_is_checked_alone(demo) -> None:
+    """The second image of a batch has the findings that it has alone, not those of the first."""
+    scene = torch.from_numpy(photos.unseen(0).image.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    scene = torch.nn.functional.interpolate(scene, (128, 128))
+    batch = torch.cat([scene, torch.zeros_like(scene)])
+    first, second = camtool.explain(demo, batch)
+    assert "constant-image" not in first.check().codes
+    assert "not-repeatable" not in second.check().codes
+    assert "constant-image" in second.check().codes
+
+
+# ------------------------------------------------------------------------------------------------ where a check fails
+
+
+def test_a_lost_gradient_is_located() -> None:
+    _, explain = FAULTS["a dead ReLU"]
+    (finding,) = (each for each in explain().check().findings if each.code == "zero-gradient")
+    assert "'between'" in finding.sentence
+
+
+def test_checks_that_do_not_apply_are_skipped_with_a_reason(demo) -> None:
+    report = camtool.explain(demo, Image.fromarray(photos.unseen(0).image), lambda output: output.max()).check()
+    assert "other classes" in report.skipped
+    assert set(report.skipped) <= set(CHECKS)
+    assert "not checked" in str(report)
+
+
+def test_a_segmenter_is_checked() -> None:
+    """Scores at each position are no classifier's: the checks of classes and of the input are skipped."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)).eval()
+    report = camtool.explain(net, torch.randn(1, 3, 32, 32), layer="1")[0].check()
+    assert {"other classes", "channels", "scale"} <= set(report.skipped)
+
+
+def test_a_pickled_explanation_keeps_its_warnings_but_cannot_be_checked(demo) -> None:
+    explanation = camtool.explain(demo, Image.new("RGB", (128, 128), (90, 90, 90)))
+    loaded = pickle.loads(pickle.dumps(explanation))
+    assert loaded.warnings == explanation.warnings
+    assert [each.code for each in loaded.warnings] == [each.code for each in explanation.warnings]
+    with pytest.raises(CamtoolError, match="no model to check"):
+        loaded.check()
+
+
+# --------------------------------------------------------------------------------------------------- border heat
+
+
+def test_trimming_replaces_the_border_by_its_neighbors() -> None:
+    explanation = FAULTS["heat from the padding"][1]()
+    trimmed = explanation.trim_border()
+    assert np.array_equal(trimmed.raw[1:-1, 1:-1], explanation.raw[1:-1, 1:-1])
+    assert np.array_equal(trimmed.raw[0, 1:-1], explanation.raw[1, 1:-1])
+    assert trimmed.raw[0, 0] == explanation.raw[1, 1]
+    assert np.ptp(trimmed.raw) < np.ptp(explanation.raw)
+
+
+@pytest.mark.parametrize("cells", [0, -1, 1.5, True, 100])
+def test_a_wrong_border_is_refused(cells: object) -> None:
+    with pytest.raises(CamtoolError, match="cells"):
+        FAULTS["heat from the padding"][1]().trim_border(cells)
+
+
+# ------------------------------------------------------------------------------------------------------- the texts
+
+
+def test_warnings_are_strings_with_code_and_remedy() -> None:
+    (warning, *_) = FAULTS["an image of one color"][1]().warnings
+    assert isinstance(warning, str)
+    assert isinstance(warning, MapWarning)
+    assert warning.code == "constant-image"
+    assert warning.remedy == WARNING_KINDS["constant-image"].remedy
+
+
+@pytest.mark.parametrize("fault", ["floats from 0 to 255", "a dead ReLU", "an image of one color"])
+def test_a_report_fits_into_80_columns(fault: str) -> None:
+    text = str(FAULTS[fault][1]().check())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_documentation_lists_every_code() -> None:
+    """The table in docs/checks.md is that of the code."""
+    lines = [
+        f"| `{each.code}` | {each.severity} | {each.condition} | {each.remedy} |" for each in WARNING_KINDS.values()
+    ]
+    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert table == lines, "replace the table in docs/checks.md by:\n" + "\n".join(lines)
