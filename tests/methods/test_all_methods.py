@@ -399,10 +399,12 @@ def test_batch_equals_single_images(name: str) -> None:
 def test_half_and_double_precision_equal_float32_up_to_rounding(name: str) -> None:
     net, x = suited(name)[0], torch.randn(2, *IMAGES)
     reference = raw(net, x, name)
+    # The map of occlusion is a small difference of two scores, each of which is rounded.
+    half = 0.2 if name == "occlusion" else 0.05
     with torch.autocast("cpu", torch.bfloat16):
-        close_to_peak(raw(net, x, name), reference, 0.05)
+        close_to_peak(raw(net, x, name), reference, half)
     close_to_peak(raw(net.double(), x.double(), name), reference, 1e-5)
-    close_to_peak(raw(net.bfloat16(), x.bfloat16(), name), reference, 0.05)
+    close_to_peak(raw(net.bfloat16(), x.bfloat16(), name), reference, half)
 
 
 @pytest.mark.parametrize(("scale", "says"), [(0.0, "constant"), (1e30, ""), (1e38, "")])

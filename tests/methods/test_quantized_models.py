@@ -28,7 +28,7 @@ from tests.oracles import ORACLES, Case
 from tests.oracles.base import Maps
 
 WORKING = ["ablationcam", "reciprocam", "eigencam", "kpcacam", "fem", "random"]
-WORKING += ["scorecam", "sscam", "iscam", "polycam", "rise"]
+WORKING += ["scorecam", "sscam", "iscam", "polycam", "rise", "occlusion"]
 """The methods that work on any quantized model."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"rise": {"samples": 30}, "sscam": {"samples": 3}, "iscam": {"samples": 3}}
@@ -153,7 +153,7 @@ def test_each_method_equals_its_oracle(small: nn.Module, mode: str, method: str)
     for index in (1, 3):
         result, got = explain_recorded(small, x, index, method, **options)
         expected = np.array(ORACLES[method](make_case(small, x, LAYERS[mode], index, got), **options))
-        assert result.layer == ("" if method == "rise" else LAYERS[mode])
+        assert result.layer == ("" if method in ("rise", "occlusion") else LAYERS[mode])
         np.testing.assert_allclose(result.raw, expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))
         assert np.ptp(expected) > 0 or method in ("ablationcam", "polycam", "random")  # these may be empty
 

@@ -404,3 +404,29 @@ def test_scaling_reaches_0_and_1_and_treats_rounding_as_constant() -> None:
         assert_close(scale_min_max(base * factor), torch.tensor([[0.0, 0.25, 1.0]]))
     assert_close(scale_min_max(torch.tensor([[-3e38, 0.0, 3e38]])), torch.tensor([[0.0, 0.5, 1.0]]))
     assert not scale_min_max(torch.tensor([[7.0, 7.0], [0.0, 0.0], [1.0, 1.0 + 1e-7]])).any()
+
+
+@pytest.mark.parametrize(("size", "options"), [((8, 16), {}), ((9, 12), {"window": 1 / 3, "stride": 1 / 3})])
+def test_occlusion_equals_captum(size: tuple[int, int], options: dict[str, float]) -> None:
+    attribution = pytest.importorskip("captum.attr")
+    torch.manual_seed(0)
+    model, x = net().double(), torch.randn(1, 3, *size, dtype=torch.float64)
+    window, stride = options.get("window", 0.25), options.get("stride", 0.125)
+    sides = (3, *(max(1, round(window * length)) for length in size))
+    steps = (3, *(max(1, round(stride * length)) for length in size))
+    # captum does not fill the last window if it ends beyond the border; these sizes divide evenly.
+    assert all((length - side) % step == 0 for length, side, step in zip((3, *size), sides, steps, strict=True))
+    theirs = attribution.Occlusion(model).attribute(x, sides, steps, target=1)
+    ours = METHODS["occlusion"](look(model, x, [ClassScore(1)]), **options)
+    assert_close(ours, theirs[:, 0].detach(), check_dtype=False, rtol=1e-5, atol=1e-6)  # captum returns float32
+
+
+def test_occlusion_shows_where_the_score_falls_and_where_it_rises() -> None:
+    """The score is the mean of the left half less that of the right half."""
+    halves = torch.cat([torch.ones(1, 8, 4), -torch.ones(1, 8, 4)], 2) / 32
+    model = nn.Sequential(
+        nn.Identity(), Apply(lambda x: torch.stack([-(x * halves).sum((1, 2, 3)), (x * halves).sum((1, 2, 3))], 1))
+    )
+    result = METHODS["occlusion"](look(model, torch.ones(1, 1, 8, 8), [ClassScore(1)]), window=0.5, stride=0.5)
+    # A window of 4 x 4 holds 16 of the 32 pixels of its half.
+    assert_close(result, torch.cat([torch.full((1, 8, 4), 0.5), torch.full((1, 8, 4), -0.5)], 2))

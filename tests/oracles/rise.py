@@ -12,7 +12,7 @@ import torch
 from tests.oracles.base import Case, Map, Maps, oracle, positions, zeros_like
 from tests.oracles.scorecam import masked, resized, softmax
 
-__all__ = ["DetectorCase", "Found", "drise", "rise"]
+__all__ = ["DetectorCase", "Found", "drise", "occlusion", "rise"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,32 @@ class DetectorCase:
     x: Maps
     target: Found
     detect: Callable[[Maps], list[Found]]
+
+
+@oracle("occlusion")
+def occlusion(case: Case, window: float = 0.25, stride: float = 0.125) -> Map:
+    """Zeiler and Fergus 2014: at each pixel the mean drop of the score over the windows that cover it, set to 0."""
+    height, width = len(case.x[0]), len(case.x[0][0])
+    total, count = zeros_like(case.x[0]), zeros_like(case.x[0])
+    score = case.model(case.x)[case.index]
+    for top, bottom in spans(height, window, stride):
+        for left, right in spans(width, window, stride):
+            mask = [[float(not (top <= i < bottom and left <= j < right)) for j in range(width)] for i in range(height)]
+            drop = score - case.model(masked(case.x, mask))[case.index]
+            for i in range(top, bottom):
+                for j in range(left, right):
+                    total[i][j] += drop
+                    count[i][j] += 1
+    return [[total[i][j] / count[i][j] for j in range(width)] for i in range(height)]
+
+
+def spans(length: int, window: float, stride: float) -> list[tuple[int, int]]:
+    """Where windows begin and end along one axis; one more ends at the border if they do not fit evenly."""
+    side, step, start, found = max(1, round(window * length)), max(1, round(stride * length)), 0, []
+    while start + side < length:
+        found.append((start, start + side))
+        start += step
+    return [*found, (length - side, length)]
 
 
 @oracle("rise")

@@ -1,13 +1,14 @@
-"""RISE and D-RISE: random masks of the image, averaged by what the model finds in the masked image.
+"""Masks of the image: random ones, averaged by what the model finds (RISE, D-RISE), or one window after another.
 
 They need no layer and no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ from camtool.methods.registry import method
 from camtool.outputs.predictions import Prediction
 from camtool.targets import Target
 
-__all__ = ["drise", "rise"]
+__all__ = ["drise", "occlusion", "rise"]
 
 
 @method("rise", paper="arXiv 1806.07421", needs="forwards", cost="many passes", ignores_layer=True)
@@ -109,6 +110,71 @@ def drise(
         return partial(_require_similarity, evidence.forward_pass.predictions[image])
 
     return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), convert_for, chunk)
+
+
+@method("occlusion", paper="arXiv 1311.2901", needs="forwards", cost="many passes", ignores_layer=True)
+def occlusion(evidence: Evidence, *, window: float = 0.25, stride: float = 0.125, chunk: int | None = None) -> Tensor:
+    """Average by how much the score drops if a window of the image is covered.
+
+    ``M(p) = mean_{w ∋ p} y_c(x) - y_c(x without w)``: the mean over the windows that cover a pixel, as in captum
+    (Zeiler and Fergus 2014, section 4.2, draw each drop at the window's place). They cover with gray; here the model's
+    input is set to 0, which is gray after the usual normalizations. The score is the target's own, not its probability,
+    which hardly changes where it is close to 1.
+
+    Args:
+        evidence: The model to run on covered inputs.
+        window: The side of a window, as a share of the image's.
+        stride: The distance between windows, as a share of the image's side. The last one ends at the border.
+        chunk: The number of covered inputs in one pass; by default as many as fit into memory.
+
+    Returns:
+        The maps ``(R, *size)``, at the input's size; negative where the score rises without the pixels.
+
+    Raises:
+        MethodError: An option is out of range.
+    """
+    check_number("window", window, above=0, most=1)
+    check_number("stride", stride, above=0, most=window)
+    check_count("chunk", chunk, optional=True)
+    inputs = evidence.inputs
+    windows = _list_windows(inputs.shape[2:], window, stride)
+    results = upcast(inputs).new_empty(len(evidence.images), *inputs.shape[2:])
+    for rows in evidence.rows_by_image:
+        make_variants = partial(_cover_windows, inputs[evidence.images[rows[0]]], windows)
+        scores = score_inputs(evidence, rows, len(windows) + 1, make_variants, chunk=chunk).to(results)
+        results[rows] = _average_drops(scores[:1] - scores[1:], windows, inputs.shape[2:])
+    return results
+
+
+def _list_windows(size: Sequence[int], window: float, stride: float) -> list[tuple[slice, ...]]:
+    """Return the windows over an input of this size, at regular distances along each axis."""
+    axes = []
+    for length in size:
+        side, step = (max(1, round(share * length)) for share in (window, stride))
+        starts = [*range(0, length - side, step), length - side]
+        axes.append([slice(start, start + side) for start in starts])
+    return list(product(*axes))
+
+
+def _cover_windows(x: Tensor, windows: Sequence[tuple[slice, ...]], part: slice) -> Tensor:
+    """Return the input ``(C, *size)`` as it is, number 0, or without one window: ``(m, C, *size)``."""
+    covered = []
+    for number in range(part.start, part.stop):
+        each = x.clone()
+        if number:
+            each[(slice(None), *windows[number - 1])] = 0
+        covered.append(each)
+    return torch.stack(covered)
+
+
+def _average_drops(drops: Tensor, windows: Sequence[tuple[slice, ...]], size: Sequence[int]) -> Tensor:
+    """Return at each pixel the mean of the drops ``(W, rows)`` of the windows that cover it: ``(rows, *size)``."""
+    total, count = drops.new_zeros(drops.shape[1], *size), drops.new_zeros(tuple(size))
+    for drop, region in zip(drops, windows, strict=True):
+        part = total[(slice(None), *region)]
+        part += unsqueeze_like(drop, part)
+        count[region] += 1
+    return total / count
 
 
 def _require_similarity(prediction: Prediction, target: Target) -> Target:

@@ -21,6 +21,7 @@ from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline,
 from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again, score_variants
 
 __all__ = [
+    "compare_with_cell_drops",
     "compute_average_drop",
     "compute_average_gain",
     "compute_curve",
@@ -299,12 +300,27 @@ def compute_single_deletion(
         MetricError: The image has fewer pixels per side than cells, or an argument is not as described.
     """
     check_maps(maps, images)
+    drops = measure_cell_drops(score, images, cells=cells, removal=removal, chunk=chunk)
+    return compare_with_cell_drops(maps, drops, cells=cells)
+
+
+def measure_cell_drops(
+    score: Score, images: Tensor, *, cells: int = 4, removal: Removal = "zero", chunk: int | None = None
+) -> Tensor:
+    """Return by how much the score drops without each cell of the image, ``(N, cells²)``, row by row.
+
+    The arguments and the errors are those of :func:`compute_single_deletion`. The drops depend on no map, so they are
+    measured once for many of them.
+    """
     check_count("cells", cells, least=2, error=MetricError)
     if min(images.shape[2:]) < cells:
         raise MetricError(f"cells={cells} is more than the sides of the images, {tuple(images.shape[2:])}.")
-    regions = _make_cells(images, cells)
-    drops = _measure_drops(score, images, regions, removal, chunk)
-    return correlate_spearman(_sum_heat(maps, regions), drops)
+    return _measure_drops(score, images, _make_cells(images, cells), removal, chunk)
+
+
+def compare_with_cell_drops(maps: Tensor, drops: Tensor, *, cells: int = 4) -> Tensor:
+    """Return the value of :func:`compute_single_deletion` for maps ``(N, H, W)``, from drops that are measured."""
+    return correlate_spearman(_sum_heat(maps, _make_cells(maps[:, None], cells)), drops)
 
 
 @metric("infidelity", higher_is_better=False, bounds=(0, 1), score="logit", paper="arXiv 1901.09392")
