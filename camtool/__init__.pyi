@@ -26,6 +26,7 @@ from camtool.errors import MethodError as MethodError
 from camtool.errors import ModelError as ModelError
 from camtool.errors import NothingFoundError as NothingFoundError
 from camtool.errors import TargetError as TargetError
+from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evidence.evidence import Evidence as Evidence
 from camtool.explainer import Explainer as Explainer
 from camtool.explainer import explain as explain

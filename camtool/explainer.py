@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, cast, get_args, overload
 
 import numpy as np
@@ -26,6 +28,7 @@ from camtool.batch_explainer import BatchExplainer, to_list
 from camtool.device_overlays import DeviceMaps, compute_maps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.evaluation.recommendation import recommend_once
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.observation import observe, observe_connected
@@ -222,7 +225,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             area. For a detector a class is its most confident detection, and ``None`` the most confident of all. A
             single output is taken as the score of two classes; use :class:`camtool.targets.Value` for a regression.
             Models such as CLIP take a text: ``"a photo of a dog"``.
-        method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several of these.
+        method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several of these. ``"auto"``:
+            what :func:`camtool.recommend` finds best on the images of the first call, within a minute; it is kept for
+            the model.
         layer: The layer to explain at: a dotted name, a module, or several. By default the best layer is found.
         merge: How the maps of several layers become one: a name in :data:`camtool.methods.merges.MERGES` or a function.
         transform: From PIL image to the model's input, if ``model`` does not bring it.
@@ -316,6 +321,12 @@ class Explainer(Generic[Result]):
         check_choice("placement", placement, get_args(Placement))
         if loaded.text is not None and (labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
+        self._auto: Callable[[Any], tuple[str, str | None]] | None = None
+        if method == "auto":
+            if layer is not None or options:
+                raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
+            self._auto = partial(recommend_once, model, transform=transform, labels=labels, device=device)
+            method = "gradcam"  # until the first images come
         methods = [find_method(each) for each in to_list(method)]
         modules = None if layer is None else [unwrap_layer(whole, each) for each in to_list(layer)]
         layers = None if modules is None else [find_module_name(loaded.model, each) for each in modules]
@@ -360,6 +371,7 @@ class Explainer(Generic[Result]):
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
         """Explain images; the arguments and the results are those of :func:`explain`."""
         check_argument_order(img, target_class)
+        self._choose_method(img)
         # Engines do not run the model, so its state is not held. What else runs it preserves the state itself.
         hold = hold_modules if self._batches.engines else hold_model
         # The first block takes over if an interrupt arrives just as one of the others ends.
@@ -378,6 +390,19 @@ class Explainer(Generic[Result]):
                 asked = requests[len(results) : len(results) + len(batch.items)]
                 results += self._batches.explain(batch, asked)
             return results[0] if count is None else results
+
+    def _choose_method(self, img: Any) -> None:
+        """Take the method and the layer that are recommended for the model, if none was named."""
+        if self._auto is None:
+            return
+        name, layer = self._auto(img if self._preparer.is_batch(img) else [img])
+        methods, self._auto = [find_method(name)], None
+        self._batches = replace(
+            self._batches,
+            methods=methods,
+            layers=None if layer is None else [layer],
+            depths=find_asked_depths(methods, {}),
+        )
 
     def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:
         """Prepare one image for the model: read, crop, resize and normalize it. It may be given in place of the image.
@@ -465,6 +490,7 @@ class Explainer(Generic[Result]):
         self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool
     ) -> DeviceMaps:
         """Return the maps of a batch without explanations."""
+        self._choose_method(batch)
         if len(self._batches.methods) != 1 or not self._batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         (method,) = self._batches.methods

@@ -162,7 +162,8 @@ def _cover_windows(x: Tensor, windows: Sequence[tuple[slice, ...]], part: slice)
     for number in range(part.start, part.stop):
         each = x.clone()
         if number:
-            each[(slice(None), *windows[number - 1])] = 0
+            place = (slice(None), *windows[number - 1])
+            each[place] = 0
         covered.append(each)
     return torch.stack(covered)
 
@@ -171,8 +172,8 @@ def _average_drops(drops: Tensor, windows: Sequence[tuple[slice, ...]], size: Se
     """Return at each pixel the mean of the drops ``(W, rows)`` of the windows that cover it: ``(rows, *size)``."""
     total, count = drops.new_zeros(drops.shape[1], *size), drops.new_zeros(tuple(size))
     for drop, region in zip(drops, windows, strict=True):
-        part = total[(slice(None), *region)]
-        part += unsqueeze_like(drop, part)
+        place = (slice(None), *region)
+        total[place] += unsqueeze_like(drop, total[place])
         count[region] += 1
     return total / count
 
