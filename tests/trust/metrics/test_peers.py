@@ -247,6 +247,8 @@ def test_max_sensitivity_equals_captums_on_the_same_noise() -> None:
     """Only the noise differs: captum's has the radius 0.02 itself, ours 0.02 of the range of each image."""
     captum = pytest.importorskip("captum.metrics", reason="captum is not installed: pip install 'camtool[test]'")
     noisy, ours = record_sensitivity(NET, IMAGES, CLASSES)
+    noise = (torch.stack(noisy) - IMAGES).abs().amax((0, 2, 3, 4))
+    torch.testing.assert_close(noise, 0.02 * (IMAGES.amax((1, 2, 3)) - IMAGES.amin((1, 2, 3))), rtol=0.01, atol=0)
 
     def explain(inputs: Any) -> Any:
         x = inputs[0] if isinstance(inputs, tuple) else inputs
@@ -358,7 +360,12 @@ def test_randomization_equals_quantus_layer_by_layer(quantus: Any, order: str, i
     metric = quantus.MPRT(layer_order=order, abs=False, normalise=False, **QUIET)
     theirs = run_quantus(metric, maps, net=net, explain_func=explain_for_quantus)
     assert float(ours.std(0).min()) > 1e-3
-    compare(ours, np.stack([theirs[name] for name in ("head", "second", "first")], 1))
+    steps = np.stack([theirs[name] for name in ("head", "second", "first")], 1)
+    compare(ours, steps)
+    kind = "cascading" if is_cumulative else "independent"
+    compute = getattr(sanity, f"compute_{kind}_randomization")
+    mean = compute(net, lambda x, rows: net.explain(x, classes[rows]), IMAGES, maps, groups=None)
+    compare(mean, np.abs(steps).mean(1))
 
 
 def test_class_sensitivity_equals_quantus_random_logit(quantus: Any) -> None:
