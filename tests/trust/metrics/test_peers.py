@@ -262,6 +262,19 @@ def test_max_sensitivity_equals_captums_on_the_same_noise() -> None:
     compare(ours, theirs)
 
 
+def test_max_sensitivity_of_zeros_is_infinite_but_captum_divides_by_1() -> None:
+    captum = pytest.importorskip("captum.metrics", reason="captum is not installed: pip install 'camtool[test]'")
+    zeros = torch.zeros(N, SIDE, SIDE)
+
+    def explain(inputs: Any) -> Any:
+        return (zeros,) if isinstance(inputs, tuple) else zeros + 1
+
+    with warnings_of_peers():
+        theirs = captum.sensitivity_max(explain, IMAGES, lambda inputs: inputs, n_perturb_samples=1)
+    compare(torch.full((N,), float(SIDE)), theirs)
+    assert faithfulness.compute_max_sensitivity(lambda x, rows: zeros + 1, IMAGES, zeros).eq(math.inf).all()
+
+
 def record_sensitivity(net: Net, images: Tensor, classes: list[int]) -> tuple[list[Tensor], Tensor]:
     """Return the noisy images of max-sensitivity, and its value."""
     noisy, wanted = [], torch.tensor(classes)
@@ -382,7 +395,7 @@ def test_class_sensitivity_equals_quantus_random_logit(quantus: Any) -> None:
 
 
 def test_the_deletion_curve_equals_quantus_pixel_flipping(quantus: Any) -> None:
-    """Quantus's curve has no value before the first step. Its area needs a function that numpy 2 does not have."""
+    """Quantus's curve has no value before the first step. Its area fails with numpy 2.4."""
     net, images, steps = Net(channels=1), IMAGES[:, :1], 20
     metric = quantus.PixelFlipping(features_in_step=SIDE * SIDE // steps, perturb_baseline=0.0, **QUIET)
     theirs = run_quantus(metric, MAPS, net=net, images=images, softmax=True)
@@ -393,7 +406,7 @@ def test_the_deletion_curve_equals_quantus_pixel_flipping(quantus: Any) -> None:
 def test_quantus_road_counts_images_whose_class_stays(quantus: Any) -> None:
     """It is one curve of accuracy over all images, not the difference of two curves of a probability.
 
-    The images have one channel, as Quantus 0.6.0 counts the pixels of a map once for each channel, and then fails.
+    The images have one channel, as the next test shows why.
     """
     net, images, shares = Net(channels=1), IMAGES[:, :1], [5, 10, 20, 50, 90]
     ranks = MAPS.flatten(1).argsort(1, descending=True).argsort(1).reshape(MAPS.shape)
@@ -405,3 +418,9 @@ def test_quantus_road_counts_images_whose_class_stays(quantus: Any) -> None:
     metric = quantus.ROAD(percentages=shares, noise=0.0, **QUIET)
     theirs = run_quantus(metric, MAPS, net=net, images=images, classes=classes.tolist())
     compare(accuracy, [theirs[share] for share in shares])
+
+
+def test_quantus_road_fails_for_color_images(quantus: Any) -> None:
+    metric = quantus.ROAD(percentages=[50], noise=0.0, **QUIET)
+    with pytest.raises(IndexError, match="out of bounds"):
+        run_quantus(metric, MAPS)
