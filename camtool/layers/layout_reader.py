@@ -36,6 +36,8 @@ class LayoutReader:
         size: Size of the image, ``(H, W)``.
         queries: Numbers of tokens that a detector adds to those of the image, one for each object.
         text: The tokens of the image in the text that the model reads, if it reads one.
+        disordered: Number of tokens that the model writes into the text in place of the image, if they are no grid in
+            the order of its rows, e.g. queries. As many tokens before the text may be these, and are not read either.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class LayoutReader:
         size: Sequence[int],
         queries: QueryTokens = _NO_QUERIES,
         text: ImageTokens | None = None,
+        disordered: int = 0,
     ) -> None:
+        self._disordered = disordered
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -143,6 +147,8 @@ class LayoutReader:
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:
+            if shape[1] == self._disordered:
+                return []
             found = self.find_layout_of_tokens(shape[1])
             return [] if found is None else [found]
         if len(shape) != len(self._size) + 2:

@@ -143,8 +143,14 @@ def _find_candidates(
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
-    most = _MOST_ASKED if reader.find_text_layout() is None else _MOST_ASKED_IN_TEXT
-    while len(asked) < len(outputs) and all(candidate.verdict for candidate in asked):
+    reads_text = reader.find_text_layout() is not None
+    most, more = (_MOST_ASKED_IN_TEXT, 1) if reads_text else (_MOST_ASKED, 0)
+    while len(asked) < len(outputs):
+        if not all(candidate.verdict for candidate in asked):
+            # With few asked at once, what a projection reads may be among the next ones.
+            if not more:
+                break
+            more -= 1
         remaining = outputs[: len(outputs) - len(asked)][-most:]
         judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone)
         asked = _exclude_other_orders(judged + asked, reader)
@@ -170,7 +176,7 @@ def read_layouts(
     if is_ordered:
         return reader
     # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
-    return LayoutReader(calls, size, queries, replace(text, positions=()))
+    return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions))
 
 
 def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader) -> list[Candidate]:

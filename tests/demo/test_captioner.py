@@ -179,7 +179,7 @@ def test_the_language_model_is_explained_whatever_the_scene_shows(captioner):
         photo = Image.fromarray(draw_scene(seed, objects=2).image)
         found = find_candidates(model, dict(processor(images=photo, text=PROMPT, return_tensors="pt")))
         assert [each.name for each in found if each.chosen] == ["model.language_model.layers.1.input_layernorm"]
-        orders += [each.in_order for each in found if each.name == "model.language_model.layers.0.input_layernorm"]
+        orders += [each.in_order for each in found if each.name.startswith("model.language_model.")]
     assert False in orders
 
 

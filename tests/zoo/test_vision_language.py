@@ -162,7 +162,7 @@ def test_no_map_lies_over_tokens_in_another_order(order: Tensor, picture: Tensor
     model, inputs = small.build(), small.make_inputs(picture)
     block = find_first_block(model)
     model.model.multi_modal_projector = Shuffled(model.model.multi_modal_projector, order)
-    assert explain(model, inputs, 7).layer == "model.multi_modal_projector.projector"
+    assert explain(model, inputs, 7).layer == "model.vision_tower.encoder.layers.1"
     with pytest.raises(LayerError, match="no grid over the 64 x 64 input"):
         explain(model, inputs, 7, layer=block)
 
