@@ -18,7 +18,7 @@ from tests.helpers.comparison import assert_same_raw
 from tests.helpers.nets import staged
 
 BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-METHODS_WITHOUT_LAYER = ["rise", "inputxgradient", "integrated-gradients", "smoothgrad"]
+METHODS_WITHOUT_LAYER = ["rise", "occlusion", "inputxgradient", "integrated-gradients", "smoothgrad"]
 """Methods that need only the inputs and outputs of the model."""
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from camtool.arguments.messages import format_count
 from camtool.structures.module_names import iterate_hookable_modules
@@ -15,6 +13,9 @@ from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
 __all__ = ["check_mode", "check_repeatability", "find_training_modules"]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 _SAME_SHARE = 0.01
 """Largest difference of two maps of the same image, relative to the range of the map. Rounding of half precision is
@@ -26,9 +27,9 @@ def find_training_modules(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in iterate_hookable_modules(model)
-        if isinstance(module, (_DropoutNd, _NormBase))
+        if isinstance(module, (*_BATCH_NORMS, *_DROPOUTS))
         and module.training
-        and (not isinstance(module, _DropoutNd) or module.p > 0)
+        and (not isinstance(module, _DROPOUTS) or module.p > 0)
     ]
 
 
