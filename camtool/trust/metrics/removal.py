@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
+from torch.nn.functional import avg_pool2d, conv2d, conv_transpose2d, interpolate, max_pool2d, pad
 
 from camtool.arguments.checks import check_choice
 from camtool.errors import MetricError
@@ -29,16 +29,19 @@ Fill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 # pixels cut off after 5, objects can still be recognized.
 _BLUR = 10 / 224
 
-# Conjugate gradients stop at this residual, relative to the largest value of the image. The error is larger than the
-# residual, by up to the square of the side of the removed region.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-7}
+# Conjugate gradients stop at this residual, relative to the largest value of the known pixels. The error is larger than
+# the residual: measured on regions of 64 to 224 pixels, 5e-5 for 1e-6 and 1e-6 for 1e-8.
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-6}
 
 # Steps of conjugate gradients per pixel of the image's longer side: the number of steps grows with the side of the
-# removed region. In practice 1 to 3 are enough.
+# removed region if nothing helps. With the coarser grids 20 to 50 steps are enough for 64 to 224 pixels.
 _MOST_STEPS_PER_PIXEL = 20
 
 # Steps between two looks at the residual, each of which makes the program wait for an accelerator.
-_STEPS_BETWEEN_LOOKS = 8
+_STEPS_BETWEEN_LOOKS = 4
+
+# Linear interpolation to a grid of half the step, as one kernel.
+_TO_FINER = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 4
 
 
 def blur_images(images: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ def impute_linear(images: Tensor, removed: Tensor) -> Tensor:
 
     Each removed pixel is ``Σ_j w_j x_j / Σ_j w_j`` over its neighbors j inside the image, with a weight of 1/6 beside,
     above and below, and of 1/12 at the corners. The system of equations is symmetric and positive definite. It is
-    solved for all images at once by conjugate gradients, on the images' device.
+    solved for all images at once by conjugate gradients on grids of several sizes, on the images' device.
 
     Source: noisy linear imputation without the noise, arXiv 2202.00449.
 
@@ -120,31 +123,71 @@ def impute_linear(images: Tensor, removed: Tensor) -> Tensor:
     Returns:
         The images with imputed pixels, of the same shape.
     """
-    # Metal has no double precision.
-    precision = torch.float32 if images.device.type == "mps" else torch.float64
+    precision = torch.float64 if images.dtype == torch.float64 else torch.float32
     x, hole = images.to(precision), removed[:, None]
-    degree = _add_neighbors(torch.ones_like(x[:1, :1]))
-
-    def apply(values: Tensor) -> Tensor:
-        return torch.where(hole, degree * values - _add_neighbors(values), 0)
-
-    start = torch.where(hole, _fill_coarse_to_fine(x, ~hole), 0)
-    right = torch.where(hole, _add_neighbors(torch.where(hole, 0, x)), 0)
     is_whole = removed.flatten(1).all(1)
     # Without a known pixel any constant solves the system.
-    right[is_whole], start[is_whole] = 0, 0
-    limit = _TOLERANCE[precision] * float(x.abs().max().clamp_min(1e-30))
-    solution = _solve(apply, right, start, limit, _MOST_STEPS_PER_PIXEL * max(images.shape[2:]))
+    start = torch.where(hole & ~is_whole[:, None, None, None], _fill_coarse_to_fine(x, ~hole), 0)
+    limit = _TOLERANCE[precision] * float(torch.where(hole, 0, x).abs().max().clamp_min(1e-30))
+    solution = _solve(_Imputation(x, hole), start, limit, _MOST_STEPS_PER_PIXEL * max(images.shape[2:]))
     filled = torch.where(is_whole[:, None, None, None], _average_color(x), solution)
     return torch.where(hole, filled.to(images), images)
 
 
-def _add_neighbors(values: Tensor) -> Tensor:
-    """Return the weighted sum of the eight neighbors of each pixel; outside of the image is 0."""
-    # The weights are those of [1, 2, 1] in both directions, without the center.
-    around = pad(values, (1, 1, 1, 1))
-    rows = around[:, :, :-2] + 2 * around[:, :, 1:-1] + around[:, :, 2:]
-    return (rows[..., :-2] + 2 * rows[..., 1:-1] + rows[..., 2:] - 4 * values) / 12
+class _Imputation:
+    """The system of equations for the removed pixels ``hole`` ``(M, 1, H, W)`` of images ``(M, C, H, W)``.
+
+    Attributes:
+        right: The right side of the system, ``(M, C, H, W)``.
+    """
+
+    def __init__(self, images: Tensor, hole: Tensor) -> None:
+        ring = images.new_tensor([[1, 2, 1], [2, 0, 2], [1, 2, 1]]) / 12
+        kernel = _TO_FINER.to(images)
+        self._ring, self._to_finer = ring[None, None], torch.outer(kernel, kernel)[None, None]
+        self._degree = self._add_neighbors(torch.ones_like(images[:1, :1]))
+        self._holes = _list_coarser_holes(hole.to(images))
+        self.right = self._add_neighbors(torch.where(hole, 0, images)) * self._holes[0]
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return the left side of the system for values of the removed pixels, ``(M, C, H, W)``."""
+        return (self._degree * values).sub_(self._add_neighbors(values)).mul_(self._holes[0])
+
+    def precondition(self, residual: Tensor) -> Tensor:
+        """Return an estimate of the error that leaves this residual: the sum of the residual on all coarser grids.
+
+        Conjugate gradients alone carry a value by one pixel per step. A coarse grid carries it across the whole region.
+
+        Source: the parallel multilevel preconditioner of Bramble, Pasciak and Xu, Mathematics of Computation 55, 1990.
+        """
+        residuals = [residual]
+        for hole in self._holes[1:]:
+            coarser = _each_plane(conv2d, residuals[-1], self._to_finer, stride=2, padding=1)
+            residuals.append(coarser.mul_(hole))
+        error = residuals[-1]
+        for hole, finer in zip(self._holes[-2::-1], residuals[-2::-1], strict=True):
+            odd = (finer.shape[2] % 2, finer.shape[3] % 2)
+            error = _each_plane(conv_transpose2d, error, self._to_finer, stride=2, padding=1, output_padding=odd)
+            error = error.add_(finer).mul_(hole)
+        return error
+
+    def _add_neighbors(self, values: Tensor) -> Tensor:
+        """Return the weighted sum of the eight neighbors of each pixel; outside of the image is 0."""
+        return _each_plane(conv2d, values, self._ring, padding=1)
+
+
+def _each_plane(convolve: Callable[..., Tensor], values: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+    """Convolve each channel of ``(M, C, H, W)`` with the same kernel ``(1, 1, k, k)``."""
+    result = convolve(values.flatten(0, 1)[:, None], kernel, **options)
+    return result.reshape(*values.shape[:2], *result.shape[2:])
+
+
+def _list_coarser_holes(hole: Tensor) -> list[Tensor]:
+    """Return the removed pixels as 0 or 1 on grids of 1, 2, 4, ... pixels; coarse ones are removed as a whole."""
+    holes = [hole]
+    while min(holes[-1].shape[2:]) >= 4:
+        holes.append(-max_pool2d(-holes[-1], 2))
+    return holes
 
 
 def _fill_coarse_to_fine(x: Tensor, known: Tensor) -> Tensor:
@@ -159,23 +202,27 @@ def _fill_coarse_to_fine(x: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, x, finer)
 
 
-def _solve(apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, limit: float, most: int) -> Tensor:
-    """Solve ``apply(x) = right`` for each plane ``(M, C, H, W)`` by conjugate gradients."""
-    x = start
-    residual = right - apply(x)
-    direction, norm = residual, _dot(residual, residual)
+def _solve(system: _Imputation, start: Tensor, limit: float, most: int) -> Tensor:
+    """Solve the system for each plane ``(M, C, H, W)`` by preconditioned conjugate gradients."""
+    x = start.clone()
+    residual = system.right - system.apply(x)
+    direction = system.precondition(residual).clone()
+    norm, tiny = _dot(residual, direction), 1e-300 if x.dtype == torch.float64 else 1e-30
     for step in range(most):
         # Planes whose residual is 0 stay as they are.
         if step % _STEPS_BETWEEN_LOOKS == 0 and float(residual.abs().max()) <= limit:
             break
-        image = apply(direction)
-        length = norm / _dot(direction, image).clamp_min(1e-300 if x.dtype == torch.float64 else 1e-30)
-        x, residual = x + length * direction, residual - length * image
-        new_norm = _dot(residual, residual)
-        direction = residual + new_norm / norm.clamp_min(1e-300 if x.dtype == torch.float64 else 1e-30) * direction
+        image = system.apply(direction)
+        length = norm / _dot(direction, image).clamp_min(tiny)
+        x.addcmul_(length, direction)
+        residual.addcmul_(length, image, value=-1)
+        error = system.precondition(residual)
+        new_norm = _dot(residual, error)
+        direction.mul_(new_norm / norm.clamp_min(tiny)).add_(error)
         norm = new_norm
     return x
 
 
 def _dot(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum((2, 3), keepdim=True)
+    products: Tensor = torch.linalg.vecdot(one.flatten(2), other.flatten(2))
+    return products[..., None, None]
