@@ -40,8 +40,10 @@ def draw_chart(evaluation: Evaluation) -> Figure:
     across = balance_columns(len(evaluation.metrics), _ACROSS)
     bands = -(-len(evaluation.metrics) // across)
     height = _HEAD + len(names) * _ROW + _FOOT
-    width = margin + across * (_PANEL + _GAP)
-    figure: Figure = canvas.create_figure(width, bands * height + LINE_HEIGHT + _EDGE)
+    notes = (f"Mean and 95 % interval, {evaluation.image_count} images.", "Dashed: random, whose weights are drawn.")
+    widest_note = max(canvas.measure_text(note, TEXT_SIZE) for note in notes)
+    width = max(margin + across * (_PANEL + _GAP), widest_note + 2 * _EDGE)
+    figure: Figure = canvas.create_figure(width, bands * height + len(notes) * LINE_HEIGHT + _EDGE)
     for number, metric in enumerate(evaluation.metrics):
         band, column = divmod(number, across)
         top = band * height
@@ -49,8 +51,9 @@ def draw_chart(evaluation: Evaluation) -> Figure:
             _write_names(canvas, figure, names, margin, top + _HEAD)
         box = margin + column * (_PANEL + _GAP), top + _HEAD, _PANEL, len(names) * _ROW
         _draw_panel(canvas, figure, box, evaluation, metric)
-    text = f"Mean and 95 % interval over {evaluation.image_count} images. Dashed: random, whose weights are drawn."
-    canvas.write_line(figure, _EDGE, bands * height + LINE_HEIGHT / 2, text, TEXT_SIZE, color=canvas.MUTED)
+    for number, note in enumerate(notes):
+        bottom = bands * height + (number + 0.5) * LINE_HEIGHT
+        canvas.write_line(figure, _EDGE, bottom, note, TEXT_SIZE, color=canvas.MUTED)
     return figure
 
 

@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 from torch import nn
 from torchvision import transforms
@@ -306,3 +308,11 @@ def test_on_scenes_with_truth_good_methods_are_separated_from_random(scenes):
         table.compute_interval(method, "cascading-randomization") for method in ("gradcam", "guided-backprop")
     )
     assert passed.high < failed.low
+
+
+def test_no_text_of_the_figure_is_cut_off(net):
+    figure = camtool.evaluate(net, IMAGES, METHODS, metrics=["sparsity"]).figure()
+    renderer, width = FigureCanvasAgg(figure).get_renderer(), figure.bbox.width
+    extents = [text.get_window_extent(renderer) for text in figure.findobj(Text) if text.get_text()]
+    assert len(extents) > len(METHODS)
+    assert all(each.x0 >= 0 and each.x1 <= width for each in extents)
