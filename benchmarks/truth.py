@@ -55,7 +55,7 @@ _JUDGED = (
 )
 """Metrics that need neither an annotation nor other classes, whose ranking is compared with that of the truth."""
 
-_FEWER_MASKS = {"rise": {"masks": 1000}}
+_FEWER_MASKS = {"rise": {"samples": 1000}}
 """Options with which dear methods take seconds per row."""
 
 _SPECIAL = ("attention", "text", "detector")
@@ -90,7 +90,7 @@ class Row:
 
 def main(
     rows: Annotated[int, typer.Option(help="Rows for each kind of evidence.")] = 12,
-    judged: Annotated[int, typer.Option(help="Rows for each kind of evidence on which metrics are computed.")] = 3,
+    judged: Annotated[int, typer.Option(help="Rows for each kind of evidence on which metrics are computed.")] = 2,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
     methods: Annotated[str, typer.Option(help="Names, separated by commas; by default all, and the peers.")] = "",
     metrics: Annotated[str, typer.Option(help="Metrics to rank by, separated by commas; by default all.")] = "",
@@ -104,9 +104,14 @@ def main(
     inputs = prepare_images(np.stack([row.scene.image for row in chosen]))
     names = methods.split(",") if methods else None
     subset = [index for index, number in _number_in_task(chosen) if number < judged]
-    table = []
+    table, refused = [], {}
     for name, explain in iterate_explainers(model, names):
-        entry = grade(name, explain, inputs, chosen)
+        try:
+            entry = grade(name, explain, inputs, chosen)
+        except camtool.CamtoolError as error:
+            refused[name] = str(error)
+            print(f"{name:<26} refused: {error}", flush=True)
+            continue
         maps = entry.pop("maps")
         ranked = metrics.split(",") if metrics else _JUDGED
         entry["metrics"] = judge(model, inputs[subset], maps[subset], [chosen[i] for i in subset], ranked)
@@ -117,7 +122,7 @@ def main(
         print(f"{name:<20} {value:+.2f}")
     minutes = round((time.monotonic() - start) / 60, 1)
     result = {"machine": describe_machine(threads), "minutes": minutes, "rows": len(chosen), "judged": len(subset)}
-    result |= {"checks": checks, "methods": table, "agreement": agreement}
+    result |= {"checks": checks, "methods": table, "refused": refused, "agreement": agreement}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
