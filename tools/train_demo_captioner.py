@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,10 +127,9 @@ class _StoredFeatures(nn.Module):
         super().__init__()
         self.rows, self.columns, self.embed = tower.rows, tower.columns, tower.embed
 
-    def forward(self, pixel_values: Tensor, **_: Any) -> SimpleNamespace:
-        """Return an object with the tokens where LLaVA reads them."""
-        found: SimpleNamespace = self.embed(pixel_values)
-        return found
+    def forward(self, pixel_values: Tensor, **_: Any) -> Any:
+        """Return the output of the tower, with the tokens where LLaVA reads them."""
+        return self.embed(pixel_values)
 
 
 def train(model: Any, examples: Examples, steps: int) -> None:

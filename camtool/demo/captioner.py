@@ -11,7 +11,6 @@ It is a LLaVA of Hugging Face, whose vision tower is the demo's network. Its wei
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -65,14 +64,16 @@ class CaptionerTower(nn.Module):
         self.rows = nn.Parameter(0.02 * torch.randn(GRID, 1, _CHANNELS))
         self.columns = nn.Parameter(0.02 * torch.randn(GRID, _CHANNELS))
 
-    def forward(self, pixel_values: Tensor, **_: Any) -> SimpleNamespace:
-        """Return an object with the tokens ``(N, 256, 96)`` where LLaVA reads them."""
+    def forward(self, pixel_values: Tensor, **_: Any) -> Any:
+        """Return the output of a tower of ``transformers``, with the tokens ``(N, 256, 96)`` where LLaVA reads them."""
         return self.embed(self.features(self.stem(pixel_values)).permute(0, 2, 3, 1))
 
-    def embed(self, features: Tensor) -> SimpleNamespace:
+    def embed(self, features: Tensor) -> Any:
         """Return features ``(N, 16, 16, 96)`` with their positions, as tokens."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
         tokens = (features + self.rows + self.columns).flatten(1, 2)
-        return SimpleNamespace(hidden_states=(tokens,), pooler_output=None)
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, hidden_states=(tokens,))
 
 
 def load_captioner(weights: Path | None = None) -> tuple[nn.Module, Any]:
