@@ -83,8 +83,10 @@ class Evidence:
         """
         if self._activations is None:
             layer = self.get_layer()
-            by_image = upcast(layer.layout.to_grid(self.forward_pass.layer_outputs[layer.name].detach()))
-            self._activations = self.select_rows(by_image)
+            # Rows of one image share its output, or each has a copy that gradients were computed for already.
+            by_place = upcast(layer.layout.to_grid(self._scored.layer_outputs[layer.name].detach()))
+            places = self._scored.places
+            self._activations = by_place if places == list(range(len(by_place))) else by_place[places]
         return self._activations
 
     @property

@@ -16,7 +16,7 @@ from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
 from camtool.structures.nested_tensors import map_tensors
 
-__all__ = ["Prediction", "count_images", "get_image_output", "get_predictions", "to_batch"]
+__all__ = ["Prediction", "count_images", "get_image_output", "get_predictions", "split_images", "to_batch"]
 
 Prediction: TypeAlias = Tensor | Detections
 """The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""
@@ -102,6 +102,15 @@ def get_image_output(output: Any, index: int, *, keep_batch: bool = False) -> An
         return tensor[index : index + 1] if keep_batch else tensor[index]
 
     return map_tensors(output, select)
+
+
+def split_images(output: Any, images: Sequence[int]) -> list[Any]:
+    """Return the part of the output of each of some images, with a batch axis of length 1."""
+    is_plain = isinstance(output, Tensor) and output.ndim > 1 and find_best_rows(output) is not output
+    if is_plain and list(images) == list(range(len(output))):
+        # The backward pass of a split is one concatenation, that of slices a tensor of the whole batch for each.
+        return list(output.split(1))
+    return [get_image_output(output, index, keep_batch=True) for index in images]
 
 
 def _is_mapping_for_each(output: Any, image_count: int) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link
-from camtool.outputs.predictions import Prediction, count_images, get_image_output
+from camtool.outputs.predictions import Prediction, count_images, split_images
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -273,7 +273,7 @@ def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] 
     if in_order and list(targets).count(targets[0]) == len(targets):
         return targets[0](output)
     # A target takes a batch, so each image keeps a batch axis of length 1.
-    parts = [get_image_output(output, index, keep_batch=True) for index in images]
+    parts = split_images(output, images)
     return torch.cat([target(part) for target, part in zip(targets, parts, strict=True)])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from camtool.outputs.class_scores import (
     find_logits,
 )
-from camtool.outputs.predictions import get_image_output, get_predictions
+from camtool.outputs.predictions import get_image_output, get_predictions, split_images
 from camtool.targets import Custom
 from tests.outputs.example_outputs import AUX, LOGITS, ModelOutput, PlainOutput
 
@@ -40,3 +40,25 @@ def test_predictions_have_no_graph() -> None:
     output = {"logits": LOGITS.clone().requires_grad_()}
     assert find_logits(output).requires_grad
     assert not get_predictions(output).requires_grad  # type: ignore[attr-defined]
+
+
+def test_split_images_gives_the_parts_and_gradients_of_single_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(3, 4, generator=generator)
+    for images in ([0, 1, 2], [2, 0], [1, 1, 0]):
+        output = torch.rand(3, 4, generator=generator, requires_grad=True)
+        parts = split_images(output, images)
+        assert [part.tolist() for part in parts] == [[output[image].tolist()] for image in images]
+        score = torch.stack([(row + 1) * (part * weights[row]).sum() for row, part in enumerate(parts)]).sum()
+        (gradient,) = torch.autograd.grad(score, output)
+        expected = torch.zeros(3, 4)
+        for row, image in enumerate(images):
+            expected[image] += (row + 1) * weights[row]
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_split_images_keeps_the_structure() -> None:
+    scale = torch.tensor(2.0)
+    parts = split_images({"logits": LOGITS, "scale": scale}, range(len(LOGITS)))
+    assert [part["logits"].tolist() for part in parts] == [[row.tolist()] for row in LOGITS]
+    assert all(part["scale"] is scale for part in parts)
