@@ -33,6 +33,8 @@ from camtool.explainer import explain as explain
 from camtool.explanation import Explanation as Explanation
 from camtool.figures.method_comparison import Comparison as Comparison
 from camtool.figures.method_comparison import compare as compare
+from camtool.inputs.formats.file_image import FileImage as FileImage
+from camtool.inputs.image_files import open_image as open_image
 from camtool.inputs.model_inputs import Inputs as Inputs
 from camtool.layer_table import Candidates as Candidates
 from camtool.layer_table import candidate_layers as candidate_layers

@@ -136,6 +136,8 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("skimage", {"rendering", "demo"}),
         ("matplotlib", {"rendering.colormaps", "figures.canvas"}),
         ("safetensors", {"models"}),
+        ("pydicom", {"inputs.formats"}),
+        ("tifffile", {"inputs.formats"}),
         ("pickle", {"models.weights"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),

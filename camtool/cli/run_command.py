@@ -44,7 +44,7 @@ class Engine(str, Enum):
 
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
-_SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
+_SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading")
 """Settings of the explainer that are not options of a method."""
 
 
@@ -183,6 +183,12 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    bands: shared_options.Bands = None,
+    window: shared_options.Window = None,
+    percentiles: shared_options.Percentiles = None,
+    slice: shared_options.Slice = None,  # noqa: A002
+    axis: shared_options.AxisOption = None,
+    frame: shared_options.Frame = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
@@ -207,6 +213,9 @@ def run(
         "batch_size": batch_size,
         "placement": placement.value,
         "engine": engine.value,
+        "reading": shared_options.parse_reading_options(
+            bands=bands, window=window, percentiles=percentiles, slice=slice, axis=axis, frame=frame
+        ),
     }
     settings |= shared_options.parse_method_options(option, _SETTINGS)
     methods = _find_methods(method, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from enum import Enum
 from io import StringIO
@@ -26,18 +27,26 @@ __all__ = [
     "MODEL_HELP",
     "MODEL_PANEL",
     "WEIGHTS_HELP",
+    "Axis",
+    "AxisOption",
+    "Bands",
     "Device",
     "FigureFolder",
     "FigureFormat",
     "FigureWidth",
+    "Frame",
     "Model",
+    "Percentiles",
     "Scale",
     "ScaleOption",
+    "Slice",
     "Weights",
+    "Window",
     "check_no_model_names",
     "load_model",
     "parse_image_size",
     "parse_method_options",
+    "parse_reading_options",
     "parse_targets",
     "parse_width",
     "split_names",
@@ -59,6 +68,15 @@ class FigureFormat(str, Enum):
     png = "png"
     pdf = "pdf"
     svg = "svg"
+
+
+class Axis(str, Enum):
+    """Direction of the slices of a NIfTI volume."""
+
+    axial = "axial"
+    coronal = "coronal"
+    sagittal = "sagittal"
+    ras = "ras"
 
 
 class Scale(str, Enum):
@@ -94,6 +112,21 @@ FigureWidth = Annotated[
     str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
 ]
 ScaleOption = Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")]
+
+
+_READING_PANEL = "DICOM, NIfTI, GeoTIFF, microscopy"
+
+
+def _describe_reading(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=_READING_PANEL)
+
+
+Bands = Annotated[str | None, _describe_reading("N,N,N", "Bands, from 1, e.g. 4,3,2 for red, green and blue.")]
+Window = Annotated[str | None, _describe_reading("CENTER,WIDTH", "Values from black to white, e.g. 40,400.")]
+Percentiles = Annotated[str | None, _describe_reading("LOW,HIGH", "The same as percentiles of each band, e.g. 2,98.")]
+Slice = Annotated[str | None, _describe_reading("N", "Slice, page or DICOM frame, from 0, or 'middle'.")]
+Frame = Annotated[int | None, _describe_reading("N", "Time step, from 0.")]
+AxisOption = Annotated[Axis | None, _describe_reading("AXIS", "Slices of NIfTI: axial, coronal, sagittal, ras.")]
 
 
 def load_model(
@@ -150,11 +183,7 @@ def check_no_model_names(paths: list[str]) -> None:
     from camtool.models import is_model_name
 
     for path in paths:
-        if (
-            not Path(path).exists()
-            and Path(path).suffix.lower() not in image_files.IMAGE_SUFFIXES
-            and is_model_name(path)
-        ):
+        if not Path(path).exists() and not image_files.has_image_suffix(path) and is_model_name(path):
             raise CamtoolError(f"path {path!r} is the name of a model, not a photo; give it as --model {path}.")
 
 
@@ -195,6 +224,49 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
         except ValueError:
             options[name] = text
     return options
+
+
+def parse_reading_options(
+    *,
+    bands: str | None,
+    window: str | None,
+    percentiles: str | None,
+    slice: str | None,  # noqa: A002
+    axis: Axis | None,
+    frame: int | None,
+) -> dict[str, Any] | None:
+    """Return the options of :func:`camtool.open_image` that were given; None if none were.
+
+    Raises:
+        CamtoolError: A text is no list of numbers, or an option is not allowed.
+    """
+    from camtool.inputs.formats.reading_options import ReadingOptions
+
+    options = {
+        "bands": _parse_numbers("--bands", bands, "4,3,2", int),
+        "window": _parse_numbers("--window", window, "40,400", float),
+        "percentiles": _parse_numbers("--percentiles", percentiles, "2,98", float),
+        "slice": slice if slice is None or slice == "middle" else _parse_numbers("--slice", slice, "45", int)[0],
+        "axis": None if axis is None else axis.value,
+        "frame": frame,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    ReadingOptions.from_user(given)
+    return given or None
+
+
+def _parse_numbers(option: str, text: str | None, example: str, kind: Callable[[str], Any]) -> Any:
+    """Return the numbers in a list separated by commas.
+
+    Raises:
+        CamtoolError: A part of it is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise CamtoolError(f"{option} {text!r} is not a list of numbers; give e.g. {option} {example}.") from error
 
 
 def split_names(texts: list[str]) -> list[str]:

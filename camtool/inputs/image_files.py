@@ -22,21 +22,39 @@ from PIL import Image, UnidentifiedImageError
 
 from camtool.arguments.checks import check_not_url
 from camtool.errors import ImageError
-from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
+from camtool.geometry.origins import Origin
+from camtool.inputs.formats import format_table
+from camtool.inputs.formats.contrast import Contrast
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.geotiff import build_tiff_origin
+from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
-__all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "ImageSource",
+    "get_origin",
+    "get_reading_notes",
+    "has_image_suffix",
+    "open_image",
+    "read_file_image",
+    "read_image",
+]
 
-ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
-"""Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
+"""Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, an array, or what :func:`open_image`
+returns.
 
 An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
 bool (black and white), or floats in [0, 1].
 """
 
 _NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp"
-IMAGE_SUFFIXES: frozenset[str] = frozenset(f".{name}" for name in _NAMES.split())
-"""The file suffixes, in lower case, that count as images when a folder is searched."""
+IMAGE_SUFFIXES: frozenset[str] = frozenset(
+    (*(f".{name}" for name in _NAMES.split()), *(each for each in format_table.SUFFIXES if each.count(".") == 1))
+)
+"""The file suffixes, in lower case, that count as images when a folder is searched; see :func:`has_image_suffix`."""
 
 # The formats that PIL may decode here. It knows more, but some of them run other programs: EPS starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
@@ -48,6 +66,8 @@ _HEADER_BYTES = 64
 _FRAME_FORMATS = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")
 # Key of the notes in the info of an image that was read here.
 _NOTES = "camtool"
+# Key of the origin, where the pixels lie in the file and in the world.
+_ORIGIN = "camtool-origin"
 
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 # What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors.
@@ -78,6 +98,61 @@ _UPRIGHT = {
 }
 
 
+def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImage:
+    """Read a file with a choice of bands, contrast or slice. ``explain`` takes the result in place of a path.
+
+        camtool.explain(model, camtool.open_image("sentinel.tif", bands=(4, 3, 2), percentiles=(2, 98)))
+
+    Args:
+        path: A file, the bytes of one, or a folder with the DICOM slices of one series, which are a volume.
+        **reading: ``bands``: numbers of the bands, from 1. ``window``: ``(center, width)`` of the values from black to
+            white. ``percentiles``: ``(low, high)``, the same as percentiles of each band. ``slice``: the number of a
+            slice, a page or a DICOM frame, from 0, or ``"middle"``. ``axis``: the direction of NIfTI slices,
+            ``"axial"``, ``"coronal"``, ``"sagittal"``, or ``"ras"`` for the canonical axes. ``frame``: the number of a
+            time step, from 0. ``max_pixels``: the largest number of pixels of a slice.
+
+    Returns:
+        The values, what is black and white, and where the pixels lie.
+
+    Raises:
+        ImageError: The file cannot be read, or an option is unknown, not allowed or does not apply to the file.
+    """
+    options = ReadingOptions.from_user(reading)
+    found = read_file_image(path, options)
+    if found is not None:
+        return found
+    image = read_image(path)
+    name = str(path) if not isinstance(path, bytes) else "the bytes"
+    white = Contrast((0.0,), (255.0,))
+    return FileImage(name, np.asarray(image), white, origin=get_origin(image), notes=get_reading_notes(image))
+
+
+def read_file_image(source: ImageSource, options: ReadingOptions) -> FileImage | None:
+    """Read a source as its file holds it, if it is of a format of science, or a folder of DICOM slices; else None.
+
+    Raises:
+        ImageError: It cannot be read, or an option does not apply to it.
+    """
+    if isinstance(source, FileImage):
+        return source
+    if isinstance(source, bytes):
+        return format_table.read_stream(BytesIO(source), "the bytes", options)
+    if not isinstance(source, (str, os.PathLike)) or not str(source).strip():
+        return None
+    check_not_url("image", source, ImageError)
+    path = Path(source)
+    if path.is_dir():
+        return format_table.read_folder(path, options)
+    with _open_file(path) as stream, _name_in_errors(str(path)):
+        return format_table.read_stream(stream, str(path), options)
+
+
+def has_image_suffix(path: os.PathLike[str] | str) -> bool:
+    """Check whether a file name ends with one of :data:`IMAGE_SUFFIXES` or with .nii.gz."""
+    name = Path(path).name.lower()
+    return Path(name).suffix in IMAGE_SUFFIXES or name.endswith(format_table.SUFFIXES)
+
+
 def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Image:
     """Read an image as a browser shows it.
 
@@ -105,10 +180,15 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
     if isinstance(source, (str, os.PathLike)):
         check_not_url("image", source, ImageError)
         path = Path(source)
+        volume = format_table.read_folder(path, ReadingOptions()) if path.is_dir() else None
+        if volume is not None:
+            return _flatten(volume, max_side)
         with _open_file(path) as stream:
             return _decode(stream, str(path), max_side)
     if isinstance(source, bytes):
         return _decode(BytesIO(source), "the bytes", max_side)
+    if isinstance(source, FileImage):
+        return _flatten(source, max_side)
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "")) or "the PIL image"
         with _name_in_errors(name):
@@ -127,6 +207,12 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
 def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:
     """Return what the user should know about an image that :func:`read_image` returned, one sentence each."""
     return tuple(image.info.get(_NOTES, ()))
+
+
+def get_origin(image: Image.Image) -> Origin | None:
+    """Return where the pixels of an image that :func:`read_image` returned lie in its file and in the world."""
+    found = image.info.get(_ORIGIN)
+    return found if isinstance(found, Origin) else None
 
 
 # ------------------------------------------------------------------------------------------------------ decoding
@@ -153,13 +239,14 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
     """Identify the format of a stream and decode it to a plain image, whose sides are at most ``max_side``."""
     with _name_in_errors(name):
         header = stream.read(_HEADER_BYTES)
+        stream.seek(0)
     if not header:
         raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
+    with _name_in_errors(name):
+        found = format_table.read_stream(stream, name, ReadingOptions())
+    if found is not None:
+        return _flatten(found, max_side)
     formats = _list_formats(header, name)
-    if is_tiff(header):
-        with _name_in_errors(name):
-            tags = read_first_tags(stream)
-        _check_bands(tags, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = Image.open(stream, formats=formats)
         _check_size(image)
@@ -167,6 +254,13 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
             image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
         image.load()
     return _add_notes(_reduce(_make_plain(image, name), max_side), image)
+
+
+def _flatten(found: FileImage, max_side: int | None) -> Image.Image:
+    """Return what a file holds as a plain image."""
+    plain = _reduce(found.to_photo(), max_side)
+    plain.info.update({_NOTES: found.notes, _ORIGIN: found.origin})
+    return plain
 
 
 def _reduce(image: Image.Image, max_side: int | None) -> Image.Image:
@@ -196,7 +290,10 @@ def _check_bands(tags: Mapping[int, Any], name: str) -> None:
         )
 
 
-_UNREADABLE_TIFF = " It is a TIFF of numbers that Pillow does not read; give an array: tifffile.imread(path)."
+_UNREADABLE_TIFF = (
+    " It is a TIFF of numbers that Pillow does not read; choose what is black and white: camtool.open_image(path, "
+    "percentiles=(2, 98)), or give an array: tifffile.imread(path)."
+)
 
 _CHOOSE_BANDS = (
     "Choose the bands: an array (H, W, 3) of uint8 or of floats in [0, 1] for a model of photos, e.g. "
@@ -206,10 +303,16 @@ _CHOOSE_BANDS = (
 
 
 def _add_notes(plain: Image.Image, source: Image.Image) -> Image.Image:
-    """Add to a plain image what the user should know about its source."""
+    """Add to a plain image what the user should know about its source, and where its pixels lie."""
     notes = get_reading_notes(source) or _describe_frames(source)
     if notes:
         plain.info[_NOTES] = notes
+    origin = get_origin(source)
+    if origin is None and source.format == "TIFF":
+        name = str(getattr(source, "filename", "")) or "the TIFF"
+        origin = build_tiff_origin(get_page_tags(source), name, (source.height, source.width))
+    if origin is not None:
+        plain.info[_ORIGIN] = origin
     return plain
 
 
@@ -253,6 +356,8 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except ImageError:
+        raise
     except _BOMBS as error:
         advice = "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
         raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error

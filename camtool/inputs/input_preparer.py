@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
@@ -22,6 +23,9 @@ from camtool.inputs import image_files, input_warnings
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
 from camtool.inputs.devices import choose_device, get_dtype
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
+from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.layers.image_tokens import TILED_IMAGE
@@ -130,6 +134,7 @@ class InputPreparer:
         transform: From PIL image to tensor; ``None`` if the user gave none.
         device: The device of the tensors; by default the model's.
         kind: The data kind of the inputs; by default inferred from the model's convolutions and the inputs' shapes.
+        reading: How files are read: bands, contrast, slice.
 
     Raises:
         CamtoolError: ``device`` is unknown, or is not the model's.
@@ -142,7 +147,9 @@ class InputPreparer:
         device: torch.device | str | None,
         *,
         kind: DataKind | None = None,
+        reading: ReadingOptions | None = None,
     ) -> None:
+        self._reading = reading or ReadingOptions()
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, kind or own_kind
@@ -245,9 +252,40 @@ class InputPreparer:
         notes = input_warnings.find_tensor_warnings(tensor, black, white)
         return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black, white)
 
+    def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
+        """Read an image with the user's reading options.
+
+        Args:
+            source: The image.
+            max_side: As for :func:`camtool.inputs.image_files.read_image`; bands and volumes are not reduced.
+
+        Returns:
+            A plain photo; or the values of a file if the model takes all of its bands, or volumes.
+
+        Raises:
+            ImageError: It cannot be read, or the model takes no such image.
+        """
+        found = image_files.read_file_image(source, self._reading)
+        if found is not None and choose_kind(self._model, found, self._kind) is not None:
+            return found
+        return image_files.read_image(source if found is None else found, max_side=max_side)
+
+    def _prepare_values(self, found: FileImage) -> PreparedInput:
+        """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
+        kind = choose_kind(self._model, found, self._kind) or "image"
+        # A model's own transform is one of photos, but the user's may be meant for volumes.
+        values, geometry, notes = transform_values(found, self._transform if found.is_volume else self.transform)
+        tensor = values.to(self._device, get_dtype(self._model))
+        is_unit = bool(notes)
+        black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
+        notes = (*found.notes, *notes, *input_warnings.find_tensor_warnings(tensor, black, white))
+        return PreparedInput(tensor, build_file_view(found, kind, geometry), notes, black, white)
+
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
         """Read and transform an image."""
-        image = image_files.read_image(source)
+        image = self.read(source)
+        if isinstance(image, FileImage):
+            return self._prepare_values(image)
         transform, notes = self._get_image_transform()
         geometry = self._read_geometry((image.height, image.width))
         tensor = _check_transformed(transform(image), transform).to(self._device, get_dtype(self._model))
@@ -257,7 +295,8 @@ class InputPreparer:
             *notes,
         )
         black, white = find_black_and_white(tensor, transform)
-        return PreparedInput(tensor, Photo(np.asarray(image), geometry), notes, black, white, is_photo=True)
+        view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
+        return PreparedInput(tensor, view, notes, black, white, is_photo=True)
 
     def _to_tensor(self, source: Tensor | NDArray[Any]) -> Tensor:
         """Return an array of any numbers as a tensor of the model's floating type."""

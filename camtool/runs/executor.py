@@ -13,9 +13,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from PIL.Image import Image
+
 from camtool.arguments.nested_lists import iterate_leaves
 from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError
-from camtool.inputs import image_files
 from camtool.runs.job_list import Job
 from camtool.runs.report_rows import open_manifest
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
@@ -88,12 +89,13 @@ class _Photo:
 def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
     """Read a photo, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
     try:
-        image = image_files.read_image(job.source, max_side=max_side)
+        image = explainer.read(job.source, max_side=max_side)
     except ImageError as error:
         return _Photo(job, str(error))
     except MemoryError as error:
         return _Photo(job, f"{job.source}: {describe_error(error)}")
-    may_be_reduced = max_side is not None and max(image.size) >= max_side
+    # Bands and volumes are not reduced.
+    may_be_reduced = max_side is not None and isinstance(image, Image) and max(image.size) >= max_side
     try:
         prepared = explainer.prepare(image)
     except Exception as error:  # noqa: BLE001  a user's transform may raise anything

@@ -12,6 +12,7 @@ from pathlib import Path
 from camtool.arguments.checks import check_not_url
 from camtool.errors import ImageError
 from camtool.inputs import image_files
+from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
 __all__ = ["Job", "Plan", "Skipped", "fold_path", "plan_run"]
@@ -142,7 +143,7 @@ def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
     """Return what a path is, if the user may expect it to be read but it is not; else None."""
     if is_entered and path.is_symlink() and path.is_dir():
         return "a link to a folder, which is not followed"
-    return _describe_special(path) if path.suffix.lower() in image_files.IMAGE_SUFFIXES else None
+    return _describe_special(path) if image_files.has_image_suffix(path) else None
 
 
 def _describe_special(path: Path) -> str | None:
@@ -171,7 +172,9 @@ def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_photo(path: Path, results: Path | None) -> bool:
-    if path.suffix.lower() not in image_files.IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    if not image_files.has_image_suffix(path) and not is_dicom_file(path):
         return False
     return results is None or not path.resolve().is_relative_to(results.resolve())
 
