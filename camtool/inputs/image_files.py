@@ -250,10 +250,15 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = Image.open(stream, formats=formats)
         _check_size(image)
+        # Pillow turns an image upright, and forgets that it did, when it loads it.
+        origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
         if max_side is not None:
             image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
         image.load()
-    return _add_notes(_reduce(_make_plain(image, name), max_side), image)
+    plain = _add_notes(_reduce(_make_plain(image, name), max_side), image)
+    if origin is not None:
+        plain.info[_ORIGIN] = origin
+    return plain
 
 
 def _flatten(found: FileImage, max_side: int | None) -> Image.Image:
@@ -308,9 +313,6 @@ def _add_notes(plain: Image.Image, source: Image.Image) -> Image.Image:
     if notes:
         plain.info[_NOTES] = notes
     origin = get_origin(source)
-    if origin is None and source.format == "TIFF":
-        name = str(getattr(source, "filename", "")) or "the TIFF"
-        origin = build_tiff_origin(get_page_tags(source), name, (source.height, source.width))
     if origin is not None:
         plain.info[_ORIGIN] = origin
     return plain

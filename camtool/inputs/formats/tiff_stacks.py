@@ -5,8 +5,11 @@ Usual TIFF photos are left to Pillow.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -41,14 +44,18 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
     """
     with name_in_errors(name, "TIFF"):
         tags = tiff.read_first_tags(stream)
-    bands = tiff.count_surplus_bands(tags)
-    is_declared = bool(_DECLARED.search(str(tags.get(_DESCRIPTION, ""))))
+        bands = tiff.count_surplus_bands(tags)
+        is_declared = bool(_DECLARED.search(str(tags.get(_DESCRIPTION, ""))))
     if not options.list_given() and bands is None and not is_declared:
         return None
     options.check_supported(name, "TIFF", "bands", "window", "percentiles", "slice", "frame")
     import tifffile
 
-    with name_in_errors(name, "TIFF"), tifffile.TiffFile(stream, _multifile=False) as file:
+    with (
+        name_in_errors(name, "TIFF"),
+        _raise_logged_errors(),
+        tifffile.TiffFile(stream, _multifile=False) as file,
+    ):
         series = file.series[0]
         axes = _name_axes(series, name, are_bands=bands is not None)
         sizes = dict(zip(axes, series.shape, strict=True))
@@ -56,9 +63,39 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
             stream.seek(0)
             return None
         _check_series(series, sizes, name, options)
-        stack = _to_stack(tifffile.transpose_axes(series.asarray(), axes, _ORDER))
+        array = series.asarray()
+        if array.shape != series.shape:
+            raise ValueError(f"{array.shape} of {series.shape} values are there")
+        stack = _to_stack(tifffile.transpose_axes(array, axes, _ORDER))
         page_tags = {tag.code: tag.value for tag in series.keyframe.tags}
     return _build_file_image(stack, sizes, page_tags, name, options)
+
+
+@contextmanager
+def _raise_logged_errors() -> Iterator[None]:
+    """Raise the first error that tifffile logs in this thread: it logs damage and goes on with zeros.
+
+    Raises:
+        ValueError: It has logged one.
+    """
+    own, messages = threading.get_ident(), []
+
+    class Collector(logging.Handler):
+        """Handler that keeps the errors of one thread."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            """Keep a message."""
+            if record.thread == own and record.levelno >= logging.ERROR:
+                messages.append(record.getMessage())
+
+    logger, collector = logging.getLogger("tifffile"), Collector()
+    logger.addHandler(collector)
+    try:
+        yield
+    finally:
+        logger.removeHandler(collector)
+    if messages:
+        raise ValueError(messages[0])
 
 
 def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:
