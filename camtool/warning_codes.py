@@ -106,7 +106,7 @@ _KINDS = (
     WarningKind(
         "dark-image",
         "The brightest value of the photo is at most 16 of 255.",
-        "Scale the values of the file to the range of its type; give an array of floats in [0, 1].",
+        "Read it with camtool.open_image(path, percentiles=(2, 98)), or give an array of floats in [0, 1].",
     ),
     WarningKind(
         "small-part-seen",

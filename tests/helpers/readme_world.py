@@ -61,7 +61,9 @@ def list_blocks(language: str) -> list[tuple[Path, int, str]]:
 def furnish(folder: Path) -> None:
     """Fill a working directory with the photos, the folders and the files that README's blocks name."""
     from camtool.demo.scenes import draw_scene
+    from tests.helpers.medical_files import write_examples
 
+    write_examples(folder)
     for number, name in enumerate(PHOTOS):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,6 +217,7 @@ def given() -> dict[str, Any]:
     images = torch.rand(2, 3, 64, 64)
     import timm
 
+    from tests.helpers.band_nets import BandNet
     from tests.helpers.text_processors import make_llava_processor
     from tests.zoo.hugging_face import DETECTORS
     from tests.zoo.vision_language import WITH_GRID
@@ -230,6 +233,8 @@ def given() -> dict[str, Any]:
         "masked": Masked().eval(),
         "siamese": Siamese().eval(),
         "heart": heart.eval(),
+        "volume_model": BandNet(1, axes=3).eval(),
+        "satellite": BandNet(13).eval(),
         "faces": Faces().eval(),
         "images": images,
         "mask": (images[:, :1] > 0.3).float(),
