@@ -36,7 +36,7 @@ from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.image_files import ImageSource
-from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
+from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput, ReadOnDemand
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.methods import (
     MethodFunction,
@@ -404,7 +404,11 @@ class Explainer(Generic[Result]):
         """Take the method and the layer that are recommended for the model, if none was named."""
         if self._auto is None:
             return
-        name, layer = self._auto(img if self._preparer.is_batch(img) else [img])
+        images = img if self._preparer.is_batch(img) else [img]
+        if isinstance(images, (list, tuple)):
+            # The recommendation knows no reading options.
+            images = ReadOnDemand(images, self._preparer)
+        name, layer = self._auto(images)
         methods, self._auto = [find_method(name)], None
         self._batches = replace(
             self._batches,

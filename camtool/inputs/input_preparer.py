@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,7 +40,7 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "Source", "group_into_batches"]
+__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "ReadOnDemand", "Source", "group_into_batches"]
 
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
@@ -485,6 +486,25 @@ class InputPreparer:
             return self.prepare(value)
         is_array = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating)
         return nested_tensors.map_tensors(self._to_tensor(value) if is_array else value, self._to_model)
+
+
+class ReadOnDemand(Sequence[Any]):
+    """A list of images whose files are read, with the options of a preparer, when they are asked for.
+
+    Args:
+        images: Paths and other images.
+        preparer: Reads the paths.
+    """
+
+    def __init__(self, images: Sequence[Any], preparer: InputPreparer) -> None:
+        self._images, self._preparer = images, preparer
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: Any) -> Any:
+        image = self._images[index]
+        return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
 
 
 def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:

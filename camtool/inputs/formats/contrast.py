@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Contrast", "WindowFunction", "choose_contrast", "find_full_range", "find_range"]
 
+_PART = 1 << 20
+"""Values that are computed at once."""
+
 WindowFunction: TypeAlias = Literal["LINEAR", "LINEAR_EXACT", "SIGMOID"]
 """The VOI LUT functions of DICOM PS3.3 C.11.2.1."""
 
@@ -45,6 +48,14 @@ class Contrast:
 
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black."""
+        unit = np.empty(values.shape, np.float32)
+        # In parts, as the computation takes eight times the memory of 8-bit values.
+        step = max(1, _PART // max(1, values[:1].size))
+        for start in range(0, len(values), step):
+            unit[start : start + step] = self._apply_to_part(values[start : start + step])
+        return unit
+
+    def _apply_to_part(self, values: NDArray[Any]) -> NDArray[np.float64]:
         low, high = np.asarray(self.low), np.asarray(self.high)
         wide = values.astype(np.float64)
         with np.errstate(over="ignore"):
@@ -55,7 +66,7 @@ class Contrast:
                 span = np.where(high > low, high - low, 1)
                 unit = np.where(high > low, np.clip((wide - low) / span, 0, 1), wide > low)
         unit = 1 - unit if self.is_inverted else unit
-        return np.where(np.isnan(wide), 0, unit).astype(np.float32)
+        return np.where(np.isnan(wide), 0, unit)
 
 
 def choose_contrast(

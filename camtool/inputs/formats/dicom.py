@@ -6,6 +6,8 @@ the user's window), and MONOCHROME1 is inverted, as DICOM PS3.4 annex N describe
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast, get_args
@@ -36,6 +38,9 @@ __all__ = [
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"
+_META_BYTES = 4096
+_DEFLATED = re.escape(b"1.2.840.10008.1.2.1.99")
+_INFLATED_BYTES, _INFLATED_PART = 1 << 30, 1 << 24
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _GDCM = "python-gdcm"
 _PLUGINS = {
@@ -108,12 +113,36 @@ def open_dataset(stream: BinaryIO, name: str, *, has_pixels: bool = True) -> Any
     """
     pydicom = import_reader("pydicom", "dicom", name, "a DICOM file")
     with name_in_errors(name, "DICOM"):
+        _check_inflated_size(stream, name)
         dataset = pydicom.dcmread(stream, stop_before_pixels=not has_pixels)
         is_image = "Rows" in dataset and "Columns" in dataset and "PhotometricInterpretation" in dataset
         if not is_image or (has_pixels and not _holds_pixels(dataset)):
             modality = dataset.get("Modality", "") or "unknown"
             raise ImageError(f"{name} is a DICOM file without an image (modality {modality}).")
     return dataset
+
+
+def _check_inflated_size(stream: BinaryIO, name: str) -> None:
+    """Check the size of a file that is compressed as a whole: pydicom unpacks it before any size is known.
+
+    Raises:
+        ImageError: It is too large.
+    """
+    start = stream.read(_META_BYTES)
+    stream.seek(0)
+    if not re.search(_DEFLATED, start):
+        return
+    # The group of the file's meta information begins with its own length.
+    length = int.from_bytes(start[_PREAMBLE + 12 : _PREAMBLE + 16], "little")
+    stream.seek(_PREAMBLE + 16 + length)
+    unpacked, inflater = 0, zlib.decompressobj(-zlib.MAX_WBITS)
+    data = stream.read()
+    while data and unpacked <= _INFLATED_BYTES:
+        unpacked += len(inflater.decompress(data, _INFLATED_PART))
+        data = inflater.unconsumed_tail
+    stream.seek(0)
+    if unpacked > _INFLATED_BYTES:
+        raise ImageError(f"{name} is too large to be decoded safely: it unpacks to more than {_INFLATED_BYTES} bytes.")
 
 
 def _holds_pixels(dataset: Any) -> bool:

@@ -355,6 +355,15 @@ def test_files_with_wrong_bytes_are_read_or_are_image_errors() -> None:
     assert refused > 50
 
 
+def test_a_file_that_is_compressed_as_a_whole_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = camtool.open_image(find_file("image_dfl.dcm"))
+    assert image.size == (512, 512)
+    monkeypatch.setattr("camtool.inputs.formats.dicom._INFLATED_BYTES", 512 * 512)
+    monkeypatch.setattr("camtool.inputs.formats.dicom._INFLATED_PART", 1000)
+    with pytest.raises(ImageError, match="too large to be decoded safely: it unpacks to more than 262144 bytes"):
+        camtool.open_image(find_file("image_dfl.dcm"))
+
+
 def test_a_claimed_size_is_refused_before_it_is_decoded() -> None:
     dataset = build_dicom(RAMP, NumberOfFrames=1)
     dataset.Rows = dataset.Columns = 65535

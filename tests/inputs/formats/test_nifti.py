@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def test_a_volume_with_a_model_of_volumes(tmp_path: Path) -> None:
     saved = result.save(tmp_path / "heat.nii.gz")
     stored = nibabel.load(saved).get_fdata()
     np.testing.assert_array_equal(stored, np.float32(result.heatmap[::-1].transpose(2, 1, 0)))
+    loaded = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(nibabel.load(loaded.save(tmp_path / "again.nii")).get_fdata(), stored)
     first = saved.read_bytes()
     assert result.save(saved).read_bytes() == first
 

@@ -76,6 +76,13 @@ def test_a_photo_can_be_opened_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.heatmap, direct.heatmap)
 
 
+def test_the_method_is_recommended_on_images_that_are_read_with_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "scene.tif"
+    path.write_bytes(MULTI_BAND["13 by pixel"][1])
+    explainer = camtool.Explainer(camtool.load("demo"), "auto", reading={"bands": (4, 3, 2)})
+    assert explainer(path).photo.shape == (20, 30, 3)
+
+
 def test_every_format_recognizes_its_files_and_no_others() -> None:
     samples = {
         "DICOM": encode_dicom(build_dicom(np.zeros((2, 2), np.uint8))),
