@@ -28,6 +28,7 @@ TRANSFORM = Affine(10, 0, 600000, 0, -20, 5300000)
 
 def write_scene(path: Path, array: np.ndarray[Any, Any] = SCENE, **profile: Any) -> Path:
     """Write a GeoTIFF by GDAL, ``(bands, H, W)``."""
+    tags = profile.pop("tags", {})
     settings = {"crs": "EPSG:32633", "transform": TRANSFORM} | profile
     with rasterio.open(
         path,
@@ -40,6 +41,7 @@ def write_scene(path: Path, array: np.ndarray[Any, Any] = SCENE, **profile: Any)
         **settings,
     ) as file:
         file.write(array)
+        file.update_tags(**tags)
     return path
 
 
@@ -131,7 +133,7 @@ def test_bands_that_do_not_exist_are_refused(bands: Any, message: str, tmp_path:
         {"compress": "lzw", "tiled": True, "blockxsize": 16, "blockysize": 16},
         {"compress": "deflate", "predictor": 2, "interleave": "pixel"},
         {"BIGTIFF": "YES"},
-        {"AREA_OR_POINT": "Point"},
+        {"tags": {"AREA_OR_POINT": "Point"}},
         {"crs": "+proj=laea +lat_0=12 +lon_0=34 +ellps=bessel +units=m"},
     ],
     ids=["UTM", "degrees", "rotated", "lzw", "predictor", "BigTIFF", "point", "user's own"],
@@ -140,7 +142,7 @@ def test_the_heatmap_has_the_crs_and_the_transform_of_the_scene(
     profile: dict[str, Any], bands: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
     """By GDAL's own reading of both files."""
-    path = write_scene(tmp_path / "scene.tif", **profile)
+    path = write_scene(tmp_path / "scene.tif", **dict(profile))
     model = BandNet(13 if bands is None else 3)
     result = camtool.explain(model, path, reading=None if bands is None else {"bands": bands})
     with rasterio.open(path) as scene, rasterio.open(result.save(tmp_path / "heat.tif")) as heat:
@@ -297,14 +299,11 @@ def test_opacity_is_no_band_of_colors() -> None:
 
 @pytest.mark.parametrize("kind", ["13 by pixel", "13 as pages", "13 in a BigTIFF"])
 def test_damaged_files_are_image_errors(kind: str) -> None:
+    """tifffile logs a page whose tags are cut off, and goes on; but the last bytes may hold no pixels and no tags."""
     data = MULTI_BAND[kind][1]
-    for length in range(8, len(data) - 1, max(1, len(data) // 60)):
-        try:
-            camtool.open_image(data[:length], bands=(1, 2, 3)).to_photo()
-        except ImageError:
-            continue
-        # What is cut off may be no pixels but the tags of a page behind the first; then nothing is missing.
-        assert length > len(data) // 2
+    for length in range(8, len(data) - 21, max(1, len(data) // 60)):
+        with pytest.raises(ImageError, match="the bytes"):
+            camtool.open_image(data[:length], bands=(1, 2, 3))
 
 
 def test_files_with_wrong_bytes_are_read_or_are_image_errors() -> None:
