@@ -477,4 +477,6 @@ def _scale_to_levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...
             return levels
     found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
     hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
+    if whites != (1,):
+        hint = " To choose what is black and white, use camtool.open_image(path, percentiles=(2, 98))."
     raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")

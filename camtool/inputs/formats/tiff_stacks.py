@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_tiff"]
 
-_DESCRIPTION, _PHOTOMETRIC, _NODATA = 270, 262, 42113
+_DESCRIPTION, _PHOTOMETRIC, _SAMPLE_FORMAT, _NODATA = 270, 262, 339, 42113
+_SIGNED = 2
 _DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')
 """Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile."""
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR = 0, 1, 2, 6
@@ -46,7 +47,10 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         tags = tiff.read_first_tags(stream)
         bands = tiff.count_surplus_bands(tags)
         is_declared = bool(_DECLARED.search(str(tags.get(_DESCRIPTION, ""))))
-    if not options.list_given() and bands is None and not is_declared:
+        is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
+    # Pillow takes signed numbers of 8 bits for unsigned ones.
+    may_be_photo = not options.list_given() and bands is None and not is_signed
+    if may_be_photo and not is_declared:
         return None
     options.check_supported(name, "TIFF", "bands", "window", "percentiles", "slice", "frame")
     import tifffile
@@ -59,7 +63,12 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         series = file.series[0]
         axes = _name_axes(series, name, are_bands=bands is not None)
         sizes = dict(zip(axes, series.shape, strict=True))
-        if not options.list_given() and bands is None and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}:
+        if (
+            not options.list_given()
+            and bands is None
+            and not is_signed
+            and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}
+        ):
             stream.seek(0)
             return None
         _check_series(series, sizes, name, options)

@@ -213,6 +213,14 @@ def test_16_bits_are_scaled_by_the_range_of_the_type(encode: Any) -> None:
     np.testing.assert_array_equal(np.asarray(camtool.open_image(encode(values)).to_photo())[..., 0], found)
 
 
+def test_colors_of_16_bits_are_not_wrapped() -> None:
+    values = np.array([[0, 255, 256, 4095, 32768, 65278, 65535]], np.uint16)
+    data = encode_tiff(np.stack([values] * 3, -1), photometric="rgb")
+    np.testing.assert_array_equal(np.asarray(read_image(data))[0, :, 1], values[0] // 256)
+    levels = np.asarray(camtool.open_image(data, window=(32767.5, 65535)).to_photo())[0, :, 1]
+    np.testing.assert_array_equal(levels, np.rint(values[0] / 257))
+
+
 @pytest.mark.parametrize("encode", [encode_tiff, encode_png])
 def test_percentiles_and_windows_of_16_bits(encode: Any) -> None:
     values = np.arange(1000, 1101, dtype=np.uint16).reshape(1, -1)
@@ -227,6 +235,17 @@ def test_the_percentiles_are_those_of_each_band() -> None:
     data = encode_tiff(bands, metadata={"axes": "CYX"})
     levels = np.asarray(camtool.open_image(data, bands=(1, 2, 3), percentiles=(0, 100)).to_photo())
     np.testing.assert_array_equal(levels, np.broadcast_to(255 * np.eye(4, dtype=np.uint8)[..., None], (4, 4, 3)))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint32, np.float32, np.float64])
+def test_gray_numbers_without_a_scale_are_refused_with_the_remedy(dtype: Any) -> None:
+    """Pillow alone would take -20 of 8 bits for 236."""
+    values = (np.arange(12).reshape(3, 4) * 9 - 20).astype(dtype)
+    with pytest.raises(ImageError, match=r"camtool\.open_image"):
+        read_image(encode_tiff(values, metadata=None))
+    image = camtool.open_image(encode_tiff(values, metadata=None), window=(29.5, 99))
+    np.testing.assert_array_equal(image.values[..., 0], values)
+    np.testing.assert_allclose(image.to_unit()[..., 0], np.clip((values + 20.0) / 99, 0, 1), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float32, np.uint32, np.int8])
