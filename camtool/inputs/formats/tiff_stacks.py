@@ -63,13 +63,7 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         series = file.series[0]
         axes = _name_axes(series, name, are_bands=bands is not None)
         sizes = dict(zip(axes, series.shape, strict=True))
-        if (
-            not options.list_given()
-            and bands is None
-            and not is_signed
-            and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}
-        ):
-            stream.seek(0)
+        if may_be_photo and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}:
             return None
         _check_series(series, sizes, name, options)
         array = series.asarray()
