@@ -118,6 +118,8 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
         ImageError: The file cannot be read, or an option is unknown, not allowed or does not apply to the file.
     """
     options = ReadingOptions.from_user(reading)
+    if not isinstance(path, (str, os.PathLike, bytes)):
+        raise ImageError(f"path: a path or the bytes of a file are needed; {type(path).__qualname__} came.")
     found = read_file_image(path, options)
     if found is not None:
         return found

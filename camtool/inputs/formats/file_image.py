@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +38,12 @@ class FileImage:
     """
 
     name: str
-    values: NDArray[Any]
+    values: NDArray[Any] = field(repr=False)
     contrast: Contrast | None
     is_color: bool = True
     is_scaled: bool = False
     slices: str = "slices"
-    origin: Origin | None = None
+    origin: Origin | None = field(default=None, repr=False)
     notes: tuple[MapWarning, ...] = ()
 
     @property

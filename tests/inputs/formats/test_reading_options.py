@@ -27,6 +27,13 @@ def test_an_unknown_option_names_the_known_ones() -> None:
         camtool.Explainer(BandNet(), reading=(4, 3, 2))  # type: ignore[arg-type]
 
 
+def test_an_option_that_is_given_to_explain_itself_names_the_right_place() -> None:
+    with pytest.raises(CamtoolError, match=r"bands= is an option of reading files: reading=\{'bands': \.\.\.\}"):
+        camtool.explain(BandNet(), "a.tif", bands=(4, 3, 2))  # type: ignore[call-overload]
+    with pytest.raises(ImageError, match="a path or the bytes of a file are needed; ndarray came"):
+        camtool.open_image(np.zeros((4, 4, 3), np.uint8))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
