@@ -15,6 +15,10 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.image_files import has_image_suffix
+from camtool.runs.executor import run_jobs
+from camtool.runs.job_list import plan_run
+from camtool.runs.result_writer import Success
+from camtool.runs.save_kinds import OutputSettings
 from tests.helpers.band_nets import BandNet
 from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
 from tests.inputs.test_image_bands import MULTI_BAND
@@ -142,6 +146,18 @@ def test_a_folder_of_medical_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(str(folder), "--model", "demo", "--out", str(tmp_path / "other")) == 1
     printed = capsys.readouterr()
     assert "volume.nii holds 40 axial slices" in " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.parametrize("max_side", [None, 20])
+def test_a_run_of_models_of_many_bands_and_of_volumes(tmp_path: Path, max_side: int | None) -> None:
+    (tmp_path / "scene.tif").write_bytes(MULTI_BAND["13 by pixel"][1])
+    (tmp_path / "brain.nii").write_bytes(encode_nifti(np.arange(24000, dtype=np.int16).reshape(20, 30, 40)))
+    output = OutputSettings(tmp_path / "out", ("overlay", "raw"), max_side=max_side)
+    jobs = {job.source.name: job for job in plan_run([str(tmp_path)]).jobs}
+    for model, name, shape in ((BandNet(13), "scene.tif", (20, 30)), (BandNet(1, axes=3), "brain.nii", (40, 30, 20))):
+        (outcome,) = run_jobs(camtool.Explainer(model), [jobs[name]], None, output)
+        assert isinstance(outcome, Success), outcome
+        assert np.load(tmp_path / "out" / outcome.lines[0].files["raw"]).shape == shape
 
 
 @pytest.mark.parametrize(
