@@ -137,6 +137,8 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("matplotlib", {"rendering.colormaps", "figures.canvas"}),
         ("safetensors", {"models"}),
         ("pickle", {"models.weights"}),
+        ("jinja2", {"runs.report.page"}),
+        ("pyarrow", {"runs"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
     ],

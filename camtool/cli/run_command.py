@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
-from camtool.cli import run_summary, shared_options
+from camtool.cli import report_command, run_summary, shared_options
 from camtool.errors import CamtoolError
 from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS
@@ -183,6 +183,14 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="Write index.html, a page with all explanations.",
+            rich_help_panel=_OUTPUT_PANEL,
+        ),
+    ] = True,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
@@ -214,7 +222,10 @@ def run(
     explainer = Explainer(loaded, methods, **settings)
     output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
-    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
+    code = report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers)
+    if page:
+        report_command.write_after_run(out, is_stopped=code not in (0, 1), quiet=quiet or as_json)
+    raise typer.Exit(code)
 
 
 def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:
