@@ -168,7 +168,11 @@ def read_lines(out: str | Path = "out") -> list[dict[str, Any]]:
 
 def list_files(out: str | Path = "out") -> list[str]:
     """List the images and arrays below a folder, by their paths inside it."""
-    found = [path for path in Path(out).rglob("*") if path.is_file() and path.name != "explanations.jsonl"]
+    found = [
+        path
+        for path in Path(out).rglob("*")
+        if path.is_file() and path.name not in ("explanations.jsonl", "index.html")
+    ]
     return sorted(path.relative_to(out).as_posix() for path in found)
 
 

@@ -151,12 +151,12 @@ def _identify(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _get_key(warning: RowWarning) -> str:
-    return warning.code or re.sub(r"\d+", "…", escape_hidden(warning.text))
+    return escape_hidden(warning.code) if warning.code else re.sub(r"\d+", "…", escape_hidden(warning.text))
 
 
 def _summarize_warnings(rows: Sequence[ReportRow]) -> tuple[WarningSummary, ...]:
     counts = Counter(key for row in rows for key in {_get_key(warning): None for warning in row.warnings})
-    codes = {warning.code for row in rows for warning in row.warnings if warning.code}
+    codes = {_get_key(warning) for row in rows for warning in row.warnings if warning.code}
     return tuple(_describe_warning(key, count, is_code=key in codes) for key, count in counts.most_common())
 
 
@@ -164,7 +164,7 @@ def _describe_warning(key: str, count: int, *, is_code: bool) -> WarningSummary:
     title = key.replace("-", " ").capitalize() if is_code else key
     kind = WARNING_KINDS.get(key)
     if kind is None:
-        return WarningSummary(key, escape_hidden(title), "", "", "warning", count)
+        return WarningSummary(key, title, "", "", "warning", count)
     remedy = "" if kind.remedy == _NO_REMEDY else kind.remedy
     return WarningSummary(key, title, kind.condition, remedy, kind.severity, count)
 
