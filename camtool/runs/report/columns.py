@@ -62,13 +62,13 @@ def _read_cells(row: ReportRow) -> str | None:
 
 COLUMNS: tuple[Column, ...] = (
     Column("verdict", "Right or wrong", "text", _read_verdict, is_filter=True),
-    # The page reads the warnings themselves from a table of its own; here is their number, to sort by.
-    Column("warnings", "Warnings", "warnings", lambda row: len(row.warnings), is_filter=True, is_sort=True),
     Column("probability", "Probability", "percent", lambda row: row.probability, is_filter=True, is_sort=True),
     Column("label", "Class", "text", lambda row: _escape(row.label), is_filter=True, is_sort=True, is_searched=True),
     Column("predicted", "Predicted class", "text", lambda row: _escape(row.predicted_label), is_searched=True),
     Column("truth", "True class", "text", lambda row: _escape(row.true_label), is_filter=True, is_searched=True),
     Column("method", "Method", "text", lambda row: _escape(row.method), is_filter=True, is_sort=True, is_searched=True),
+    # The page reads the warnings themselves from a table of its own; here is their number, to sort by.
+    Column("warnings", "Warnings", "warnings", lambda row: len(row.warnings), is_filter=True, is_sort=True),
     Column("layer", "Layer", "text", lambda row: _escape(row.layer), is_filter=True, is_searched=True),
     Column("score", "Score", "number", lambda row: row.score, is_sort=True),
     Column("index", "Class index", "number", lambda row: row.index),

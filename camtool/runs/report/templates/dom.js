@@ -26,9 +26,6 @@ function makeIcon(name) {
   return svg;
 }
 
-/** Return text for screen readers alone. */
-const makeHidden = (text) => make('span', { class: 'hidden', text });
-
 const formatInteger = new Intl.NumberFormat('en-US').format;
 const formatScore = new Intl.NumberFormat('en-US', { maximumSignificantDigits: 4, useGrouping: false }).format;
 

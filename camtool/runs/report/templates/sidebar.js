@@ -45,10 +45,11 @@ function buildList(column, onChange) {
   const boxes = options.map(([option, title]) => buildOption(column, option, title, onChange));
   list.append(...boxes.map(({ element }) => element));
   const update = () => {
-    for (const { option, input, number, element } of boxes) {
+    for (const { option, title, input, number, element } of boxes) {
       const fitting = optionCounts[column.key].get(option) ?? 0;
       input.checked = state.choices[column.key].has(option);
       number.textContent = formatInteger(fitting);
+      input.setAttribute('aria-label', `${title}, ${formatInteger(fitting)}`);
       element.classList.toggle('empty', fitting === 0 && !input.checked);
     }
   };
@@ -160,6 +161,6 @@ function updateChips(onChange) {
 }
 
 function buildChip(text, remove) {
-  return make('button', { type: 'button', class: 'chip', onclick: remove }, make('span', { class: 'name', text }),
-    makeHidden(', remove this filter'), makeIcon('close'));
+  return make('button', { type: 'button', class: 'chip', onclick: remove, 'aria-label': `${text}, remove this filter` },
+    make('span', { class: 'name', text }), makeIcon('close'));
 }

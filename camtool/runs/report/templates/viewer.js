@@ -11,6 +11,7 @@ function openViewer(row, { isNew = true } = {}) {
   if (!viewer.open) {
     if (isNew) history.pushState({ isOpen: true }, '', buildHash(row));
     viewer.showModal();
+    viewer.focus(); // not a button of it, so that arrows and the space bar work at once
     document.documentElement.classList.add('behind');
   } else {
     history.replaceState(history.state, '', buildHash(row));
@@ -47,8 +48,9 @@ function fillViewer() {
   const place = shown.indexOf(openRow);
   $('position').textContent = place < 0 ? 'Not among the filtered'
     : `${formatInteger(place + 1)} of ${formatInteger(shown.length)}`;
-  $('previous').disabled = place <= 0;
-  $('next').disabled = place < 0 ? shown.length === 0 : place === shown.length - 1;
+  // Not "disabled": a disabled button loses the focus, and then the keys do nothing.
+  $('previous').setAttribute('aria-disabled', String(place <= 0));
+  $('next').setAttribute('aria-disabled', String(place === shown.length - 1));
   fillStage();
   fillPanel();
   for (const near of [place - 1, place + 1]) preload(shown[near]);
