@@ -23,10 +23,15 @@ function showState() {
   resetGrid();
 }
 
+let isStarted = false;
+
 /** Follow the address: when the page opens, and at "back" and "forward". */
 function followAddress() {
+  const before = buildHash();
   const row = readHash();
-  showState();
+  // When only the large view opens or closes, the grid keeps its tiles, and so the focus.
+  if (!isStarted || buildHash() !== before) showState();
+  isStarted = true;
   if (row !== null) openViewer(row, { isNew: false });
   else if (viewer.open) viewer.close();
 }

@@ -50,7 +50,7 @@ function buildList(column, onChange) {
       input.checked = state.choices[column.key].has(option);
       number.textContent = formatInteger(fitting);
       input.setAttribute('aria-label', `${title}, ${formatInteger(fitting)}`);
-      element.classList.toggle('empty', fitting === 0 && !input.checked);
+      element.classList.toggle('unfit', fitting === 0 && !input.checked);
     }
   };
   facetUpdates.push(update);
