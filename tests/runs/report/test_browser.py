@@ -311,6 +311,7 @@ def test_failures_are_listed_with_reasons(opened: Opened, report: Path) -> None:
     page.get_by_role("button", name="Failed 1").click()
     assert page.locator("#failures tr").all_inner_texts() == ["broken.jpg\tbroken.jpg is damaged or cut short."]
     assert not page.locator("#grid").is_visible()
+    assert page.locator("#count").inner_text() == "1 photo could not be explained"
     page.get_by_role("button", name="Explanations", exact=True).click()
     assert page.locator("#grid").is_visible()
 
@@ -394,10 +395,12 @@ def test_the_methods_of_a_photo_are_switched(opened: Opened, report: Path) -> No
 def test_targets_and_kinds_of_pictures_are_switched(opened: Opened, tmp_path: Path) -> None:
     files = {"mask": "a.mask.png", "overlay": "a.png"}
     lines = [{"image": "a.png", "label": "cat", "files": files}, {"image": "a.png", "label": "dog"}]
+    lines.append({"image": "a.png", "label": "dog", "index": 1})  # again, as --target top1 --target top2 gives it
     page = opened.open(write_report(write_run(tmp_path, lines)).path)
     page.locator(".tile").first.click()
     page.get_by_role("button", name="mask", exact=True).click()
     assert page.locator("#picture").get_attribute("src") == "a.mask.png"
+    assert page.get_by_role("group", name="Class", exact=True).last.get_by_role("button").count() == 2
     page.get_by_role("button", name="dog 50%").click()
     assert page.locator("#viewer-title").inner_text() == "dog"
 

@@ -11,14 +11,15 @@ function showState() {
   updateSidebar();
   updateChips(showChange);
   const isFailures = state.view === 'failures';
+  $('layout').classList.toggle('only-failures', isFailures);
   $('explanations-view').hidden = isFailures;
   $('failures-view').hidden = !isFailures;
   for (const tab of document.querySelectorAll('[data-view]')) {
     tab.setAttribute('aria-pressed', String(tab.dataset.view === state.view));
   }
   $('empty').hidden = shown.length > 0 || rowCount === 0;
-  $('count').textContent = isFiltered() ? `${formatInteger(shown.length)} of ${countOf(rowCount, 'explanation')}`
-    : countOf(rowCount, 'explanation');
+  $('count').textContent = isFailures ? `${countOf(data.failures.length, 'photo')} could not be explained`
+    : isFiltered() ? `${formatInteger(shown.length)} of ${countOf(rowCount, 'explanation')}` : countOf(rowCount, 'explanation');
   $('show-results').textContent = `Show ${countOf(shown.length, 'explanation')}`;
   resetGrid();
 }

@@ -147,9 +147,8 @@ function buildVerdict() {
 /** Return switches between the maps of this photo: methods of this class, classes of this method, kinds of pictures. */
 function buildSwitches() {
   const others = rowsOfGroup[data.groups[openRow]];
-  const isSame = (row, keys) => keys.every((key) => read(key, row) === read(key, openRow));
-  const methods = others.filter((row) => isSame(row, ['label', 'index', 'box']));
-  const targets = others.filter((row) => isSame(row, ['method', 'layer']));
+  const methods = pickOnePer(['method', 'layer'], others.filter((row) => isLikeOpen(row, ['label', 'index', 'box'])));
+  const targets = pickOnePer(['label', 'index', 'box'], others.filter((row) => isLikeOpen(row, ['method', 'layer'])));
   const kinds = data.pictures[openRow].map(([kind]) => kind);
   const shownKind = kinds.includes(pictureKind) ? pictureKind : kinds[0];
   return [
@@ -158,6 +157,18 @@ function buildSwitches() {
     buildSwitch('Class', targets.map((row) => [nameTarget(row), row === openRow, () => openViewer(row)])),
     buildSwitch('Picture', kinds.map((kind) => [kind, kind === shownKind, () => { pictureKind = kind; fillViewer(); }])),
   ].filter(Boolean);
+}
+
+const isLikeOpen = (row, keys) => keys.every((key) => read(key, row) === read(key, openRow));
+
+/** Return one row for each combination of values; a run that was asked for "top1" and "top2" has a class twice. */
+function pickOnePer(keys, rows) {
+  const picked = new Map();
+  for (const row of rows) {
+    const name = JSON.stringify(keys.map((key) => read(key, row)));
+    if (!picked.has(name) || row === openRow) picked.set(name, row);
+  }
+  return [...picked.values()];
 }
 
 function nameTarget(row) {
