@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
-from camtool.cli import report_command, run_summary, shared_options
+from camtool.cli import run_summary, shared_options
+from camtool.cli.run_folders import report_command
 from camtool.errors import CamtoolError
 from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS

@@ -61,7 +61,7 @@ class PictureSettings:
         photos: The folder that the photos have been moved to; None if they are where the run found them.
         copy_photos: Put reduced copies of the photos beside the page. Otherwise the page links to the photos, and only
             those in formats that browsers do not show are copied.
-        is_quick: Make no new thumbnails, so that a stopped run ends soon.
+        is_quick: Make no new thumbnails and copies, so that a stopped run ends soon.
     """
 
     folder: Path
@@ -144,7 +144,10 @@ def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
     format_name, size = _read_header(path)
     if format_name in _BROWSER_FORMATS and not settings.copy_photos:
         return _Photo(link_to(path, settings.folder), size)
-    copy = _write_reduced(path, settings.folder / PICTURE_FOLDER / _name(b"photo", image), _PHOTO_SIDE)
+    target = settings.folder / PICTURE_FOLDER / _name(b"photo", image)
+    if settings.is_quick and not target.is_file():
+        return None
+    copy = _write_reduced(path, target, _PHOTO_SIDE)
     return None if copy is None else _Photo(link_to(copy, settings.folder), _read_header(copy)[1])
 
 

@@ -59,7 +59,7 @@ def write_report(
         folder: The output folder of a run, the folder with the Parquet shards of a cluster run, or one shard.
         photos: The folder that the photos have been moved to; by default they are looked up where the run found them.
         copy_photos: Put reduced copies of the photos beside the page, so that the folder can be given to others.
-        is_quick: Make no new thumbnails. Large pictures then take longer to show.
+        is_quick: Make no new thumbnails and copies of photos. Large pictures then take longer to show.
         max_rows: The number of explanations on the page at most.
         progress: Called with the number of finished steps and of all steps.
 

@@ -168,6 +168,7 @@ def test_photos_that_browsers_do_not_show_are_copied(tmp_path: Path, suffix: str
     # The content counts, not the name.
     disguised = (tmp_path / f"other.{suffix}").rename(tmp_path / "other.jpg")
     row, out = make_photo_row(tmp_path, disguised, (48, 36))
+    assert prepare(row, out, is_quick=True).photo is None
     found = prepare(row, out)
     assert str(found.photo).startswith(f"{PICTURE_FOLDER}/")
     assert found.is_placed

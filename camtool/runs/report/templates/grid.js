@@ -110,7 +110,7 @@ function buildCaption(row) {
     make('span', { class: 'label', text: read('label', row) ?? '' }),
     probability !== null && make('span', { class: 'percent', text: formatPercent(probability) }));
   const bottom = make('span', { class: 'line second' },
-    verdict === 'Wrong' && truth ? make('span', { class: 'truth', text: `is ${truth}` })
+    verdict === 'Wrong' && truth ? make('span', { class: 'truth', text: `true: ${truth}` })
       : make('span', { class: 'file', text: getName(row) }),
     hasMethods && make('span', { class: 'method', text: read('method', row) }));
   return make('span', { class: 'caption' }, top, bottom);

@@ -1,0 +1,1 @@
+"""Commands about the folder of a finished run."""
