@@ -8,6 +8,7 @@ Chromium. Run nothing else meanwhile.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -26,7 +27,7 @@ from camtool.runs.report import write_report
 
 _OUT = Path(__file__).with_suffix(".json")
 _SMALL, _LARGE = (500, 375), (4000, 3000)
-_DISTINCT = 50  # overlays that are drawn; the others are copies
+_DISTINCT = 10  # overlays that are drawn; the others are copies
 _LABELS = 1000
 
 # Resolves when every picture in the window is decoded.
@@ -74,6 +75,8 @@ def main(
         out = _write_run(Path(folder), count, size)
         row = _measure_writing(out, count) | _measure_opening(out / "index.html", turns)
     result["machine"] = describe_machine(1)
+    # Processes that wanted a core; above the number of cores, the times are too long.
+    row["load average"] = round(os.getloadavg()[0], 1)
     result[f"{count} explanations of {size[0]} x {size[1]}"] = row
     print(json.dumps(row, indent=1))
     _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

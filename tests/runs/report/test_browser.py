@@ -289,6 +289,15 @@ def test_sorting(opened: Opened, report: Path) -> None:
     assert get_labels(page) == ["ant"] * 4 + ["cat"] * 4 + ["dog"] * 4
 
 
+def test_rows_without_a_value_are_last_in_both_directions(opened: Opened, tmp_path: Path) -> None:
+    lines = [{"label": "no", "probability": None}, {"label": "low", "probability": 0.1}, {"label": "high"}]
+    page = opened.open(write_report(write_run(tmp_path, lines)).path)
+    page.get_by_label("Sort by").select_option("probability")
+    assert get_labels(page) == ["low", "high", "no"]
+    page.get_by_role("button", name="Reverse the order").click()
+    assert get_labels(page) == ["high", "low", "no"]
+
+
 def test_the_address_keeps_filters_order_and_photo(opened: Opened, report: Path, browser: Any) -> None:
     page = opened.open(report)
     page.get_by_label("Sort by").select_option("score")

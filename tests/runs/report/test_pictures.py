@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,14 @@ def test_a_heatmap_is_drawn_in_the_default_colors(tmp_path: Path) -> None:
     palette = get_palette("heat")
     assert (pixels[:, 0] == palette[0]).all()
     assert (pixels[:, -1] == palette[255]).all()
+
+
+def test_a_stored_heatmap_is_never_laid_over_the_photo(tmp_path: Path) -> None:
+    """It covers the model's crop, so equal proportions prove nothing."""
+    photo = write_picture(tmp_path / "photo.png", (70, 70))
+    row = replace(make_heatmap(np.zeros((7, 7), np.uint8)), image=str(photo))
+    found = prepare(row, tmp_path)
+    assert (found.photo, found.is_placed) == ("photo.png", False)
 
 
 def test_equal_heatmaps_share_a_file(tmp_path: Path) -> None:
