@@ -24,27 +24,29 @@ def _quote(path: PurePath) -> str:
     return "/".join(quote(os.fsencode(part), safe="") for part in path.parts)
 
 
-def find_photo(image: str, folder: Path, moved_to: Path | None = None) -> Path | None:
+def find_photo(image: str, folder: Path, *, directory: Path | None = None, moved_to: Path | None = None) -> Path | None:
     """Return where the photo of a row is; None if it is not found.
 
-    A relative path is looked up in the working directory, as in the run, and beside the output folder.
+    A relative path is looked up in the run's working directory if it is known, else in the present one, and then
+    beside the output folder.
 
     Args:
         image: The path as the run got it.
         folder: The output folder of the run.
+        directory: The working directory of the run.
         moved_to: The folder that the photos have been moved to. The end of the path is looked up in it, as much of it
             as fits.
     """
-    return next((path for path in _list_candidates(image, folder, moved_to) if _is_file(path)), None)
+    return next((path for path in _list_candidates(image, folder, directory, moved_to) if _is_file(path)), None)
 
 
-def _list_candidates(image: str, folder: Path, moved_to: Path | None) -> Iterator[Path]:
+def _list_candidates(image: str, folder: Path, directory: Path | None, moved_to: Path | None) -> Iterator[Path]:
     path = Path(image)
     if moved_to is not None:
         parts = [part for part in path.parts if part not in (path.anchor, "..")]
         for first in range(len(parts)):
             yield moved_to.joinpath(*parts[first:])
-    yield path
+    yield path if directory is None else directory / path
     if not path.is_absolute():
         yield folder.parent / path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,8 @@ _MAX_CELLS = 2**24
 _BROWSER_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF"})
 _HEADER_FAULTS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning)
 
+_OWN_NAME = re.compile(r"[0-9a-f]{16}\.(webp|png)|\.[0-9a-f]{32}\.tmp")
+
 _PREFERENCE = ("overlay", "heatmap", "mask")
 _MAX_THREADS = 16
 
@@ -58,6 +61,7 @@ class PictureSettings:
 
     Attributes:
         folder: The folder of the page.
+        directory: The working directory of the run, which relative paths start from; None if unknown.
         photos: The folder that the photos have been moved to; None if they are where the run found them.
         copy_photos: Put reduced copies of the photos beside the page. Otherwise the page links to the photos, and only
             those in formats that browsers do not show are copied.
@@ -65,6 +69,7 @@ class PictureSettings:
     """
 
     folder: Path
+    directory: Path | None = None
     photos: Path | None = None
     copy_photos: bool = False
     is_quick: bool = False
@@ -138,7 +143,7 @@ def _map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]
 
 def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
     """Return the link to a photo, or to a copy of it; None if it is not found or cannot be read."""
-    path = find_photo(image, settings.folder, settings.photos)
+    path = find_photo(image, settings.folder, directory=settings.directory, moved_to=settings.photos)
     if path is None:
         return None
     format_name, size = _read_header(path)
@@ -263,5 +268,5 @@ def _remove_unused(folder: Path, rows: Sequence[RowPictures]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    is_hash = len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef")
-    return is_hash and path.suffix in (".webp", ".png")
+    """Return True for a file that a report wrote: a picture, or the temporary file of one that was killed."""
+    return _OWN_NAME.fullmatch(path.name) is not None

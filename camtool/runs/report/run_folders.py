@@ -12,7 +12,16 @@ from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
 
-__all__ = ["EXPLANATIONS", "FAILURES", "MAX_ROWS", "build_row", "describe_limit", "read_number", "read_run_folder"]
+__all__ = [
+    "EXPLANATIONS",
+    "FAILURES",
+    "MAX_ROWS",
+    "build_row",
+    "describe_limit",
+    "read_number",
+    "read_run_description",
+    "read_run_folder",
+]
 
 EXPLANATIONS = "explanations.jsonl"
 FAILURES = "failures.jsonl"
@@ -45,7 +54,13 @@ def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents
     notices = [describe_limit(len(rows), max_rows)] if len(rows) > max_rows else []
     if damaged or damaged_failures:
         notices.append(f"{format_count(damaged + damaged_failures, 'line')} of the run's files cannot be read.")
-    return ReportContents(rows[:max_rows], failures[:max_rows], _read_run(folder / _RUN), notices)
+    return ReportContents(rows[:max_rows], failures[:max_rows], read_run_description(folder), notices)
+
+
+def read_run_description(folder: Path) -> dict[str, Any]:
+    """Return what made the results, from ``run.json``; nothing if there is no such file or it is damaged."""
+    path = folder / _RUN
+    return (_parse_object(path.read_bytes()) or {}) if path.is_file() else {}
 
 
 def describe_limit(count: int, shown: int) -> str:
@@ -115,10 +130,6 @@ def _parse_object(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
-
-
-def _read_run(path: Path) -> dict[str, Any]:
-    return (_parse_object(path.read_bytes()) or {}) if path.is_file() else {}
 
 
 def _build_failure(fields: dict[str, Any]) -> ReportFailure | None:

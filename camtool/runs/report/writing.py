@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from camtool.arguments.messages import suggest_names
@@ -12,7 +12,7 @@ from camtool.runs.report.page import GENERATOR, render_page
 from camtool.runs.report.payload import build_payload, summarize
 from camtool.runs.report.pictures import PictureSettings, Progress, prepare_pictures
 from camtool.runs.report.rows import ReportContents
-from camtool.runs.report.run_folders import EXPLANATIONS, FAILURES, MAX_ROWS, read_run_folder
+from camtool.runs.report.run_folders import EXPLANATIONS, FAILURES, MAX_ROWS, read_run_description, read_run_folder
 from camtool.runs.report.shards import list_shards, read_shards
 
 __all__ = ["PAGE", "WrittenReport", "write_report"]
@@ -75,7 +75,11 @@ def write_report(
     page = target / PAGE
     contents = _read_contents(source, max_rows)
     _check_page(page)
-    pictures = prepare_pictures(contents.rows, PictureSettings(target, photos, copy_photos, is_quick), progress)
+    directory = contents.run.get("directory")
+    settings = PictureSettings(
+        target, Path(directory) if isinstance(directory, str) else None, photos, copy_photos, is_quick
+    )
+    pictures = prepare_pictures(contents.rows, settings, progress)
     summary = summarize(contents)
     html = render_page(build_payload(contents, pictures, summary), summary, contents.run, tuple(contents.notices))
     with open_atomically(page) as stream:
@@ -95,7 +99,8 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
     if any((source / name).is_file() for name in (EXPLANATIONS, FAILURES)):
         return read_run_folder(source, max_rows=max_rows)
     if shards := list_shards(source):
-        return read_shards(shards, max_rows=max_rows)
+        run = read_run_description(source.parent if source.is_file() else source)
+        return replace(read_shards(shards, max_rows=max_rows), run=run)
     raise CamtoolError(
         f"run {str(source)!r} holds neither {EXPLANATIONS} nor Parquet files; give the output folder of camtool run."
     )

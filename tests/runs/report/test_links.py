@@ -47,14 +47,25 @@ def test_a_photo_is_found_where_the_run_found_it(tmp_path: Path, monkeypatch: py
     assert find_photo("photos/b.png", out) is None
 
 
+def test_the_directory_of_the_run_goes_before_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("run", "now"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a.png").touch()
+    monkeypatch.chdir(tmp_path / "now")
+    out = tmp_path / "elsewhere" / "out"
+    assert find_photo("a.png", out, directory=tmp_path / "run") == tmp_path / "run" / "a.png"
+    # A photo of the same name in the present directory is another one.
+    assert find_photo("a.png", out, directory=tmp_path / "gone") is None
+
+
 def test_a_moved_photo_is_found_by_the_end_of_its_path(tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     for name in ("cats/1.png", "1.png"):
         (moved / name).parent.mkdir(parents=True, exist_ok=True)
         (moved / name).touch()
-    assert find_photo("/data/set/cats/1.png", tmp_path / "out", moved) == moved / "cats" / "1.png"
-    assert find_photo("../dogs/1.png", tmp_path / "out", moved) == moved / "1.png"
-    assert find_photo("dogs/2.png", tmp_path / "out", moved) is None
+    assert find_photo("/data/set/cats/1.png", tmp_path / "out", moved_to=moved) == moved / "cats" / "1.png"
+    assert find_photo("../dogs/1.png", tmp_path / "out", moved_to=moved) == moved / "1.png"
+    assert find_photo("dogs/2.png", tmp_path / "out", moved_to=moved) is None
 
 
 @pytest.mark.parametrize("image", ["a\0b", "x" * 5000, "", "https://example.org/a.png"])

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def test_thumbnails_that_no_row_shows_are_removed_and_other_files_kept(tmp_path:
     settings = PictureSettings(tmp_path)
     both = prepare_pictures([first, second], settings)
     own = write_picture(tmp_path / PICTURE_FOLDER / "my.png")
+    own.with_name(f".{uuid4().hex}.tmp").touch()  # of a process that was killed
     (left,) = prepare_pictures([second], settings)
     assert left == both[1]
     assert {path.name for path in own.parent.iterdir()} == {own.name, Path(str(left.thumbnail)).name}

@@ -9,7 +9,7 @@ import pytest
 
 from camtool.errors import CamtoolError
 from camtool.runs.report import write_report
-from tests.runs.report.folders import compress, read_payload, write_run, write_shard
+from tests.runs.report.folders import compress, read_payload, write_picture, write_run, write_shard
 
 
 def test_the_report_of_a_run(tmp_path: Path) -> None:
@@ -34,6 +34,20 @@ def test_the_report_of_shards(tmp_path: Path) -> None:
         payload = read_payload(written.path)
         assert payload["values"]["cells"]["texts"] == ["7 x 7"]
         assert (tmp_path / payload["pictures"][0][0][1]).is_file()
+
+
+def test_shards_are_described_by_the_run_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"model": {"name": "resnet50"}}')
+    shard = write_shard(tmp_path / "part-0.parquet", [{"path": "a.jpg", "method": "gradcam", "label": "cat"}])
+    for source in (tmp_path, shard):
+        assert "<h1>resnet50</h1>" in write_report(source).path.read_text(encoding="utf-8")
+
+
+def test_relative_photos_are_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_picture(tmp_path / "data" / "a.png")
+    out = write_run(tmp_path / "results", [{"image": "data/a.png"}], run={"directory": str(tmp_path)})
+    monkeypatch.chdir("/")
+    assert read_payload(write_report(out).path)["photos"]["texts"] == ["../../data/a.png"]
 
 
 def test_a_report_replaces_a_report_but_no_other_page(tmp_path: Path) -> None:
