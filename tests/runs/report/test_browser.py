@@ -65,7 +65,9 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     found = Opened(context.new_page())
-    context.set_default_timeout(5000)
+    # A machine that runs other tests meanwhile may be slow.
+    context.set_default_timeout(20_000)
+    sync_api.expect.set_options(timeout=20_000)
     yield found
     context.close()
     assert found.errors == []

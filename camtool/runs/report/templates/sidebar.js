@@ -45,12 +45,14 @@ function buildList(column, onChange) {
   const boxes = options.map(([option, title]) => buildOption(column, option, title, onChange));
   list.append(...boxes.map(({ element }) => element));
   const update = () => {
-    for (const { option, title, input, number, element } of boxes) {
-      const fitting = optionCounts[column.key].get(option) ?? 0;
-      input.checked = state.choices[column.key].has(option);
-      number.textContent = formatInteger(fitting);
-      input.setAttribute('aria-label', `${title}, ${formatInteger(fitting)}`);
-      element.classList.toggle('unfit', fitting === 0 && !input.checked);
+    for (const box of boxes) {
+      const fitting = optionCounts[column.key].get(box.option) ?? 0;
+      const isChosen = state.choices[column.key].has(box.option);
+      // A list may hold a thousand options, of which few change.
+      if (fitting === box.fitting && isChosen === box.isChosen) continue;
+      Object.assign(box, { fitting, isChosen });
+      box.input.checked = isChosen;
+      showCount(box);
     }
   };
   facetUpdates.push(update);
@@ -58,6 +60,12 @@ function buildList(column, onChange) {
   list.classList.toggle('long', isLong);
   return make('fieldset', { class: 'facet' }, make('legend', { text: column.title }),
     isLong && buildOptionSearch(column, boxes), list);
+}
+
+function showCount({ title, fitting, input, number, element }) {
+  number.textContent = formatInteger(fitting);
+  input.setAttribute('aria-label', `${title}, ${formatInteger(fitting)}`);
+  element.classList.toggle('unfit', fitting === 0 && !input.checked);
 }
 
 function buildOption(column, option, title, onChange) {
@@ -73,7 +81,7 @@ function buildOption(column, option, title, onChange) {
   const name = make('span', { class: 'name', title, text: title });
   const verdict = column.key === 'verdict' ? ` ${option.toLowerCase()}` : '';
   const element = make('label', { class: `option${verdict}` }, input, mark, name, number);
-  return { option, title, input, number, element };
+  return { option, title, fitting: null, isChosen: false, input, number, element };
 }
 
 /** Return a field that narrows a long list of options. */
