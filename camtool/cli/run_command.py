@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
-from camtool.cli import run_summary, shared_options
+from camtool.cli import cluster_options, run_summary, shared_options
 from camtool.errors import CamtoolError
 from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS
@@ -49,6 +49,7 @@ _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 
 
 def run(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH", help="Photos, folders, or patterns such as 'a/**/*.jpg'.")
     ],
@@ -187,6 +188,13 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    cluster: cluster_options.ClusterOption = None,
+    address: cluster_options.Address = None,
+    gpus_per_worker: cluster_options.GpusPerWorker = None,
+    cpus_per_worker: cluster_options.CpusPerWorker = None,
+    cluster_workers: cluster_options.ClusterWorkers = None,
+    shard_size: cluster_options.ShardSize = 1000,
+    image_column: cluster_options.ImageColumn = None,
 ) -> None:
     """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
     process_settings.tune_process()  # before torch is loaded
@@ -196,11 +204,12 @@ def run(
     from camtool.runs.save_kinds import OutputSettings
 
     # Everything that can be wrong is checked before the model is loaded, which may take minutes.
+    cluster_options.check_options(context)
     kinds = _parse_kinds(save)
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
-    planned = job_list.plan_run(paths, recursive=recursive, out=out)
+    planned = None if cluster else job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
         "layer": layer,
         "merge": merge,
@@ -210,9 +219,12 @@ def run(
     }
     settings |= shared_options.parse_method_options(option, _SETTINGS)
     methods = _find_methods(method, settings)
+    output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
+    if planned is None:
+        settings |= {"method": methods, "target": shared_options.parse_targets(target)}
+        raise typer.Exit(cluster_options.run_on_cluster(context, settings, output, quiet=quiet, as_json=as_json))
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
     explainer = Explainer(loaded, methods, **settings)
-    output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
     raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
 

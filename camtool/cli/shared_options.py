@@ -40,6 +40,7 @@ __all__ = [
     "parse_method_options",
     "parse_targets",
     "parse_width",
+    "read_labels",
     "split_names",
 ]
 
@@ -107,7 +108,7 @@ def load_model(
     from camtool.models import load
 
     where = _choose_device(device)
-    label_names = None if labels is None else _read_labels(labels)
+    label_names = None if labels is None else read_labels(labels)
     status = terminal.err.status(Text(f"Loading {escape_hidden(name)} ..."))
     # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
     with redirect_stderr(StringIO()) if is_quiet else status, redirect_stdout(sys.stderr):
@@ -127,8 +128,12 @@ def _choose_device(asked: str) -> str:
     return asked
 
 
-def _read_labels(path: Path) -> list[str]:
-    """Return the class names in a text file, one a line, or in a JSON list."""
+def read_labels(path: Path) -> list[str]:
+    """Return the class names in a text file, one a line, or in a JSON list.
+
+    Raises:
+        CamtoolError: The file cannot be read as either.
+    """
     try:
         # Editors on Windows put a byte order mark at the start of UTF-8 files.
         text = path.read_text(encoding="utf-8-sig")
