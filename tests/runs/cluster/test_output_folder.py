@@ -155,7 +155,7 @@ def test_the_same_settings_continue_and_others_are_refused_by_name(folder, demo)
     assert folder.read("run.json") == written
     with pytest.raises(camtool.CamtoolError, match=r"method was \['gradcam'\], is \['layercam'\].*--out"):
         hold_settings(folder, describe(demo, method=["layercam"]))
-    with pytest.raises(camtool.CamtoolError, match="options.samples was None, is 5"):
+    with pytest.raises(camtool.CamtoolError, match=r"options\.samples was None, is 5"):
         hold_settings(folder, describe(demo, samples=5))
     assert folder.read("run.json") == written
 
