@@ -23,7 +23,7 @@ import camtool
 PACKAGE = Path(camtool.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
+HEAVY = {"cv2", "skimage", "matplotlib", "torchvision", "ray", "pyarrow"}
 
 # A reader scans the names of a package; more than a dozen are too many.
 MOST_FILES = 12

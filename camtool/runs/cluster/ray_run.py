@@ -8,6 +8,8 @@ same whichever worker computes them.
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,13 +159,29 @@ def _connect(ray: Any, address: str | None) -> Iterator[None]:
     try:
         # Without an address Ray may start a cluster, whose dashboard would open a port.
         new = {} if address else {"include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
+        with _keep_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise CamtoolError(f"--address {address}: Ray cannot be reached: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the handlers of Ctrl-C and SIGTERM after the block: Ray replaces them by ones that abort the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # it was not installed by Python
+                signal.signal(number, handler)
 
 
 @contextmanager
