@@ -1,9 +1,9 @@
 """Cost of a photo in a run on Ray, and bytes of a row: ``python -m benchmarks cluster PHOTOS``.
 
 The photos are JPEG files of 500 x 375 pixels, each another part of a given photo. "In this process" is the batch class
-in a loop on one core. The workers' cost of a photo is that of a long run minus that of a short one, divided by the
-photos more, so that the start does not count. Processor time depends little on what else the machine does; elapsed time
-does. ``--bytes`` measures the size of rows and pictures, ``--plan`` the planning of many files.
+in a loop on one core. On Ray, two workers of one core each are watched after their first shards and before their last
+ones, so that neither their start nor the end counts. Processor time depends little on what else the machine does.
+``--bytes`` measures the size of rows and pictures, ``--plan`` the planning of many files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import random
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +41,7 @@ from camtool.runs.save_kinds import OutputSettings
 
 _MODELS = ("mobilenet_v2", "resnet50")
 _ENGINES = ("eager", "onnxruntime")
-_SHARD = 24
+_SHARD = 16
 _OUT = Path(__file__).with_suffix(".json")
 
 
@@ -60,7 +59,7 @@ class _RandomModel:
 
 def main(
     photos: Annotated[Path, typer.Argument(help="Folder with JPEG photos.")],
-    count: Annotated[int, typer.Option(help="Photos of the short run; the long one has 5 times as many.")] = 128,
+    count: Annotated[int, typer.Option(help="Photos in a run.")] = 512,
     turns: Annotated[int, typer.Option(help="Measurements of each.")] = 3,
     only: Annotated[list[str], typer.Option(help="Model; may be repeated.")] = [],  # noqa: B006
     weights: Annotated[Path | None, typer.Option(help="Weights of mobilenet_v2, for --bytes.")] = None,
@@ -90,71 +89,53 @@ def main(
 def _measure(name: str, engine: str, photos: Path, count: int, turns: int) -> dict[str, float]:
     settings = {"model": _RandomModel(name), "engine": engine, "threads": 1}
     explain = ExplainBatch(**settings)  # type: ignore[arg-type]
-    alone, workers, own, elapsed, starts = [], [], [], [], []
-    with _make_photos(photos, 5 * count) as folder:
+    alone, costs = [], []
+    with _make_photos(photos, count) as folder, _start_ray():
         paths = sorted(map(str, folder.iterdir()))
-        explain({"path": paths[:8]})  # compiles
+        explain({"path": paths[:_SHARD]})  # compiles
         for _ in range(turns):
             started = time.process_time()
-            explain({"path": paths[:count]})
-            alone.append((time.process_time() - started) / count)
-            with _start_ray():
-                short = _measure_run(paths[:count], settings)
-                long = _measure_run(paths, settings)
-            workers.append((long.workers - short.workers) / (4 * count))
-            own.append((long.others + short.others) / (long.elapsed + short.elapsed))
-            elapsed.append((long.elapsed - short.elapsed) / (4 * count))
-            starts.append(short.elapsed - count * elapsed[-1])
+            explain({"path": paths[: 4 * _SHARD]})
+            alone.append((time.process_time() - started) / (4 * _SHARD))
+            costs.append(_measure_run(paths, settings))
     return {
         "in this process, processor ms a photo": round(1000 * median(alone), 2),
-        "workers, processor ms a photo": round(1000 * median(workers), 2),
-        "workers / in this process": round(median(b / a for a, b in zip(alone, workers, strict=True)), 3),
-        "photos a core-second of the workers": round(1 / median(workers), 1),
-        "cores used by Ray and the driver": round(median(own), 3),
-        "elapsed ms a photo, 2 workers": round(1000 * median(elapsed), 2),
-        "start of the workers, elapsed seconds": round(median(starts), 1),
+        "workers, processor ms a photo": round(1000 * median(each.workers for each in costs), 2),
+        "workers / in this process": round(median(b.workers / a for a, b in zip(alone, costs, strict=True)), 3),
+        "photos a core-second of the workers": round(1 / median(each.workers for each in costs), 1),
+        "cores used by Ray and the driver": round(median(each.others / each.elapsed for each in costs), 3),
+        "elapsed ms a photo, 2 workers": round(1000 * median(each.elapsed for each in costs), 2),
+        "until the first shard, elapsed seconds": round(median(each.start for each in costs), 1),
     }
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a run: of the processors in the workers and in all other processes of Ray and here, and elapsed."""
+    """Seconds a photo: of the processors in the workers, in all other processes of Ray and here, and elapsed."""
 
     workers: float
     others: float
     elapsed: float
+    start: float
 
 
 def _measure_run(paths: list[str], settings: dict[str, Any]) -> _Cost:
+    """Return what a photo costs between the first shards of the workers and their last ones."""
+    moments: list[tuple[float, float, float]] = []
     used: dict[tuple[int, float], tuple[bool, float]] = {}
-    _read_cpu_times(used)
-    before = dict(used)
-    is_done = threading.Event()
-
-    def watch() -> None:
-        # Workers end with the run, and take their times along.
-        while not is_done.wait(0.1):
-            _read_cpu_times(used)
-
-    thread = threading.Thread(target=watch)
     started = time.perf_counter()
-    thread.start()
-    _run(paths, settings)
-    elapsed = time.perf_counter() - started
-    is_done.set()
-    thread.join()
-    _read_cpu_times(used)
-    spent = [(is_worker, seconds - before.get(key, (False, 0.0))[1]) for key, (is_worker, seconds) in used.items()]
-    workers = sum(seconds for is_worker, seconds in spent if is_worker)
-    return _Cost(workers, sum(seconds for _, seconds in spent) - workers, elapsed)
-
-
-def _run(paths: list[str], settings: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as out:
         shards = plan_shards(paths, shard_size=_SHARD).shards
-        outcomes = list(run_on_ray(shards, OutputFolder.open(out), settings))
-    assert sum(each.photos for each in outcomes) == len(paths)
-    assert not any(each.failures for each in outcomes)
+        for outcome in run_on_ray(shards, OutputFolder.open(out), settings):
+            assert outcome.failures == 0
+            _read_cpu_times(used)
+            workers = sum(seconds for is_worker, seconds in used.values() if is_worker)
+            everything = sum(seconds for _, seconds in used.values())
+            moments.append((workers, everything - workers, time.perf_counter() - started))
+    first, last = moments[3], moments[-3]  # two workers have written two shards, and each has one more to do
+    photos = _SHARD * (len(moments) - 6)
+    workers, others, elapsed = ((after - before) / photos for before, after in zip(first, last, strict=True))
+    return _Cost(workers, others, elapsed, moments[0][2])
 
 
 def _read_cpu_times(used: dict[tuple[int, float], tuple[bool, float]]) -> None:

@@ -86,6 +86,11 @@ def test_folders_patterns_and_files_of_a_uri(memory, photos, path, recursive, na
     assert open_photo(found[0]) == (photos / f"{names[0]}.png").read_bytes()
 
 
+def test_a_photo_that_two_uris_name_is_explained_once(memory):
+    plan = plan_shards(["memory://bucket/002.png", "memory://bucket", "memory://bucket/00*.png"])
+    assert [Path(path).stem for path in list_photos(plan)[0]] == ["002", "000", "001", "003", "004"]
+
+
 def test_a_file_uri_is_read_through_pyarrow(photos):
     (found,) = (list(shard.source.iterate_photos()) for shard in plan_shards([photos.as_uri()]).shards)
     assert [photo.path for photo in found] == [(photos / f"00{number}.png").as_uri() for number in range(5)]
@@ -171,8 +176,10 @@ def test_row_groups_are_put_together_until_a_shard_is_full(tmp_path):
 
 def test_images_as_hugging_face_writes_them(tmp_path):
     images = [{"bytes": b"0", "path": "a.png"}, {"bytes": b"1", "path": None}, {"bytes": None, "path": "c.png"}]
-    path = write_table(tmp_path / "a.parquet", {"image": images, "label": [1, 2, 3]})
-    found = [photo for shard in plan_shards([str(path)]).shards for photo in shard.source.iterate_photos()]
+    path = write_table(tmp_path / "a.parquet", {"image": images, "label": [1, 2, 3]}, rows_in_group=1)
+    found = [
+        photo for shard in plan_shards([str(path)], shard_size=1).shards for photo in shard.source.iterate_photos()
+    ]
     assert [photo.path for photo in found] == ["a.png", f"{path}/1", "c.png"]
     assert [photo.data for photo in found] == [b"0", b"1", None]
     assert found[2].failure == "c.png: the row holds no image."
