@@ -44,11 +44,15 @@ class Engine(str, Enum):
 
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
+_WITHOUT_EFFECT = ("out", "workers", "quiet", "verbose", "as_json", "overwrite", "retry_failed")
+"""Options that change no result, so that they may differ when a run is continued. All others may not."""
+
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 """Settings of the explainer that are not options of a method."""
 
 
 def run(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH", help="Photos, folders, or patterns such as 'a/**/*.jpg'.")
     ],
@@ -183,16 +187,34 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Remove the run that is in the folder, and start anew.", rich_help_panel=_OUTPUT_PANEL
+        ),
+    ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Try photos again that failed in an earlier start.", rich_help_panel=_OUTPUT_PANEL
+        ),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
+    """Explain photos: write an overlay of each, and a line in explanations.jsonl.
+
+    The same command again continues a run that was stopped.
+    """
     process_settings.tune_process()  # before torch is loaded
     from camtool.explainer import Explainer
     from camtool.rendering import colormaps
     from camtool.runs import job_list
+    from camtool.runs.replay import Replayer
+    from camtool.runs.run_folder import description
+    from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
 
     # Everything that can be wrong is checked before the model is loaded, which may take minutes.
@@ -200,6 +222,9 @@ def run(
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
+    command = {name: value for name, value in context.params.items() if name not in _WITHOUT_EFFECT}
+    if not overwrite:
+        description.check_unchanged(out, description.describe_command(command))
     planned = job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
         "layer": layer,
@@ -213,8 +238,16 @@ def run(
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
     explainer = Explainer(loaded, methods, **settings)
     output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
+    described = description.describe_run(loaded, methods, settings, command)
+    targets = shared_options.parse_targets(target)
+    if isinstance(context.obj, Replayer):  # called by `camtool replay`
+        context.obj.replay(explainer, targets, output, batch_size, described)
+        raise typer.Exit
+    if not overwrite:
+        run_summary.print_machine_changes(description.list_machine_changes(out, described))
+    start = RunStart(described, overwrite=overwrite, retry_failed=retry_failed)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
-    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
+    raise typer.Exit(report.follow_run(explainer, targets, batch_size, workers, start))
 
 
 def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.report_rows import ManifestLine
     from camtool.runs.result_writer import Failure, Success
+    from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
 
-__all__ = ["RunReport", "Terminated", "stop_at_sigterm"]
+__all__ = ["RunReport", "Terminated", "print_machine_changes", "stop_at_sigterm"]
 
 _MAX_SKIPPED_SHOWN = 5
 """Number of skipped paths that are named; a folder of links may hold thousands."""
@@ -61,6 +62,7 @@ class _Totals:
 
     Attributes:
         photos: The number of photos.
+        recorded: How many of them were explained in earlier starts of the run.
         files: The number of files.
         layer: The layer of the first explanation.
         warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
@@ -68,13 +70,14 @@ class _Totals:
     """
 
     def __init__(self) -> None:
-        self.photos, self.files, self.layer = 0, 0, ""
+        self.photos, self.recorded, self.files, self.layer = 0, 0, 0, ""
         self.warnings: dict[str, tuple[int, str | None]] = {}
 
     def add(self, success: Success) -> None:
         """Count a photo."""
         self.layer = self.layer or next((line.layer for line in success.lines), "")
         self.photos += 1
+        self.recorded += success.is_recorded
         self.files += sum(len(line.files) for line in success.lines)
         for warning in (warning for line in success.lines for warning in line.warnings):
             kind = re.sub(r"\d+", "…", warning)
@@ -101,14 +104,21 @@ class RunReport:
         self._failed: list[Failure] = []
 
     def follow_run(
-        self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None = None
+        self,
+        explainer: Explainer[Any],
+        targets: list[Any],
+        batch_size: int,
+        workers: int | None = None,
+        start: RunStart | None = None,
     ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.inference import chunks
         from camtool.runs.executor import run_jobs
 
         started, stop_code = time.perf_counter(), 0
-        outcomes = run_jobs(explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers)
+        outcomes = run_jobs(
+            explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers, start=start
+        )
         try:
             # chunks.hide_progress: the bars of single explanations would break the bar of the run.
             with stop_at_sigterm(), closing(outcomes), chunks.hide_progress(), self._build_progress() as progress:
@@ -142,7 +152,7 @@ class RunReport:
         self._totals.add(outcome)
         if self._as_json:
             self._lines += outcome.lines
-        if self._verbose:
+        if self._verbose and not outcome.is_recorded:
             for line in outcome.lines:
                 _print_explanation(line)
 
@@ -154,24 +164,33 @@ class RunReport:
         if not self._quiet:
             if interrupted:
                 print_line(
-                    f"[yellow]Stopped[/] after {self._totals.photos} of {format_count(len(self._jobs), 'photo')}."
+                    f"[yellow]Stopped[/] after {self._totals.photos} of {format_count(len(self._jobs), 'photo')}. "
+                    "The same command continues."
                 )
             if self._totals.photos:
-                self._print_explained(seconds)
+                self._print_explained(seconds, interrupted=interrupted)
             self._print_warnings()
             self._print_skipped()
         if self._failed:
             terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
             for failure in self._failed:
                 terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
+            if any(failure.is_recorded for failure in self._failed) and not self._quiet:
+                terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
 
-    def _print_explained(self, seconds: float) -> None:
-        photos, layer = self._totals.photos, self._totals.layer
+    def _print_explained(self, seconds: float, *, interrupted: bool) -> None:
+        recorded, layer = self._totals.recorded, self._totals.layer
+        photos = self._totals.photos - recorded
         layer = f", at layer [bold]{escape(layer)}[/]" if layer else ""
-        print_line(
-            f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
-            f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
-        )
+        if photos:
+            print_line(
+                f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
+                f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
+            )
+        elif not interrupted:
+            print_line("[bold green]Nothing to do:[/] the run is finished. --overwrite starts it anew.")
+        if recorded:
+            print_line(f"{format_count(recorded, 'photo')} had been explained before.")
         files = format_count(self._totals.files, "file")
         print_line(f"{files} and explanations.jsonl are in [bold]{escape(str(self._output.folder))}[/]")
 
@@ -195,6 +214,14 @@ class RunReport:
             "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
             "failed": [{"image": str(failure.job.source), "reason": failure.reason} for failure in self._failed],
         }
+
+
+def print_machine_changes(changes: list[str]) -> None:
+    """Warn that a run is continued on another machine."""
+    if changes:
+        terminal.err.print("[yellow]The run was started on another machine; the last bits of results may differ:[/]")
+    for change in changes:
+        terminal.err.print(f"  {escape(change)}", soft_wrap=True)
 
 
 def _print_explanation(line: ManifestLine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,18 +25,20 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True)
 class Success:
-    """A photo that was explained, and the lines of the manifest about it."""
+    """A photo that was explained, and its lines of the manifest; ``is_recorded`` if an earlier start did it."""
 
     job: Job
     lines: list[ManifestLine]
+    is_recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A photo that could not be explained, and why."""
+    """A photo that could not be explained, and why; ``is_recorded`` if an earlier start tried it."""
 
     job: Job
     reason: str
+    is_recorded: bool = False
 
 
 def describe_error(error: Exception) -> str:
@@ -60,6 +62,11 @@ class ResultWriter:
         self._output = output
         self._taken: set[str] = set()
         self._lock = threading.Lock()
+
+    def reserve_recorded(self, names: Iterable[str]) -> None:
+        """Reserve the files of results that are kept, relative to the output folder, so that none is overwritten."""
+        with self._lock:
+            self._taken.update(fold_path(Path(name)) for name in names)
 
     def write_results(self, result: tuple[Job, Sequence[Explanation] | str]) -> Success | Failure:
         """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
