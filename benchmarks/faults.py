@@ -43,11 +43,10 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder) / "images", images)
         with Server(Path(folder) / "images") as server:
-            found = (
-                kill_at_renames(server, Path(folder))
-                if renames
-                else kill_at_moments(server, Path(folder), moments, seed)
-            )
+            if renames:
+                found = kill_at_renames(server, Path(folder))
+            else:
+                found = kill_at_moments(server, Path(folder), moments, seed)
     found |= {"images": images, "seed": seed, "minutes": round((time.perf_counter() - started) / 60, 1)}
     print(json.dumps({name: value for name, value in found.items() if name != "rounds"}, indent=1))
     stored = json.loads(_OUT.read_text(encoding="utf-8")) if _OUT.exists() else {}
@@ -213,11 +212,11 @@ def _run(loaded: Any, explainer: Any, asked: dict[str, Any]) -> None:
     try:
         description = describe_run(loaded, ["gradcam"], {}, {"paths": [asked["images"]]})
         jobs = plan_run([asked["images"]]).jobs
-        output = OutputSettings(Path(asked["out"]), ("overlay", "raw"))
+        output = OutputSettings(Path(asked["out"]), ("overlay", "raw"), enlarge=False)
         start = RunStart(description)
         for _ in run_jobs(explainer, jobs, [Top(1)], output, batch_size=_BATCH, workers=2, start=start):
             pass
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  the process must not return to the loop of the server
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)

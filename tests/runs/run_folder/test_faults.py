@@ -20,17 +20,17 @@ def test_runs_of_200_images_that_are_killed_at_random_moments_end_with_the_same_
     write_images(tmp_path / "images", 200)
     seed = random.SystemRandom().randrange(10**6)
     with Server(tmp_path / "images") as server:
-        found = kill_at_moments(server, tmp_path, 6, seed)
-    assert found["killed"] >= 6
+        found = kill_at_moments(server, tmp_path, 4, seed)
+    assert found["killed"] == 4
     assert found["identical"] == found["rounds in all"], f"seed {seed}: {found}"
 
 
 def test_runs_that_are_killed_at_a_rename_end_with_the_same_bytes(tmp_path: Path) -> None:
-    write_images(tmp_path / "images", 10)
+    write_images(tmp_path / "images", 4)
     with Server(tmp_path / "images") as server:
         found = kill_at_renames(server, tmp_path)
-    # Twenty pictures and arrays, and the lists: each is killed before its rename, and after it.
-    assert found["rounds in all"] >= 2 * 24
+    # Eight pictures and arrays, and five lists: each is killed before its rename, and after it.
+    assert found["rounds in all"] == 2 * (8 + 5)
     assert found["identical"] == found["rounds in all"], found
 
 
