@@ -73,20 +73,24 @@ def run_jobs(
         CamtoolError: Another run writes to the output folder, or it holds one with other settings.
         OSError: The disk is full, damaged or read-only, or the output folder cannot be used.
     """
+    start = start or RunStart()
     with (
-        open_run_folder(output.folder, jobs, batch_size, start or RunStart()) as folder,
+        open_run_folder(output.folder, jobs, batch_size, start) as folder,
         Workers(count_workers() if workers is None else workers) as threads,
     ):
         writer = ResultWriter(output)
         pending = [batch for batch in folder.batches if not batch.is_complete]
         prepare = partial(_read_photo, explainer, output.max_side)
         prepared = threads.map_ahead(prepare, (job for batch in pending for job in batch.jobs), batch_size)
-        any_explained = False
+        first_explained = None
         for record in folder.read_complete() if pending else ():
             writer.reserve_recorded(record.files)
-            any_explained = any_explained or record.explanations is not None
+            if first_explained is None and record.explanations is not None:
+                first_explained = record.batch
+        if first_explained is not None and start.uses_engine:
+            _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
         sizes = [len(batch.jobs) for batch in pending]
-        explained = _explain_photos(explainer, prepared, target, sizes, any_explained=any_explained)
+        explained = _explain_photos(explainer, prepared, target, sizes, any_explained=first_explained is not None)
         written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
         for batch in folder.batches:
             if batch.is_complete:
@@ -199,6 +203,16 @@ def _explain_batch(
             yield photo.job, f"{photo.job.source}: {result}"
         else:
             yield photo.job, list(iterate_leaves(result))
+
+
+def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, max_side: int | None) -> None:
+    """Explain the first photos of a continued run once more, without a result.
+
+    The first photos in a process decide whether an engine can be used. They must be those that decided it before.
+    """
+    photos = [_prepare_photo(explainer, max_side, job) for job in jobs]
+    for _ in _explain_batch(explainer, photos, target, strict=False):
+        pass
 
 
 def _try_explaining(explainer: Explainer[Any], photos: list[Any], target: Any) -> list[Any] | str | MethodError:

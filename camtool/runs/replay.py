@@ -119,6 +119,10 @@ class Replayer:
     def _select_batches(self) -> Iterator[PhotoRecord]:
         """Yield all photos of the batches that hold a photo to replay."""
         batches = {each.batch for each in self._read_stored() if each.is_done and self.image in (None, each.image)}
+        if self.description.get("engine", "eager") != "eager":
+            # The first photos decide whether the engine can be used.
+            first = next((each.batch for each in self._read_stored() if each.explanations is not None), None)
+            batches |= set() if first is None else {first}
         return (each for each in self._read_stored() if each.batch in batches)
 
 
@@ -157,8 +161,8 @@ def _compare(folder: Path, stored: PhotoRecord, made: PhotoRecord, photos: list[
         photos: What has changed in the photos; it is told with each explanation that differs.
     """
     if stored.explanations is None or made.explanations is None:
-        then, now = (each.failure or "explained" for each in (stored, made))
-        differs = [f"{then} then, {now} now", *photos] if then != now else []
+        then, now = (each.failure or "none" for each in (stored, made))
+        differs = [f"failure then: {then}", f"failure now: {now}", *photos] if then != now else []
         yield ReplayedExplanation(stored.image, None, None, differs)
         return
     for number, row in enumerate(stored.explanations):

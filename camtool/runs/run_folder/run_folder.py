@@ -49,6 +49,11 @@ class RunStart:
     retry_failed: bool = False
     plan: Sequence[PhotoRecord] = field(default=())
 
+    @property
+    def uses_engine(self) -> bool:
+        """True if the model may run by another engine than PyTorch's."""
+        return self.description is not None and self.description.get("engine", "eager") != "eager"
+
 
 class RunFolder:
     """A run folder that is open for one process.
@@ -72,6 +77,10 @@ class RunFolder:
         """Yield the records of all complete batches."""
         complete = {batch.number for batch in self.batches if batch.is_complete}
         return (each for each in read_records(self._folder / PHOTOS) if each.batch in complete)
+
+    def get_batch(self, number: int) -> Batch:
+        """Return the batch with a number."""
+        return next(batch for batch in self.batches if batch.number == number)
 
     def read_batch(self, batch: Batch) -> list[PhotoRecord]:
         """Return the earlier records of a batch. Batches are asked for in their order, each once."""

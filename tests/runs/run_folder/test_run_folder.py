@@ -93,6 +93,34 @@ def test_a_stopped_run_ends_with_the_same_bytes(tmp_path, photos, whole, count):
     assert [each.job.source.name for each in found] == list(NAMES)
 
 
+@pytest.mark.parametrize(
+    ("black", "broken", "count"),
+    [
+        # Black images show no difference between copies of the model, so the engine is refused.
+        (["a"], [], 3),
+        ([], [], 3),
+        ([], [], 6),
+        # Two batches hold a single image, which is compared with the model's own result on its own.
+        ([], ["d", "e"], 6),
+    ],
+)
+def test_a_run_with_an_engine_ends_with_the_same_bytes(tmp_path, photos, black, broken, count):
+    """The first photos in a process decide whether the engine is used. Last bits show which one it is."""
+
+    def start(out: Path) -> dict[str, Any]:
+        explainer = camtool.Explainer(camtool.load("demo"), engine="prepared")
+        return {"photos": photos, "out": out, "explainer": explainer, "description": {"engine": "prepared"}}
+
+    for name in NAMES:
+        write_photo(photos / name, 0 if name[0] in black else None)
+    for name in (*broken, "bad"):
+        write_broken_photo(photos / f"{name}.png")
+    run(**start(tmp_path / "whole"))
+    stop_after(count, **start(tmp_path / "out"))
+    run(**start(tmp_path / "out"))
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
 def test_a_finished_run_does_nothing(tmp_path, photos, whole, monkeypatch):
     monkeypatch.setattr(camtool.Explainer, "__call__", None)
     found = run(photos, tmp_path / "whole")
