@@ -21,10 +21,10 @@ from camtool.cli import (
     kernels_command,
     layers_command,
     methods_command,
-    replay_command,
     run_command,
     terminal,
 )
+from camtool.cli.run_folders import replay_command
 from camtool.errors import CamtoolError
 
 __all__ = ["app", "main"]
