@@ -27,6 +27,18 @@ def draw_features(
     image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
     model: shared_options.Model = "resnet50",
     weights: shared_options.Weights = None,
+    transform: shared_options.TransformName = None,
+    size: shared_options.Size = None,
+    mean: shared_options.Mean = None,
+    std: shared_options.Std = None,
+    channel_order: Annotated[
+        shared_options.ChannelOrder | None,
+        typer.Option(
+            help=shared_options.CHANNELS_HELP,
+            show_default="that of the model",
+            rich_help_panel=shared_options.MODEL_PANEL,
+        ),
+    ] = None,
     layers: Annotated[
         list[str],
         typer.Option(
@@ -54,7 +66,8 @@ def draw_features(
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     shared_options.check_no_model_names([image])
-    loaded = shared_options.load_model(model, weights)
+    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channel_order)
+    loaded = shared_options.load_model(model, weights, preprocessing=preprocessing)
     names = shared_options.split_names(layers)
     style: dict[str, Any] = {
         "target_class": None if target is None else shared_options.parse_targets([target])[0],

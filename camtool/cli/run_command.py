@@ -54,6 +54,11 @@ def run(
     ],
     model: shared_options.Model = "resnet50",
     weights: shared_options.Weights = None,
+    transform: shared_options.TransformName = None,
+    size: shared_options.Size = None,
+    mean: shared_options.Mean = None,
+    std: shared_options.Std = None,
+    channels: shared_options.ChannelsOption = None,
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -200,6 +205,7 @@ def run(
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
+    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)
     planned = job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
         "layer": layer,
@@ -210,7 +216,14 @@ def run(
     }
     settings |= shared_options.parse_method_options(option, _SETTINGS)
     methods = _find_methods(method, settings)
-    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
+    loaded = shared_options.load_model(
+        model,
+        weights,
+        labels=labels,
+        device=device.value,
+        is_quiet=quiet or as_json,
+        preprocessing=preprocessing,
+    )
     explainer = Explainer(loaded, methods, **settings)
     output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)

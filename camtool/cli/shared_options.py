@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from enum import Enum
 from io import StringIO
 from pathlib import Path
@@ -19,25 +20,35 @@ from camtool.errors import CamtoolError
 from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
-    from camtool.models import Loaded
+    from camtool.models import Channels, Loaded, Transform
     from camtool.targets import Top
 
 __all__ = [
+    "CHANNELS_HELP",
     "MODEL_HELP",
     "MODEL_PANEL",
     "WEIGHTS_HELP",
+    "ChannelOrder",
+    "ChannelsOption",
     "Device",
     "FigureFolder",
     "FigureFormat",
     "FigureWidth",
+    "Mean",
     "Model",
+    "PreprocessingOptions",
     "Scale",
     "ScaleOption",
+    "Size",
+    "Std",
+    "TransformName",
     "Weights",
+    "announce_user_code",
     "check_no_model_names",
     "load_model",
     "parse_image_size",
     "parse_method_options",
+    "parse_numbers",
     "parse_targets",
     "parse_width",
     "split_names",
@@ -68,13 +79,21 @@ class Scale(str, Enum):
     shared = "shared"
 
 
+class ChannelOrder(str, Enum):
+    """Order of the channels that a model takes."""
+
+    rgb = "rgb"
+    bgr = "bgr"
+    gray = "gray"
+
+
 MODEL_PANEL = "Model"
 """Heading in the help above the options that choose a model."""
 
 # Written out, because the sources of models import torch, and the help must be shown at once.
 MODEL_HELP = (
     "Name of a torchvision model, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, ultralytics:FILE, demo, or your "
-    "own as package.module:factory."
+    "own as package.module:factory, whose code is then run."
 )
 
 Model = Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]
@@ -88,6 +107,55 @@ Weights = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+TransformName = Annotated[
+    str | None,
+    typer.Option(
+        "--transform",
+        metavar="NAME",
+        help="Your own preprocessing as package.module:function, from a PIL image to a tensor; its code is run.",
+        show_default="that of the model",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Size of the model's input, e.g. 32, or 224x320 (height x width): photos are scaled to cover it, and "
+        "their center is cropped.",
+        show_default="that of the model",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Mean of each channel, or one for all, e.g. 0.485,0.456,0.406; from 0 to 255 if one is greater than 1.",
+        show_default="that of the model",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Standard deviation of each channel, as --mean.",
+        show_default="that of the model",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+CHANNELS_HELP = "Channels that the model takes: RGB, BGR, or one of gray."
+ChannelsOption = Annotated[
+    ChannelOrder | None,
+    typer.Option(
+        "--channels",
+        "--channel-order",
+        help=CHANNELS_HELP,
+        show_default="that of the model",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 FigureFolder = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the figures.")]
 FormatOption = Annotated[FigureFormat, typer.Option(help="File format of the figures.")]
 FigureWidth = Annotated[
@@ -96,22 +164,133 @@ FigureWidth = Annotated[
 ScaleOption = Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")]
 
 
+@dataclass(frozen=True)
+class PreprocessingOptions:
+    """The preprocessing that the user stated; None where the model's own counts.
+
+    Attributes:
+        transform: ``"package.module:function"``.
+        size: Height and width of the input.
+        mean: Mean of each channel, or one for all.
+        std: Standard deviation, as ``mean``.
+        channels: The order of the channels.
+    """
+
+    transform: str | None = None
+    size: tuple[int, int] | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    channels: Channels | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        transform: str | None = None,
+        size: str | None = None,
+        mean: str | None = None,
+        std: str | None = None,
+        channels: ChannelOrder | None = None,
+    ) -> PreprocessingOptions:
+        """Return the options in the texts of the command line, checked as far as that is possible without the model.
+
+        Raises:
+            CamtoolError: A text has another form, or the options contradict each other.
+        """
+        parts = {"--size": size, "--mean": mean, "--std": std, "--channels": channels}
+        given = [name for name, value in parts.items() if value is not None]
+        if transform is not None and given:
+            raise CamtoolError(
+                f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
+                "the transform, or leave out --transform."
+            )
+        if (mean is None) != (std is None):
+            raise CamtoolError(f"{'--mean' if std is None else '--std'} is given alone; give --mean and --std.")
+        means, stds = parse_numbers("--mean", mean, channels), parse_numbers("--std", std, channels)
+        if means is not None and stds is not None:
+            from camtool.models import scale_statistics
+
+            scale_statistics(means, stds)
+        order: Channels | None = None if channels is None else channels.value
+        return cls(transform, None if size is None else parse_image_size(size), means, stds, order)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the user stated nothing."""
+        return self == PreprocessingOptions()
+
+    def build_alone(self) -> Transform | None:
+        """Return the transform if the options state all of it; None if the model's own is needed, too."""
+        from camtool.models import build_preprocessing, load_transform
+
+        if self.transform is not None:
+            return load_transform(self.transform)
+        if self.size is None or self.mean is None:
+            return None
+        return build_preprocessing(None, size=self.size, mean=self.mean, std=self.std, channels=self.channels)
+
+    def build_for(self, loaded: Loaded) -> Transform | None:
+        """Return the transform for a model whose own one is completed or changed.
+
+        Raises:
+            ModelError: The model cannot take what it makes.
+        """
+        from camtool.models import build_preprocessing, check_fits_model, find_input_size, find_transform
+
+        transform = self.build_alone()
+        if transform is None:
+            transform = build_preprocessing(
+                loaded.transform or find_transform(loaded.model),
+                size=self.size,
+                mean=self.mean,
+                std=self.std,
+                channels=self.channels,
+                default_size=find_input_size(loaded.model),
+            )
+        if self.transform is None:  # the user's own function may fail on anything but a real photo
+            check_fits_model(loaded.model, transform, "the preprocessing of --size, --mean, --std and --channels")
+        return transform
+
+
 def load_model(
-    name: str, weights: str | None, *, labels: Path | None = None, device: str = "auto", is_quiet: bool = False
+    name: str,
+    weights: str | None,
+    *,
+    labels: Path | None = None,
+    device: str = "auto",
+    is_quiet: bool = False,
+    preprocessing: PreprocessingOptions = PreprocessingOptions(),
 ) -> Loaded:
-    """Load a model, and show on standard error that it loads.
+    """Load a model with its preprocessing, and show on standard error that it loads, and what decided about it.
 
     Raises:
-        CamtoolError: The model, the weights, the labels or the device is not available.
+        CamtoolError: The model, the weights, the labels or the device is not available, or the preprocessing does not
+            fit the model.
     """
     from camtool.models import load
 
     where = _choose_device(device)
     label_names = None if labels is None else _read_labels(labels)
+    if not is_quiet:
+        announce_user_code(name, preprocessing.transform)
     status = terminal.err.status(Text(f"Loading {escape_hidden(name)} ..."))
     # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
     with redirect_stderr(StringIO()) if is_quiet else status, redirect_stdout(sys.stderr):
-        return load(name, weights, labels=label_names, device=where)
+        loaded = load(name, weights, labels=label_names, device=where, transform=preprocessing.build_alone())
+        if not preprocessing.is_empty:
+            loaded = replace(loaded, transform=preprocessing.build_for(loaded))
+    if loaded.transform_file is not None and not is_quiet:
+        terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
+    return loaded
+
+
+def announce_user_code(model: str, transform: str | None = None) -> None:
+    """Say on standard error which code the command runs because the user named it."""
+    from camtool.models import may_run_code
+
+    named = {"--transform": transform, "--model": model if may_run_code(model) else None}
+    for option, name in named.items():
+        if name is not None:
+            terminal.print_note(f"{option} {name} runs the Python code of {name.rpartition(':')[0]}.")
 
 
 def _choose_device(asked: str) -> str:
@@ -202,6 +381,26 @@ def split_names(texts: list[str]) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
+def parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:
+    """Return the numbers in ``"0.5"`` or ``"0.485,0.456,0.406"``: one, or one for each channel.
+
+    Raises:
+        CamtoolError: A number cannot be read, or there are more or fewer.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    allowed = (1,) if channels is ChannelOrder.gray else (1, 3)
+    if len(numbers) not in allowed:
+        example = "0.449" if channels is ChannelOrder.gray else "0.485,0.456,0.406"
+        kind = "one number for gray" if channels is ChannelOrder.gray else "one number or three"
+        raise CamtoolError(f"{option} {text!r} is not {kind}; give e.g. {example}.")
+    return numbers
+
+
 def parse_width(text: str) -> float | str:
     """Return the inches of a number, or else the name of a width."""
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
@@ -211,10 +410,10 @@ def parse_image_size(text: str) -> tuple[int, int]:
     """Return the height and the width in ``"224"`` or ``"224x320"``.
 
     Raises:
-        CamtoolError: The text has another form, or a side is under 32 pixels, which most models shrink to nothing.
+        CamtoolError: The text has another form, or a side is 0 or has more than five digits.
     """
-    found = re.fullmatch(r"(\d+)(?: ?x ?(\d+))?", text)
+    found = re.fullmatch(r"(\d{1,5})(?: ?x ?(\d{1,5}))?", text, re.ASCII)
     height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if min(height, width) < 32:
-        raise CamtoolError(f"--size {text!r} is not an image size; give a side of 32 or more, or e.g. 224x320.")
+    if min(height, width) < 1:
+        raise CamtoolError(f"--size {text!r} is not an image size; give a side in pixels, or e.g. 224x320.")
     return height, width

@@ -130,8 +130,12 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
+    "Preprocessing": lambda geometry, part: geometry.resize(part.compute_scaled_size(*geometry.size)).center_crop(
+        part.size
+    ),
     "ProcessorTransform": lambda geometry, part: _read(geometry, part.processor),
     "RandomHorizontalFlip": lambda geometry, part: _flip(geometry, part.p),
+    "Renormalized": lambda geometry, part: _read(geometry, part.base),
     "Resize": lambda geometry, part: geometry.resize(part.size, part.max_size),
     "ResizeKeepRatio": _resize_keeping_ratio,
     "SemanticSegmentation": lambda geometry, part: (

@@ -25,7 +25,7 @@ from camtool.inputs.display import build_view, find_black_and_white, to_image_ar
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.layers.image_tokens import TILED_IMAGE
-from camtool.models import Transform, build_default_transform, find_input_size, find_transform
+from camtool.models import Preprocessing, Transform, build_default_transform, find_input_size, find_transform
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo, View
@@ -42,7 +42,7 @@ Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 
 _ASSUMED_TRANSFORM = MapWarning(
     "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
-    "images prepared otherwise, pass transform=.",
+    "images prepared otherwise, pass transform= (--transform, or --size, --mean and --std).",
     "assumed-transform",
 )
 _MADE_GRAY = MapWarning("The model takes one channel, so the image was converted to gray.", "made-gray")
@@ -295,7 +295,9 @@ class InputPreparer:
     def _get_image_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the transform for images, the user's or the model's own, and notes on it for the user."""
         known = self._transform or self._own_transform
-        return (known, ()) if known else self._assume_transform()
+        if known is None:
+            return self._assume_transform()
+        return known, known.notes if isinstance(known, Preprocessing) else ()
 
     @cached_property
     def _own_transform(self) -> Transform | None:

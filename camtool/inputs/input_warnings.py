@@ -44,7 +44,7 @@ def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapW
     if share < _SMALL_SHARE:
         yield MapWarning(
             f"The model saw only {share:.0%} of the photo, as its preparation cuts the rest off; to show it all, pass "
-            "transform= with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
+            "transform= (--transform) with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
             "small-part-seen",
         )
 
