@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -79,10 +79,18 @@ TINY, SLOW, SLEEPING = (f"{__name__}:{factory.__name__}" for factory in (tiny, s
 class Result:
     code: int
     out: str
-    err: str
+    err: str  # without notes
+    notes: list[str] = field(default_factory=list, compare=False)
 
 
 Command = Callable[..., Result]
+
+
+def split_notes(err: str) -> tuple[str, list[str]]:
+    """Return standard error without its notes, and the notes."""
+    lines = err.splitlines(keepends=True)
+    notes = [line.removeprefix("Note: ").rstrip() for line in lines if line.startswith("Note: ")]
+    return "".join(line for line in lines if not line.startswith("Note: ")), notes
 
 
 @pytest.fixture
@@ -97,7 +105,8 @@ def camtool_(monkeypatch, capsys, tmp_path) -> Command:
             app.main()
         code = end.value.code
         result = capsys.readouterr()
-        return Result(code if isinstance(code, int) else -1, result.out, result.err)
+        err, notes = split_notes(result.err)
+        return Result(code if isinstance(code, int) else -1, result.out, err, notes)
 
     return command
 
@@ -334,6 +343,114 @@ def test_results_inside_the_input_folder_are_not_explained_by_the_next_run(expla
     assert len(read_lines("photos/results")) == len(list_files("photos/results")) == 3
 
 
+# --------------------------------------------------------------------------------------------- the user's own model
+
+
+class Small(nn.Module):
+    """A model of gray images of 16 x 16 alone, as many users have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.head = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(6 * 16 * 16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu().flatten(1))
+
+
+def prepare_small(image: Image.Image) -> torch.Tensor:
+    return (torch.from_numpy(np.asarray(image.convert("L").resize((16, 16))).copy())[None] / 255 - 0.5) / 0.25
+
+
+SMALL, PREPARE_SMALL = f"{__name__}:Small", f"{__name__}:prepare_small"
+STATED = ("--size", "16", "--mean", "0.5", "--std", "0.25", "--channels", "gray")
+
+
+def test_the_preprocessing_of_a_users_model_is_stated_by_numbers_or_by_a_function(camtool_, photos):
+    Image.effect_noise((16, 16), 60).save("square.png")
+    assert camtool_("square.png", "--model", SMALL, *STATED, "--out", "numbers").code == 0
+    assert camtool_("square.png", "--model", SMALL, "--transform", PREPARE_SMALL, "--out", "function").code == 0
+    (numbers,), (function,) = read_lines("numbers"), read_lines("function")
+    assert numbers["warnings"] == function["warnings"] == []
+    assert numbers["score"] == pytest.approx(function["score"], abs=1e-5)
+    by_bytes = ("--size", "16x16", "--mean", "127.5", "--std", "63.75", "--channels", "gray")
+    assert camtool_("square.png", "--model", SMALL, *by_bytes, "--out", "bytes").code == 0
+    assert read_lines("bytes")[0]["score"] == pytest.approx(function["score"], abs=1e-5)
+
+
+def test_a_size_alone_warns_that_the_normalization_was_assumed(camtool_, photos):
+    assert camtool_("photos/a.png", "--model", SMALL, "--size", "16", "--channels", "gray").code == 0
+    assert any("No mean and std" in warning for warning in read_lines()[0]["warnings"])
+
+
+def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtool_, photos):
+    assert camtool_("photos/a.png", "--model", f"{__name__}:Net").code == 0
+    (warning,) = [each for each in read_lines()[0]["warnings"] if "was assumed" in each]
+    named = re.findall(r"--\w+", warning)
+    assert "--transform" in named
+    shown = camtool_("run", "--help").out
+    assert [option for option in named if option not in shown] == []
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
+def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
+    shown = on_screen(200)(command, "--help").out
+    channels = "--channel-order" if command == "features" else "--channels"
+    options = ("--transform", "--size", "--mean", "--std", channels)
+    assert [option for option in options if option not in shown] == []
+    assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--transform", PREPARE_SMALL, "--mean", "0.5", "--size", "9"],
+            ["--transform is the whole", "--size and --mean"],
+        ),
+        (["--mean", "0.5"], ["--mean is given alone"]),
+        (["--std", "0.5"], ["--std is given alone"]),
+        (["--mean", "a", "--std", "1"], ["--mean 'a' is not one number or three", "0.485,0.456,0.406"]),
+        (["--mean", "1,2", "--std", "1"], ["--mean '1,2' is not"]),
+        (["--mean", "1,2,3", "--std", "1", "--channels", "gray"], ["--mean '1,2,3' is not one number for gray"]),
+        (["--mean", "nan", "--std", "1"], ["mean must be a finite number"]),
+        (["--mean", "0", "--std", "0"], ["std must be a finite number above 0"]),
+        (["--mean", "123.7", "--std", "0.2"], ["different scales"]),
+        (["--size", "16xx"], ["--size '16xx'"]),
+        (["--transform", "tests.nowhere:f"], ["transform 'tests.nowhere:f'", "no module"]),
+        (["--size", "16"], ["makes inputs of 3 channels", "takes 1", "--channels"]),
+        (["--size", "20", "--channels", "gray"], ["1 x 20 x 20", "on which the model fails", "--size"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
+)
+def test_a_preprocessing_that_is_impossible_or_does_not_fit_is_refused(camtool_, photos, options, words):
+    assert_refused(camtool_("photos", "--model", SMALL, *options), *words)
+
+
+def test_a_file_beside_the_weights_is_read_and_named(camtool_, photos):
+    Path("mine").mkdir()
+    save_file(Net().state_dict(), "mine/model.safetensors")
+    settings = {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+    Path("mine/config.json").write_text(json.dumps({"pretrained_cfg": settings}))
+    run = ("photos/a.png", "--model", f"{__name__}:Net", "--weights", "mine/model.safetensors")
+    result = camtool_(*run)
+    assert (result.code, result.notes[-1]) == (0, f"Preprocessing is that of {Path('mine', 'config.json')}.")
+    assert "assumed" not in " ".join(read_lines()[0]["warnings"])
+    stated = camtool_(*run, "--size", "16", "--mean", "0.5", "--std", "0.25")
+    assert (stated.code, len(stated.notes)) == (0, 1)
+
+
+def test_code_of_the_users_is_announced_unless_quiet(camtool_, photos):
+    run = ("photos/a.png", "--model", SMALL, "--transform", PREPARE_SMALL)
+    assert camtool_(*run).notes == [
+        f"--transform {PREPARE_SMALL} runs the Python code of {__name__}.",
+        f"--model {SMALL} runs the Python code of {__name__}.",
+    ]
+    assert camtool_(*run, "--quiet").notes == []
+    assert camtool_("layers", TINY, "--size", "16").notes == [f"--model {TINY} runs the Python code of {__name__}."]
+    assert camtool_("photos/a.png", "--model", "demo").notes == []
+
+
 # ------------------------------------------------------------------------------------------- output
 
 
@@ -482,7 +599,7 @@ def test_layers_are_listed_for_an_image_that_is_not_square(camtool_):
     assert chosen.split()[:6] == ["layer4", "512", "x", "2", "x", "3"]
 
 
-@pytest.mark.parametrize("size", ["16", "64x", "64x8", "large"])
+@pytest.mark.parametrize("size", ["0", "64x", "64x0", "large", "123456"])
 def test_an_invalid_size_is_refused(camtool_, size):
     assert_refused(camtool_("layers", "resnet18", "--size", size), f"--size '{size}'", "224x320")
 
@@ -628,13 +745,14 @@ def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args,
     process = start_process(*args, "--model", TINY, cwd=tmp_path)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, "Traceback" in err) == (code, False)
-    assert (bool(out), bool(err)) == (code != 2, code != 0)
+    assert (bool(out), bool(split_notes(err)[0])) == (code != 2, code != 0)
 
 
 def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     (tmp_path / "mynets.py").write_text(f"from {__name__} import tiny as make\n")
     process = start_process("photos", "--model", "mynets:make", cwd=tmp_path)
-    assert (process.communicate(timeout=120)[1], process.returncode) == ("", 0)
+    err, notes = split_notes(process.communicate(timeout=120)[1])
+    assert (err, notes, process.returncode) == ("", ["--model mynets:make runs the Python code of mynets."], 0)
 
 
 @posix
@@ -661,6 +779,7 @@ def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
 def test_ctrl_c_during_loading_exits_without_a_traceback(photos, tmp_path):
     process = start_process("photos", "--model", SLEEPING, cwd=tmp_path)
     assert process.stderr
+    assert process.stderr.readline().startswith("Note: --model")
     assert process.stderr.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)
