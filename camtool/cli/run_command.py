@@ -188,6 +188,7 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    max_pixels: shared_options.MaxPixels = shared_options.DEFAULT_MAX_PIXELS,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
@@ -227,7 +228,9 @@ def run(
     explainer = Explainer(loaded, methods, **settings)
     output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
     report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
-    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
+    raise typer.Exit(
+        report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers, max_pixels=max_pixels)
+    )
 
 
 def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:

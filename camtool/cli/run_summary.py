@@ -101,14 +101,21 @@ class RunReport:
         self._failed: list[Failure] = []
 
     def follow_run(
-        self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None = None
+        self,
+        explainer: Explainer[Any],
+        targets: list[Any],
+        batch_size: int,
+        workers: int | None = None,
+        **limits: int,
     ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.inference import chunks
         from camtool.runs.executor import run_jobs
 
         started, stop_code = time.perf_counter(), 0
-        outcomes = run_jobs(explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers)
+        outcomes = run_jobs(
+            explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers, **limits
+        )
         try:
             # chunks.hide_progress: the bars of single explanations would break the bar of the run.
             with stop_at_sigterm(), closing(outcomes), chunks.hide_progress(), self._build_progress() as progress:

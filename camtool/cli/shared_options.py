@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANNELS_HELP",
+    "DEFAULT_MAX_PIXELS",
     "MODEL_HELP",
     "MODEL_PANEL",
     "WEIGHTS_HELP",
@@ -34,6 +35,7 @@ __all__ = [
     "FigureFolder",
     "FigureFormat",
     "FigureWidth",
+    "MaxPixels",
     "Mean",
     "Model",
     "PreprocessingOptions",
@@ -154,6 +156,14 @@ ChannelsOption = Annotated[
         help=CHANNELS_HELP,
         show_default="that of the model",
         rich_help_panel=MODEL_PANEL,
+    ),
+]
+# Written out, because the reader of images imports numpy, and the help must be shown at once.
+DEFAULT_MAX_PIXELS = 200_000_000
+MaxPixels = Annotated[
+    int,
+    typer.Option(
+        "--max-pixels", metavar="N", min=1, help="Most pixels of a photo; larger ones are not decoded, and fail."
     ),
 ]
 FigureFolder = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the figures.")]

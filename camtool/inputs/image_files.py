@@ -9,8 +9,8 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +25,7 @@ from camtool.errors import ImageError
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
 from camtool.warning_codes import MapWarning
 
-__all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_BYTES", "MAX_PIXELS", "ImageSource", "get_reading_notes", "read_image"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
 """Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
@@ -38,6 +38,12 @@ _NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp
 IMAGE_SUFFIXES: frozenset[str] = frozenset(f".{name}" for name in _NAMES.split())
 """The file suffixes, in lower case, that count as images when a folder is searched."""
 
+MAX_PIXELS = 200_000_000
+"""Most pixels of an image file by default. Decoded they take 600 MB. Cameras make up to 150 million pixels."""
+
+MAX_BYTES = 2 * 2**30
+"""Most bytes of an image file. Some decoders read the whole file at once."""
+
 # The formats that PIL may decode here. It knows more, but some of them run other programs: EPS starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
 # An ISO media file lists the brands that it conforms to; these are HEIC's.
@@ -49,7 +55,10 @@ _FRAME_FORMATS = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")
 # Key of the notes in the info of an image that was read here.
 _NOTES = "camtool"
 
+# PIL raises the second if the user turned warnings into errors.
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+# What PIL's readers raise on a file of another format.
+_OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
 # What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors.
 _DECODER_FAULTS = (
     OSError,
@@ -78,7 +87,7 @@ _UPRIGHT = {
 }
 
 
-def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Image:
+def read_image(source: ImageSource, *, max_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read an image as a browser shows it.
 
     The EXIF orientation is applied, transparent pixels are composited over white, and 16 bits are scaled to 8. The
@@ -91,13 +100,15 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
             :data:`ImageSource`.
         max_side: The longest side of the result in pixels; larger images are reduced. JPEG files are then decoded at
             1/2, 1/4 or 1/8 of their size, as far as that is enough, which takes a part of the time and memory.
+        max_pixels: The most pixels that a file may have, so that a small file cannot fill the memory. A PIL image or an
+            array is in memory already, and is not limited.
 
     Returns:
         A new image of mode "RGB" without metadata. Reading it again changes nothing.
 
     Raises:
-        ImageError: The file does not exist, is no image or is damaged; it has more pixels than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` or more bands than an image; or the array's shape, dtype or range is not
+        ImageError: The file does not exist, is no image or is damaged; it has more pixels than ``max_pixels``, more
+            bytes than :data:`MAX_BYTES` or more bands than an image; or the array's shape, dtype or range is not
             allowed.
     """
     if isinstance(source, str) and not source.strip():
@@ -106,9 +117,9 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
         check_not_url("image", source, ImageError)
         path = Path(source)
         with _open_file(path) as stream:
-            return _decode(stream, str(path), max_side)
+            return _decode(stream, str(path), max_side, max_pixels)
     if isinstance(source, bytes):
-        return _decode(BytesIO(source), "the bytes", max_side)
+        return _decode(BytesIO(source), "the bytes", max_side, max_pixels)
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "")) or "the PIL image"
         with _name_in_errors(name):
@@ -136,9 +147,13 @@ def _open_file(path: Path) -> BinaryIO:
     """Open an ordinary file, or raise an error with the reason."""
     try:
         # Opening a pipe would wait forever.
-        if stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
             return path.open("rb")
-        reason = "it is a folder" if path.is_dir() else "it is not an ordinary file"
+        if stat.S_ISREG(status.st_mode):
+            reason = f"it has {status.st_size:,} bytes, and an image file may have {MAX_BYTES:,}"
+        else:
+            reason = "it is a folder" if path.is_dir() else "it is not an ordinary file"
     except FileNotFoundError:
         reason = "there is no such file"
     except OSError as error:
@@ -149,7 +164,7 @@ def _open_file(path: Path) -> BinaryIO:
     raise ImageError(f"{path} cannot be read: {reason}.")
 
 
-def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
+def _decode(stream: BinaryIO, name: str, max_side: int | None, max_pixels: int) -> Image.Image:
     """Identify the format of a stream and decode it to a plain image, whose sides are at most ``max_side``."""
     with _name_in_errors(name):
         header = stream.read(_HEADER_BYTES)
@@ -161,8 +176,8 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
             tags = read_first_tags(stream)
         _check_bands(tags, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
-        image = Image.open(stream, formats=formats)
-        _check_size(image)
+        image = _open_image(stream, header, formats)
+        _check_size(image, max_pixels)
         if max_side is not None:
             image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
         image.load()
@@ -254,10 +269,9 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     try:
         yield
     except _BOMBS as error:
-        advice = "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
+        advice = "If you trust it, raise the limit (--max-pixels, in Python max_pixels=), or give a PIL image."
         raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
-    # Where Ultralytics is imported, it has replaced PIL.Image.open, and asks for a package when PIL knows no format.
-    except (UnidentifiedImageError, ImportError) as error:
+    except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
     except _DECODER_FAULTS as error:
@@ -283,11 +297,30 @@ def _is_heic(header: bytes) -> bool:
     return header[4:8] == b"ftyp" and not _HEIC_BRANDS.isdisjoint(brands)
 
 
-def _check_size(image: Image.Image) -> None:
-    """Raise an error for sizes that PIL only warns of; the header gives them, and no warning filter is changed."""
-    pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
-    if limit is not None and pixels > limit:
-        raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit of {limit} pixels.")
+def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Image.Image:
+    """Return the image that one of the readers of PIL opens; its pixels are not decoded yet.
+
+    ``PIL.Image.open`` would warn of many pixels, or refuse them, by a limit of the whole process.
+
+    Raises:
+        UnidentifiedImageError: None of them knows the format.
+    """
+    for each in formats:
+        factory, accept = Image.OPEN[each]
+        answer = accept is None or accept(header)
+        if not answer or isinstance(answer, str):  # a string says that a library is missing
+            continue
+        stream.seek(0)
+        with suppress(*_OTHER_FORMAT):
+            return factory(stream, "")
+    raise UnidentifiedImageError(f"none of {', '.join(formats)}")
+
+
+def _check_size(image: Image.Image, max_pixels: int) -> None:
+    """Raise an error if an image that is not decoded yet has more pixels; its header gives the size."""
+    pixels = image.width * image.height
+    if pixels > max_pixels:
+        raise Image.DecompressionBombError(f"it has {pixels:,} pixels, and the limit is {max_pixels:,}.")
 
 
 def _convert_array(array: npt.NDArray[Any]) -> Image.Image:

@@ -38,6 +38,7 @@ def run_jobs(
     *,
     batch_size: int = 8,
     workers: int | None = None,
+    max_pixels: int = image_files.MAX_PIXELS,
 ) -> Generator[Success | Failure, None, None]:
     """Explain photos and write the results, a batch at a time. Every file is complete or absent.
 
@@ -52,6 +53,7 @@ def run_jobs(
             explained and written.
         workers: The number of threads beside the model; by default that of the cores. With 0 everything is done in
             turn.
+        max_pixels: The most pixels that a photo may have, see :func:`camtool.inputs.image_files.read_image`.
 
     Yields:
         One outcome for each photo, in the order of the jobs.
@@ -68,7 +70,7 @@ def run_jobs(
         Workers(count_workers() if workers is None else workers) as threads,
     ):
         writer = ResultWriter(output)
-        prepared = threads.map_ahead(partial(_prepare_photo, explainer, output.max_side), jobs, batch_size)
+        prepared = threads.map_ahead(partial(_prepare_photo, explainer, max_pixels, output.max_side), jobs, batch_size)
         explained = _explain_photos(explainer, prepared, target, batch_size)
         for outcome in threads.map_ahead(writer.write_results, explained, batch_size):
             if isinstance(outcome, Success):
@@ -85,10 +87,10 @@ class _Photo:
     prepared: PreparedInput | str
 
 
-def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
+def _prepare_photo(explainer: Explainer[Any], max_pixels: int, max_side: int | None, job: Job) -> _Photo:
     """Read a photo, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
     try:
-        image = image_files.read_image(job.source, max_side=max_side)
+        image = image_files.read_image(job.source, max_side=max_side, max_pixels=max_pixels)
     except ImageError as error:
         return _Photo(job, str(error))
     except MemoryError as error:
@@ -98,11 +100,11 @@ def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) ->
         prepared = explainer.prepare(image)
     except Exception as error:  # noqa: BLE001  a user's transform may raise anything
         if may_be_reduced:  # and then be too small for it
-            return _prepare_photo(explainer, None, job)
+            return _prepare_photo(explainer, max_pixels, None, job)
         return _Photo(job, f"{job.source}: {describe_error(error)}")
     if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
         # The model would see an enlarged picture of a reduced one.
-        return _prepare_photo(explainer, math.ceil(max(image.size) * scale), job)
+        return _prepare_photo(explainer, max_pixels, math.ceil(max(image.size) * scale), job)
     return _Photo(job, prepared)
 
 

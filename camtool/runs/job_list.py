@@ -142,6 +142,8 @@ def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
     """Return what a path is, if the user may expect it to be read but it is not; else None."""
     if is_entered and path.is_symlink() and path.is_dir():
         return "a link to a folder, which is not followed"
+    if not is_entered and path.is_dir():
+        return "a folder" if path.suffix.lower() in image_files.IMAGE_SUFFIXES else None
     return _describe_special(path) if path.suffix.lower() in image_files.IMAGE_SUFFIXES else None
 
 

@@ -15,7 +15,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
-from camtool.models.sources.torchvision import read_imagenet_labels
+from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, read_state
 
 if TYPE_CHECKING:
@@ -87,12 +87,7 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
         transform(Image.new("RGB", (320, 256)))
     except Exception as error:
         raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
-    if data["input_size"][0] != 1:
-        return transform
-    from torchvision.transforms import Compose, Grayscale
-
-    gray: Transform = Compose([Grayscale(), *transform.transforms])  # type: ignore[attr-defined]
-    return gray
+    return build_gray(transform) if data["input_size"][0] == 1 else transform
 
 
 def _read_labels(model: Any) -> list[str] | None:
