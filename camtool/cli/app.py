@@ -7,6 +7,7 @@ terminated (SIGTERM).
 from __future__ import annotations
 
 import sys
+import warnings
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -64,6 +65,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # The name of a photo may hold bytes that are not valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # PIL warns of damaged metadata, without the name of the file, and of large images, for which camtool has limits.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         app()
     except CamtoolError as error:
