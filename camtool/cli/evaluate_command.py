@@ -55,8 +55,10 @@ def evaluate_methods(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.leaderboard import evaluate
+    from camtool.runs.file_names import check_inside
     from camtool.runs.job_list import plan_run
 
+    check_inside(out, Path("checkpoint.jsonl"))
     is_sorted = truth == _IMAGE_FOLDER
     photos = [job.source for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
     preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)

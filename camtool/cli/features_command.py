@@ -12,7 +12,7 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import shared_options, terminal
 
-__all__ = ["build_file_name", "draw_features", "print_drawn"]
+__all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
 
 
 class Order(str, Enum):
@@ -77,14 +77,23 @@ def draw_features(
     with terminal.err.status("Drawing ..."):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, channels, order.value, **style)
-            drawn = [figures.save(figure, out / f"features.{format.value}")]
+            drawn = [save_figure(figure, out, f"features.{format.value}")]
         else:
             pages = figures.feature_pages(loaded, image, names, channels, order.value, **style)
             drawn = [
-                figures.save(figure, out / f"{number:03}-{build_file_name(name)}.{format.value}")
+                save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{format.value}")
                 for number, (name, figure) in enumerate(pages, 1)
             ]
     print_drawn(drawn, out)
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> Path:
+    """Write a figure to a file in a folder, and return its path; a link in the folder must not lead out of it."""
+    from camtool import figures
+    from camtool.runs.file_names import check_inside
+
+    check_inside(folder, Path(name))
+    return figures.save(figure, folder / name)
 
 
 def build_file_name(layer: str) -> str:

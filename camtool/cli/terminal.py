@@ -53,7 +53,7 @@ def print_note(text: str) -> None:
 def print_styled(lines: Iterable[tuple[str, str]]) -> None:
     """Print pairs of a line and its rich style: never wrapped, and without markup."""
     for line, style in lines:
-        out.print(line, style=style or None, markup=False, emoji=False, soft_wrap=True)
+        out.print(escape_hidden(line), style=style or None, markup=False, emoji=False, soft_wrap=True)
 
 
 def get_screen_width() -> int | None:

@@ -1,4 +1,4 @@
-"""Names of result files: short enough for any file system, readable, and distinct."""
+"""Names of result files: short enough for any file system, readable, distinct, and inside their folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 
-__all__ = ["fold_name", "make_distinct", "name_result", "shorten"]
+from camtool.errors import CamtoolError
+
+__all__ = ["check_inside", "fold_name", "make_distinct", "name_result", "shorten"]
 
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
@@ -17,6 +20,21 @@ _RESERVED_BYTES = 20
 
 _HASH_DIGITS = 8
 """Hexadecimal digits of a hash in a name: 32 bits, so that two of a thousand names agree once in 10,000 runs."""
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Check that no link leads a file out of the output folder: somebody else may have prepared the folder.
+
+    Args:
+        folder: The output folder. It may itself be a link, as the user has named it.
+        path: The file, relative to the folder; it need not exist.
+
+    Raises:
+        CamtoolError: The file, or a folder on the way to it, is a link that leads outside.
+    """
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise CamtoolError(f"{folder / path}: a link in the output folder leads out of it, to {target}; remove it.")
 
 
 def name_result(stem: str, method: str, label: str, index: int | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import name_path_in_errors, open_atomically
+from camtool.runs.file_names import check_inside
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.text_escapes import to_json
 
@@ -96,10 +97,11 @@ def open_manifest(folder: Path) -> Iterator[Manifest]:
     it. If this run is killed, the next run recovers them from there.
 
     Raises:
-        CamtoolError: Another run writes to the folder.
+        CamtoolError: Another run writes to the folder, or the manifest is a link that leads out of it.
         OSError: The folder cannot be used, or the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    check_inside(folder, Path(MANIFEST))
     try:
         lock, part = (folder / f".{MANIFEST}.{suffix}" for suffix in ("lock", "part"))
         with hold_lock(lock), _open_part(folder / MANIFEST, part) as manifest:

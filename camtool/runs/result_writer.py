@@ -91,6 +91,7 @@ class ResultWriter:
             kind = SAVE_KINDS[name]
             path = stem.with_name(f"{stem.name}{kind.marker}.{kind.choose_suffix(self._output.format)}")
             self._reserve(path)
+            file_names.check_inside(self._output.folder, path)
             kind.write(explanation, self._output.folder / path, self._output)
             files[name] = path.as_posix()
         return files

@@ -1,4 +1,4 @@
-"""Escapes for text of unknown origin, so that a terminal or a JSON line shows it and does not interpret it."""
+"""Escapes for text of unknown origin, so that a terminal, a JSON line or a spreadsheet shows it, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["escape_hidden", "to_json"]
+__all__ = ["escape_formula", "escape_hidden", "to_json"]
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
@@ -19,6 +19,14 @@ _JOINERS = "\u200c\u200d"
 def escape_hidden(text: str) -> str:
     """Return the text on one line, with Python's escape for each character that a terminal would interpret."""
     return _escape(text, lambda character: character.encode("unicode_escape").decode("ascii"))
+
+
+def escape_formula(value: Any) -> Any:
+    """Return a cell for a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe in front.
+
+    Numbers are returned unchanged.
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def to_json(value: Any) -> str:
