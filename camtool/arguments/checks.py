@@ -76,8 +76,8 @@ def check_number(
     """
     if optional and value is None:
         return
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-        x = float(value)
+    x = _to_float(value)
+    if math.isfinite(x):
         is_too_low = (above is not None and x <= above) or (least is not None and x < least)
         is_too_high = (below is not None and x >= below) or (most is not None and x > most)
         if not is_too_low and not is_too_high:
@@ -85,6 +85,16 @@ def check_number(
     bounds = {"above": above, "at least": least, "below": below, "at most": most}
     within = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
     raise error(f"{name} must be a finite number{within and ' ' + within}{_or_none(optional=optional)}, got {value!r}.")
+
+
+def _to_float(value: object) -> float:
+    """Return a number as a float; NaN for anything else, and for integers that are too large."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def check_numbers(

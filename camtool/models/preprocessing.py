@@ -235,9 +235,13 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
         origin: Where it comes from, for the message, e.g. the path of a file.
 
     Raises:
-        ModelError: It makes another number of channels than the model takes, or the model fails on its input.
+        ModelError: The transform fails, it makes another number of channels than the model takes, or the model fails on
+            its input.
     """
-    made = torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
+    try:
+        made = torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
+    except Exception as error:
+        raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
     shape = " x ".join(map(str, made.shape))
     first = next((module for module in model.modules() if is_convolution(module)), None)
     if first is not None and len(first.kernel_size) == 2 and first.in_channels != len(made):

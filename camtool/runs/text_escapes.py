@@ -22,11 +22,14 @@ def escape_hidden(text: str) -> str:
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell for a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe in front.
+    """Return a cell for a CSV file: on one line, and with an apostrophe before what a spreadsheet takes for a formula.
 
     Numbers are returned unchanged.
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    if not isinstance(value, str):
+        return value
+    text = escape_hidden(value)  # a tab or a line end before "=" would be skipped
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def to_json(value: Any) -> str:

@@ -173,12 +173,15 @@ def test_figures_and_tables_are_not_written_through_links(camtool_, photos, tmp_
 # ---------------------------------------------------------------------------------------------- interpreted contents
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
-def test_a_cell_of_a_csv_file_is_no_formula(text) -> None:
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(1)", "'@SUM(1)"), ("\t=1", r"\t=1"), ("\r=1", r"\r=1")],
+)
+def test_a_cell_of_a_csv_file_is_no_formula(text, cell) -> None:
     row = EvaluationRow(text, text, text, 1.0, {"entropy": np.array([-0.25])})
     written = Evaluation((row,), ("entropy",), {}, {}, (), 1, 0).to_csv()
     (read,) = csv.DictReader(StringIO(written, newline=""))
-    assert [read[name] for name in ("name", "method", "layer")] == ["'" + text] * 3
+    assert [read[name] for name in ("name", "method", "layer")] == [cell] * 3
     assert float(read["entropy"]) == -0.25
     assert [escape_formula(each) for each in (-1, "a=1", "", None)] == [-1, "a=1", "", None]
 

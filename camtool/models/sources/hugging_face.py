@@ -180,7 +180,11 @@ def read_processor(path: Path) -> Transform:
     library = _import_transformers()
     try:
         transform = _read_transform(str(path.parent), local_files_only=True)
-    except (TypeError, AttributeError) as error:  # a setting of another type
+        if transform is not None:
+            transform(Image.new("RGB", (320, 256)))
+    except ModelError:
+        raise
+    except Exception as error:  # a setting may be of any type
         raise ModelError(f"{path} cannot be read as an image processor: {get_first_line(error)}.") from error
     if transform is None:
         raise ModelError(
