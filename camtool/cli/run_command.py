@@ -188,6 +188,7 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    config: shared_options.Config = None,
     max_pixels: shared_options.MaxPixels = shared_options.DEFAULT_MAX_PIXELS,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,

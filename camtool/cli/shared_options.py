@@ -31,6 +31,7 @@ __all__ = [
     "WEIGHTS_HELP",
     "ChannelOrder",
     "ChannelsOption",
+    "Config",
     "Device",
     "FigureFolder",
     "FigureFormat",
@@ -46,6 +47,7 @@ __all__ = [
     "TransformName",
     "Weights",
     "announce_user_code",
+    "apply_config",
     "check_no_model_names",
     "load_model",
     "parse_image_size",
@@ -158,6 +160,48 @@ ChannelsOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+
+
+def apply_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the entries of a YAML file the defaults of the command's options; those of the command line count more.
+
+    Raises:
+        CamtoolError: The file cannot be read, or has an entry that is no option.
+    """
+    if path is None:
+        return None
+    from camtool.runs.config_files import convert_value, read_config
+
+    parameters = {
+        name.lstrip("-"): parameter
+        for parameter in context.command.params
+        for name in parameter.opts
+        if parameter.name not in ("config", "help") and (name.startswith("--") or not name.startswith("-"))
+    }
+    found = read_config(path, parameters)
+    context.default_map = {
+        str(parameters[name].name): convert_value(
+            name,
+            value,
+            is_flag=bool(getattr(parameters[name], "is_flag", False)),
+            is_list=parameters[name].nargs == -1 or bool(getattr(parameters[name], "multiple", False)),
+        )
+        for name, value in found.items()
+    }
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=apply_config,
+        is_eager=True,
+        help="YAML file with options by their names, e.g. 'batch-size: 16'. Those of the command line count more.",
+    ),
+]
+
 # Written out, because the reader of images imports numpy, and the help must be shown at once.
 DEFAULT_MAX_PIXELS = 200_000_000
 MaxPixels = Annotated[
