@@ -322,7 +322,7 @@ class Explainer(Generic[Result]):
         if loaded.text is not None and (labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         self._auto: Callable[[Any], tuple[str, str | None]] | None = None
-        if method == "auto":
+        if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
             self._auto = partial(recommend_once, model, transform=transform, labels=labels, device=device)

@@ -150,7 +150,7 @@ def parse_device(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # ValueError: too large a number
         reason = str(error).split("\n", 1)[0]
         raise CamtoolError(f"device={device!r} is not a device of torch: {reason}") from error
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_count, check_not_url
 from camtool.errors import ImageError
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
 from camtool.warning_codes import MapWarning
@@ -111,6 +111,8 @@ def read_image(source: ImageSource, *, max_side: int | None = None, max_pixels: 
             bytes than :data:`MAX_BYTES` or more bands than an image; or the array's shape, dtype or range is not
             allowed.
     """
+    check_count("max_side", max_side, optional=True, error=ImageError)
+    check_count("max_pixels", max_pixels, error=ImageError)
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
     if isinstance(source, (str, os.PathLike)):

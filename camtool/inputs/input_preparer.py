@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -145,7 +146,7 @@ class InputPreparer:
     ) -> None:
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
-        self._model, self._transform, self._kind = model, transform, kind or own_kind
+        self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
         self._build_default_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_default_transform)
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
@@ -458,7 +459,7 @@ def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[li
         return item.tensor.shape, item.tensor.dtype, item.black is None
 
     for _, run in groupby(items, key=get_group):
-        while batch := list(islice(run, size)):
+        while batch := list(islice(run, min(size, sys.maxsize))):
             yield batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_not_url, parse_device
+from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import suggest_names
 from camtool.arguments.models import get_module
 from camtool.errors import ModelError
@@ -21,6 +23,7 @@ from camtool.models.preprocessing import check_fits_model
 from camtool.models.preprocessing_files import read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
+from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ImageTower, TextTower, get_image_tower, has_two_towers
 from camtool.models.unwrapping import unwrap_model
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
@@ -66,11 +69,17 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
+    if not isinstance(name, str):
+        raise ModelError(f"name: a model is loaded by its name, a string; {type(name).__name__} came.")
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
+    check_settings(transform, labels, 1, None, None)
+    where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
     loaded = source.load(rest, weights)
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
-    loaded = replace(loaded, model=_set_evaluation_mode(loaded.model).to(device), name=name)
+    loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
     if transform is not None:
         loaded = replace(loaded, transform=transform)
     elif weights is not None and not (isinstance(source, FactorySource) and loaded.transform is not None):
@@ -130,6 +139,13 @@ def to_loaded(model: nn.Module | Loaded) -> Loaded:
 def is_model_name(name: str) -> bool:
     """Return True if a name has the prefix of a source, or is the name of a torchvision or bundled model."""
     return _has_known_prefix(name) or name in _list_plain_names()
+
+
+def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch is built without it, or has no driver
+        raise ModelError(f"device={str(device)!r} is not available: {get_first_line(error)}.") from error
 
 
 def may_run_code(name: str) -> bool:

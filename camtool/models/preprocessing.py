@@ -181,6 +181,11 @@ def _state_statistics(
         raise ModelError("mean and std belong together; give both (--mean and --std).")
     mean, std = scale_statistics(mean, std)
     count = _count_channels(order)
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) not in (1, count):
+            raise ModelError(
+                f"{name} has {format_count(len(numbers), 'number')}, but channels {order!r} need {count}, or 1 for all."
+            )
     return [*mean] * (count if len(mean) == 1 else 1), [*std] * (count if len(std) == 1 else 1)
 
 

@@ -268,7 +268,14 @@ def arguments_of_explain(data: Draw) -> None:
     shape = data.draw(
         st.one_of(st.just((3, 8, 8)), arrays.array_shapes(min_dims=1, max_dims=5, min_side=0, max_side=6))
     )
-    image = data.draw(st.sampled_from([torch.rand(shape), PIXELS, Image.fromarray(PIXELS), None, "nowhere.png", 3]))
+    images = {
+        "tensor": torch.rand(shape),
+        "array": PIXELS,
+        "PIL": Image.fromarray(PIXELS),
+        "None": None,
+        "path": "nowhere",
+    }
+    image = images[data.draw(st.sampled_from([*images]))]
     settings: dict[str, Any] = {
         "method": data.draw(st.one_of(st.sampled_from(NAMES), TEXTS)),
         "target_class": data.draw(ANYTHING),
@@ -278,6 +285,37 @@ def arguments_of_explain(data: Draw) -> None:
         settings[name] = data.draw(ANYTHING)
     try:
         camtool.explain(fuzzed_net(), image, **settings)
+    except CamtoolError as error:
+        assert str(error)  # noqa: PT017
+
+
+BATCH = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "compare": (
+        lambda **given: camtool.compare(fuzzed_net(), BATCH[0], **{"target_class": 1, "methods": ["gradcam"], **given}),
+        ["target_class", "methods", "layer", "merge", "labels"],
+    ),
+    "concepts": (
+        lambda **given: camtool.concepts(fuzzed_net(), BATCH, **{"n": 2, **given}),
+        ["n", "layer", "transform", "labels", "device", "batch_size", "placement"],
+    ),
+    "candidate_layers": (
+        lambda **given: camtool.candidate_layers(fuzzed_net(), BATCH, **given),
+        ["transform", "device", "image", "call_index", "kind"],
+    ),
+    "load": (
+        lambda **given: camtool.load(**{"name": "demo", **given}),
+        ["name", "weights", "labels", "device", "transform"],
+    ),
+    "read_image": (lambda **given: read_image(**{"source": PIXELS, **given}), ["source", "max_side", "max_pixels"]),
+}
+
+
+@prop
+def arguments_of_other_functions(data: Draw) -> None:
+    function, names = FUNCTIONS[data.draw(st.sampled_from([*FUNCTIONS]))]
+    try:
+        function(**{data.draw(st.sampled_from(names)): data.draw(ANYTHING)})
     except CamtoolError as error:
         assert str(error)  # noqa: PT017
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.properties import PROPERTIES
 
-EXAMPLES = {"arguments_of_explain": 60, "arguments_of_the_command": 40, "preprocessing_beside_weights": 60}
+EXAMPLES = {"arguments_of_explain": 60, "arguments_of_the_command": 40, "preprocessing_beside_weights": 40}
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
