@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from tests.fuzz.properties import PROPERTIES
 
-EXAMPLES = {"arguments_of_explain": 60, "arguments_of_the_command": 40, "preprocessing_beside_weights": 40}
+EXAMPLES = {
+    "arrays_of_any_shape_and_type": 50,
+    "weights_that_were_changed": 80,
+    "preprocessing_beside_weights": 20,
+    "numbers_of_the_preprocessing": 60,
+    "arguments_of_explain": 50,
+    "arguments_of_other_functions": 50,
+    "arguments_of_the_command": 25,
+}
+"""Name of a property → number of examples, where they take long."""
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
