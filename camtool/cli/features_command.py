@@ -35,7 +35,6 @@ def draw_features(
         shared_options.ChannelOrder | None,
         typer.Option(
             help=shared_options.CHANNELS_HELP,
-            show_default="that of the model",
             rich_help_panel=shared_options.MODEL_PANEL,
         ),
     ] = None,

@@ -116,8 +116,7 @@ TransformName = Annotated[
     typer.Option(
         "--transform",
         metavar="NAME",
-        help="Your own preprocessing as package.module:function, from a PIL image to a tensor; its code is run.",
-        show_default="that of the model",
+        help="Your own preprocessing as package.module:function, whose code is then run. By default the model's.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -125,9 +124,7 @@ Size = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Size of the model's input, e.g. 32, or 224x320 (height x width): photos are scaled to cover it, and "
-        "their center is cropped.",
-        show_default="that of the model",
+        help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -135,8 +132,7 @@ Mean = Annotated[
     str | None,
     typer.Option(
         metavar="NUMBERS",
-        help="Mean of each channel, or one for all, e.g. 0.485,0.456,0.406; from 0 to 255 if one is greater than 1.",
-        show_default="that of the model",
+        help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -144,8 +140,7 @@ Std = Annotated[
     str | None,
     typer.Option(
         metavar="NUMBERS",
-        help="Standard deviation of each channel, as --mean.",
-        show_default="that of the model",
+        help="Standard deviation, as --mean.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -154,9 +149,7 @@ ChannelsOption = Annotated[
     ChannelOrder | None,
     typer.Option(
         "--channels",
-        "--channel-order",
         help=CHANNELS_HELP,
-        show_default="that of the model",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
