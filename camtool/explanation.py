@@ -50,6 +50,9 @@ class Explanation:
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
         checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
+        predicted_index: The index of the model's top class for the image, whatever was explained; ``None`` if the model
+            is no classifier, or if its scores are not finite.
+        predicted_label: The label of that class; ``None`` if there is none.
     """
 
     raw: NDArray[np.float32]
@@ -64,6 +67,8 @@ class Explanation:
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
     checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
+    predicted_index: int | None = None
+    predicted_label: str | None = None
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -100,7 +105,9 @@ class Explanation:
         """Booleans of the heatmap's shape: True for the part of the photo that the model received."""
         return self.view.seen
 
-    def overlay(self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> NDArray[np.uint8]:
+    def overlay(
+        self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP, *, enlarge: bool = False
+    ) -> NDArray[np.uint8]:
         """Return the photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is gray.
 
         A detection gets its box, with its label and probability. A signal is drawn as lines in the heatmap's colors, a
@@ -110,8 +117,9 @@ class Explanation:
             alpha: The opacity of the colors where the heatmap is 1, from 0 to 1; by default as in
                 :func:`camtool.rendering.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.rendering.colormaps.get_palette`.
+            enlarge: Enlarge the overlay of a small photo, as for :meth:`save`.
         """
-        return self._draw(self.view, self.heatmap, alpha, colormap)
+        return self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
 
     def _draw(
         self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1
@@ -189,9 +197,7 @@ class Explanation:
         Raises:
             ImageError: The suffix is unknown.
         """
-        return image_writing.write_image(
-            path, self._draw_enlarged(alpha, colormap) if enlarge else self.overlay(alpha, colormap)
-        )
+        return image_writing.write_image(path, self.overlay(alpha, colormap, enlarge=enlarge))
 
     def show(self) -> None:
         """Show the overlay, a small one enlarged: below the cell in a notebook, elsewhere in an image viewer."""

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.arguments.messages import suggest_names
-from camtool.cli import run_summary, shared_options
+from camtool.arguments.messages import format_count, suggest_names
+from camtool.cli import run_summary, shared_options, terminal
+from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
 from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS
+
+if TYPE_CHECKING:
+    from camtool.models import Loaded
+    from camtool.runs.job_list import Plan
+    from camtool.runs.true_labels import TrueClass
 
 __all__ = ["run"]
 
 
 class Format(str, Enum):
-    """File format of images."""
+    """File format of the results: images, or arrays."""
 
     png = "png"
     jpg = "jpg"
     webp = "webp"
+    npz = "npz"
 
 
 class Placement(str, Enum):
@@ -44,6 +53,7 @@ class Engine(str, Enum):
 
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
+_PHOTOS_PANEL = "Photos"
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 """Settings of the explainer that are not options of a method."""
 
@@ -139,16 +149,31 @@ def run(
         Path, typer.Option(metavar="FOLDER", help="Folder for the results.", rich_help_panel=_OUTPUT_PANEL)
     ] = Path("out"),
     save: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="KIND",
             help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.",
+            show_default="overlay",
             rich_help_panel=_OUTPUT_PANEL,
         ),
-    ] = "overlay",
+    ] = None,
     format: Annotated[  # noqa: A002
-        Format, typer.Option(help="File format of the images.", rich_help_panel=_OUTPUT_PANEL)
+        Format,
+        typer.Option(
+            help="File format of the images; npz writes the arrays instead, as --save npz.",
+            rich_help_panel=_OUTPUT_PANEL,
+        ),
     ] = Format.png,
+    caption: Annotated[
+        bool,
+        typer.Option(
+            "--caption", help="Write label, probability and method below overlays.", rich_help_panel=_OUTPUT_PANEL
+        ),
+    ] = False,
+    sheet: Annotated[
+        bool,
+        typer.Option("--sheet", help="Draw all overlays on contact sheets.", rich_help_panel=_OUTPUT_PANEL),
+    ] = False,
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -183,9 +208,43 @@ def run(
             rich_help_panel=_OUTPUT_PANEL,
         ),
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Explain the first N photos only.", rich_help_panel=_PHOTOS_PANEL),
+    ] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option(
+            "--shuffle", help="Explain in random order; with --limit a random sample.", rich_help_panel=_PHOTOS_PANEL
+        ),
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Number that chooses the random order.", rich_help_panel=_PHOTOS_PANEL)
+    ] = 0,
+    labels_csv: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="True classes: a table with the columns image and label. Adds right or wrong.",
+            rich_help_panel=_PHOTOS_PANEL,
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    only_wrong: Annotated[
+        bool,
+        typer.Option(
+            "--only-wrong",
+            help="Write only photos that are classified wrongly; needs --labels-csv.",
+            rich_help_panel=_PHOTOS_PANEL,
+        ),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each explanation.")] = False,
+    verbose: Annotated[
+        bool | None,
+        typer.Option("--verbose/--no-verbose", "-v", help="Print a line for each photo.", show_default="on a terminal"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
@@ -196,11 +255,13 @@ def run(
     from camtool.runs.save_kinds import OutputSettings
 
     # Everything that can be wrong is checked before the model is loaded, which may take minutes.
-    kinds = _parse_kinds(save)
+    kinds = _parse_kinds(save, format)
+    _check_output_options(kinds, caption=caption, sheet=sheet, only_wrong=only_wrong, labels_csv=labels_csv)
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
-    planned = job_list.plan_run(paths, recursive=recursive, out=out)
+    with show_activity("Listing photos", is_quiet=quiet or as_json):
+        planned = job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
         "layer": layer,
         "merge": merge,
@@ -212,9 +273,72 @@ def run(
     methods = _find_methods(method, settings)
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
     explainer = Explainer(loaded, methods, **settings)
-    output = OutputSettings(out, kinds, format.value, alpha, colormap, enlarge, max_side)
-    report = run_summary.RunReport(planned, output, quiet=quiet, verbose=verbose and not as_json, as_json=as_json)
+    true_classes, notes = _read_true_classes(labels_csv, planned, loaded)
+    if only_wrong:
+        planned = replace(planned, jobs=[job for job in planned.jobs if job.source in true_classes])
+    planned = job_list.select_jobs(planned, limit=limit, shuffle=shuffle, seed=seed)
+    image_format = "png" if format is Format.npz else format.value
+    output = OutputSettings(
+        out,
+        kinds,
+        image_format,
+        alpha,
+        colormap,
+        enlarge,
+        max_side,
+        has_captions=caption,
+        true_classes=true_classes,
+        only_wrong=only_wrong,
+    )
+    report = run_summary.RunReport(
+        planned,
+        output,
+        quiet=quiet,
+        verbose=_shows_lines(verbose, quiet=quiet, as_json=as_json),
+        as_json=as_json,
+        has_sheet=sheet,
+        notes=notes,
+    )
     raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
+
+
+def _shows_lines(verbose: bool | None, *, quiet: bool, as_json: bool) -> bool:
+    """Return True if a line for each photo is printed: by default on a terminal, where the user watches."""
+    if as_json:
+        return False
+    return verbose if verbose is not None else terminal.out.is_terminal and not quiet
+
+
+def _read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> tuple[Mapping[Path, TrueClass], list[str]]:
+    """Return the true class of each photo, and what to tell about the table."""
+    if path is None:
+        return {}, []
+    from camtool.outputs.class_count import get_class_count
+    from camtool.runs.true_labels import read_true_classes
+
+    found = read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
+    missing, notes = found.count_missing(plan), []
+    if missing == len(plan.jobs):
+        raise CamtoolError(
+            f"--labels-csv {path}: no row is about one of the {format_count(missing, 'photo')}; the column image holds "
+            "paths relative to the folder of the photos, or file names."
+        )
+    if missing:
+        notes.append(f"{format_count(missing, 'photo')} of {len(plan.jobs):,} without a row in {path}.")
+    if found.unused_rows:
+        notes.append(f"{format_count(found.unused_rows, 'row')} of {path} about no photo.")
+    return found.by_photo, notes
+
+
+def _check_output_options(
+    kinds: list[str], *, caption: bool, sheet: bool, only_wrong: bool, labels_csv: Path | None
+) -> None:
+    """Check that what options ask for is written at all."""
+    for name, is_asked in (("--caption", caption), ("--sheet", sheet)):
+        if is_asked and "overlay" not in kinds:
+            raise CamtoolError(f"{name} needs overlays, but --save names {', '.join(kinds)}; add overlay to --save.")
+    if only_wrong and labels_csv is None:
+        raise CamtoolError("--only-wrong needs the true classes; give them with --labels-csv FILE.")
 
 
 def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:
@@ -231,12 +355,22 @@ def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(method.name for method in found))
 
 
-def _parse_kinds(text: str) -> list[str]:
+def _parse_kinds(save: str | None, format: Format) -> list[str]:  # noqa: A002
     """Return the kinds of files in a list separated by commas."""
-    kinds = shared_options.split_names([text])
+    if save is None:
+        return ["npz" if format is Format.npz else "overlay"]
+    kinds = list(dict.fromkeys(shared_options.split_names([save])))
     for kind in kinds:
         if kind not in SAVE_KINDS:
             raise CamtoolError(
                 f"--save {kind!r} is unknown. Known kinds: {', '.join(SAVE_KINDS)}.{suggest_names(kind, SAVE_KINDS)}"
             )
-    return kinds
+    if format is not Format.npz:
+        return kinds
+    pictures = [kind for kind in kinds if kind not in ("raw", "npz")]
+    if pictures:
+        raise CamtoolError(
+            f"--format npz writes arrays, not pictures; for {', '.join(pictures)} as well, leave it out and give "
+            f"--save {','.join([*pictures, 'npz'])}."
+        )
+    return ["npz"]

@@ -1,4 +1,8 @@
-"""Progress and summary of a run, on a terminal or as JSON."""
+"""Following a run, and its summary as text or as JSON.
+
+The summary is made of the manifest and not of what this process did, so it also counts results of an earlier run that
+this one continues.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,22 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.cli import terminal
+from camtool.cli.progress import image_lines
+from camtool.cli.progress.activity import show_activity
+from camtool.cli.progress.run_progress import RunProgress
 from camtool.cli.terminal import escape, print_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from camtool.explainer import Explainer
     from camtool.runs.job_list import Plan
-    from camtool.runs.report_rows import ManifestLine
     from camtool.runs.result_writer import Failure, Success
     from camtool.runs.save_kinds import OutputSettings
 
@@ -60,45 +65,66 @@ class _Totals:
     """What the summary says about all explained photos, in little memory.
 
     Attributes:
-        photos: The number of photos.
+        photos: The number of photos with explanations.
         files: The number of files.
         layer: The layer of the first explanation.
         warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
             texts differ.
+        right: The number of photos that are classified right.
+        wrong: The number of photos that are classified wrongly.
     """
 
     def __init__(self) -> None:
         self.photos, self.files, self.layer = 0, 0, ""
+        self.right, self.wrong = 0, 0
         self.warnings: dict[str, tuple[int, str | None]] = {}
+        self._images: set[str] = set()
 
-    def add(self, success: Success) -> None:
-        """Count a photo."""
-        self.layer = self.layer or next((line.layer for line in success.lines), "")
-        self.photos += 1
-        self.files += sum(len(line.files) for line in success.lines)
-        for warning in (warning for line in success.lines for warning in line.warnings):
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count a line of the manifest."""
+        self.layer = self.layer or str(line.get("layer", ""))
+        self.files += len(line.get("files", ()))
+        if line["image"] not in self._images:
+            self._images.add(line["image"])
+            self.photos += 1
+            self.right += line.get("correct") is True
+            self.wrong += line.get("correct") is False
+        for warning in line.get("warnings", ()):
             kind = re.sub(r"\d+", "…", warning)
             count, example = self.warnings.get(kind, (0, warning))
             self.warnings[kind] = count + 1, example if example == warning else None
 
 
 class RunReport:
-    """Progress bar and summary of a run.
+    """Progress and summary of a run.
 
     Args:
         plan: The photos.
         output: What is written where.
         quiet: Print errors only.
-        verbose: Print a line for each explanation as well.
+        verbose: Print a line for each photo as well.
         as_json: Print the summary as JSON, and nothing else.
+        has_sheet: Draw the overlays on contact sheets at the end.
+        notes: What to tell about the request, e.g. photos without a true class.
     """
 
-    def __init__(self, plan: Plan, output: OutputSettings, *, quiet: bool, verbose: bool, as_json: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        output: OutputSettings,
+        *,
+        quiet: bool,
+        verbose: bool,
+        as_json: bool,
+        has_sheet: bool = False,
+        notes: Sequence[str] = (),
+    ) -> None:
         self._jobs, self._skipped, self._output = plan.jobs, plan.skipped, output
         self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
-        self._totals = _Totals()
-        self._lines: list[ManifestLine] = []  # for the summary as JSON; a long run would fill the memory with them
+        self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
+        self._explained, self._right = 0, 0  # by this process
+        self._sheets: list[Path] = []
 
     def follow_run(
         self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None = None
@@ -108,77 +134,119 @@ class RunReport:
         from camtool.runs.executor import run_jobs
 
         started, stop_code = time.perf_counter(), 0
-        outcomes = run_jobs(explainer, self._jobs, targets, self._output, batch_size=batch_size, workers=workers)
+        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._quiet or self._as_json)
+        outcomes = run_jobs(
+            explainer,
+            self._jobs,
+            targets,
+            self._output,
+            batch_size=batch_size,
+            workers=workers,
+            on_batch=progress.note_batch,
+        )
+        numbers = {job: number for number, job in enumerate(self._jobs, 1)}
         try:
-            # chunks.hide_progress: the bars of single explanations would break the bar of the run.
-            with stop_at_sigterm(), closing(outcomes), chunks.hide_progress(), self._build_progress() as progress:
-                task = progress.add_task("Explaining", total=len(self._jobs))
+            with stop_at_sigterm(), closing(outcomes), chunks.send_progress(progress.passes), progress:
                 for outcome in outcomes:
-                    self._add_outcome(outcome)
-                    progress.advance(task)
+                    self._add_outcome(outcome, progress, f"image {numbers[outcome.job]}/{len(self._jobs)}")
+            self._draw_sheets()
         except KeyboardInterrupt as stop:
             # By convention 128 plus the number of the signal.
             stop_code = 143 if isinstance(stop, Terminated) else 130
         self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
         return stop_code or (1 if self._failed else 0)
 
-    def _build_progress(self) -> Progress:
-        return Progress(
-            TextColumn("[progress.description]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=terminal.err,
-            transient=True,
-            disable=self._quiet or self._as_json or not terminal.err.is_terminal,
-        )
-
-    def _add_outcome(self, outcome: Success | Failure) -> None:
+    def _add_outcome(self, outcome: Success | Failure, progress: RunProgress, place: str) -> None:
         from camtool.runs.result_writer import Success
 
-        if not isinstance(outcome, Success):
+        seconds = progress.advance(outcome.job)
+        if isinstance(outcome, Success):
+            self._explained += 1
+            self._right += outcome.correct is True
+            lines = [image_lines.build_success_line(outcome, place, seconds)]
+            lines += image_lines.build_warning_lines(outcome.lines)
+        else:
             self._failed.append(outcome)
-            return
-        self._totals.add(outcome)
-        if self._as_json:
-            self._lines += outcome.lines
+            lines = [image_lines.build_failure_line(outcome, place)]
         if self._verbose:
-            for line in outcome.lines:
-                _print_explanation(line)
+            for line in lines:
+                progress.print_line(line)
+
+    def _draw_sheets(self) -> None:
+        if not self._has_sheet:
+            return
+        from camtool.runs.sheets import write_sheets
+
+        with show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
+            images = (str(job.source) for job in self._jobs)
+            self._sheets = write_sheets(self._output.folder, images, has_captions=self._output.has_captions)
+
+    def _iterate_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the manifest about the photos of this run that did not fail."""
+        from camtool.runs.sheets import read_manifest
+
+        failed = {failure.job for failure in self._failed}
+        images = {str(job.source) for job in self._jobs if job not in failed}
+        yield from (line for line in read_manifest(self._output.folder) if line.get("image") in images)
+
+    def _sum_up(self, *, interrupted: bool) -> _Totals:
+        totals = _Totals()
+        for line in self._iterate_lines():
+            totals.add(line)
+        if self._output.only_wrong:
+            # Photos that are classified right have no lines. After a complete run they are all others.
+            done = len(self._jobs) - len(self._failed)
+            totals.right = self._right if interrupted else done - totals.wrong
+            totals.photos = totals.right + totals.wrong
+        return totals
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
+        totals = self._sum_up(interrupted=interrupted)
         if self._as_json:
-            summary = self._build_json_summary(seconds, interrupted=interrupted)
+            summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
             terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
             return
         if not self._quiet:
             if interrupted:
-                print_line(
-                    f"[yellow]Stopped[/] after {self._totals.photos} of {format_count(len(self._jobs), 'photo')}."
-                )
-            if self._totals.photos:
-                self._print_explained(seconds)
-            self._print_warnings()
+                print_line(f"[yellow]Stopped[/] after {totals.photos} of {format_count(len(self._jobs), 'photo')}.")
+            if totals.photos:
+                self._print_explained(totals, seconds)
+            self._print_accuracy(totals)
+            for kind, (count, example) in totals.warnings.items():
+                print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
             self._print_skipped()
         if self._failed:
             terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
             for failure in self._failed:
                 terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
 
-    def _print_explained(self, seconds: float) -> None:
-        photos, layer = self._totals.photos, self._totals.layer
-        layer = f", at layer [bold]{escape(layer)}[/]" if layer else ""
+    def _print_explained(self, totals: _Totals, seconds: float) -> None:
+        layer = f", at layer [bold]{escape(totals.layer)}[/]" if totals.layer else ""
+        earlier = totals.photos - self._explained
+        before = f", {earlier:,} of them by an earlier run," if earlier > 0 else ""
+        each = f" ([bold]{seconds / self._explained * 1000:.0f} ms[/] each)" if self._explained else ""
         print_line(
-            f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
-            f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
+            f"[bold green]{format_count(totals.photos, 'photo')} explained[/]{before} in {seconds:.1f} s{each}{layer}."
         )
-        files = format_count(self._totals.files, "file")
-        print_line(f"{files} and explanations.jsonl are in [bold]{escape(str(self._output.folder))}[/]")
+        folder = escape(str(self._output.folder))
+        print_line(f"{format_count(totals.files, 'file')} and explanations.jsonl are in [bold]{folder}[/]")
+        if self._sheets:
+            more = f" to {escape(self._sheets[-1].name)}" if len(self._sheets) > 1 else ""
+            print_line(f"Contact sheet: [bold]{escape(str(self._sheets[0]))}[/]{more}")
 
-    def _print_warnings(self) -> None:
-        """Print each kind of warning once. Warnings that differ only in a number are of one kind."""
-        for kind, (count, example) in self._totals.warnings.items():
-            print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
+    def _print_accuracy(self, totals: _Totals) -> None:
+        if not self._output.true_classes:
+            return
+        known = totals.right + totals.wrong
+        if known:
+            share = format_percent(totals.right / known, 1)
+            print_line(f"Accuracy [bold]{share}[/]: {totals.right:,} of {format_count(known, 'photo')} right.")
+        else:
+            print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
+        if self._output.only_wrong:
+            print_line(f"{format_count(totals.right, 'photo')} right, without results, as of --only-wrong.")
+        for note in self._notes:
+            print_line(f"[yellow]{escape(note)}[/]")
 
     def _print_skipped(self) -> None:
         if self._skipped:
@@ -186,20 +254,16 @@ class RunReport:
             more = len(self._skipped) - len(shown)
             print_line(f"[yellow]Skipped:[/] {', '.join(shown)}" + (f" and {more:,} more" if more else ""))
 
-    def _build_json_summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+    def _build_json_summary(self, totals: _Totals, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         return {
             "out": str(self._output.folder),
             "seconds": round(seconds, 3),
             "interrupted": interrupted,
-            "explained": [asdict(line) for line in self._lines],
+            "explained": [*self._iterate_lines()],
             "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
             "failed": [{"image": str(failure.job.source), "reason": failure.reason} for failure in self._failed],
+            "right": totals.right if self._output.true_classes else None,
+            "wrong": totals.wrong if self._output.true_classes else None,
+            "sheets": [str(path) for path in self._sheets],
+            "notes": [*self._notes],
         }
-
-
-def _print_explanation(line: ManifestLine) -> None:
-    """Print the photo, the label, the probability, the method and the warnings of one explanation."""
-    probability = "" if line.probability is None else f" {format_percent(line.probability, 1)}"
-    print_line(f"{escape(line.image)}  [bold]{escape(line.label)}[/]{probability}  [dim]{escape(line.method)}[/]")
-    for warning in line.warnings:
-        print_line(f"  [yellow]{escape(warning)}[/]")

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from camtool.cli import terminal
+from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
-from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -108,9 +106,8 @@ def load_model(
 
     where = _choose_device(device)
     label_names = None if labels is None else _read_labels(labels)
-    status = terminal.err.status(Text(f"Loading {escape_hidden(name)} ..."))
     # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
-    with redirect_stderr(StringIO()) if is_quiet else status, redirect_stdout(sys.stderr):
+    with redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {name}"), redirect_stdout(sys.stderr):
         return load(name, weights, labels=label_names, device=where)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["err", "escape", "exit_with_error", "get_screen_width", "out", "print_line", "print_styled"]
+__all__ = ["err", "escape", "exit_with_error", "get_screen_width", "out", "print_line", "print_notice", "print_styled"]
 
 # Neither console highlights numbers or replaces ":smile:", as names of files and labels must be shown unchanged.
 out = Console(highlight=False, emoji=False)
@@ -43,6 +43,11 @@ def exit_with_error(message: str) -> NoReturn:
 def print_line(text: str) -> None:
     """Print one line of rich markup to standard output, however long it is."""
     out.print(text, soft_wrap=True)
+
+
+def print_notice(text: str) -> None:
+    """Print one line of plain text to standard error, above a progress bar if there is one."""
+    err.print(escape(text), soft_wrap=True)
 
 
 def print_styled(lines: Iterable[tuple[str, str]]) -> None:

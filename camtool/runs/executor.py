@@ -7,7 +7,8 @@ results of the last ones. The order of the outcomes and all results are those of
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -38,6 +39,7 @@ def run_jobs(
     *,
     batch_size: int = 8,
     workers: int | None = None,
+    on_batch: Callable[[Sequence[Job], float], None] | None = None,
 ) -> Generator[Success | Failure, None, None]:
     """Explain photos and write the results, a batch at a time. Every file is complete or absent.
 
@@ -52,6 +54,7 @@ def run_jobs(
             explained and written.
         workers: The number of threads beside the model; by default that of the cores. With 0 everything is done in
             turn.
+        on_batch: Called with the photos of each batch that the model is done with, and the seconds that it took.
 
     Yields:
         One outcome for each photo, in the order of the jobs.
@@ -69,7 +72,7 @@ def run_jobs(
     ):
         writer = ResultWriter(output)
         prepared = threads.map_ahead(partial(_prepare_photo, explainer, output.max_side), jobs, batch_size)
-        explained = _explain_photos(explainer, prepared, target, batch_size)
+        explained = _explain_photos(explainer, prepared, target, batch_size, on_batch)
         for outcome in threads.map_ahead(writer.write_results, explained, batch_size):
             if isinstance(outcome, Success):
                 manifest.add(outcome.lines)
@@ -107,7 +110,11 @@ def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) ->
 
 
 def _explain_photos(
-    explainer: Explainer[Any], photos: Iterator[_Photo], target: Any, batch_size: int
+    explainer: Explainer[Any],
+    photos: Iterator[_Photo],
+    target: Any,
+    batch_size: int,
+    on_batch: Callable[[Sequence[Job], float], None] | None = None,
 ) -> Iterator[tuple[Job, list[Explanation] | str]]:
     """Yield each photo's explanations, or the reason why there are none.
 
@@ -116,9 +123,14 @@ def _explain_photos(
     """
     any_explained = False
     while batch := list(islice(photos, batch_size)):
-        for job, result in _explain_batch(explainer, batch, target, strict=not any_explained):
+        started = time.perf_counter()
+        results = [*_explain_batch(explainer, batch, target, strict=not any_explained)]
+        if on_batch is not None:
+            on_batch([photo.job for photo in batch], time.perf_counter() - started)
+        for job, result in results:
             any_explained = any_explained or not isinstance(result, str)
             yield job, result
+        results.clear()  # explanations that are written are not kept while the next batch is explained
 
 
 def _explain_batch(

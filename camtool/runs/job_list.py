@@ -6,7 +6,8 @@ import glob
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url
@@ -14,7 +15,7 @@ from camtool.errors import ImageError
 from camtool.inputs import image_files
 from camtool.runs import file_names
 
-__all__ = ["Job", "Plan", "Skipped", "fold_path", "plan_run"]
+__all__ = ["Job", "Plan", "Skipped", "fold_path", "plan_run", "select_jobs"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class Plan:
     Attributes:
         jobs: The photos, in a stable order, each once.
         skipped: What is left out although the user may expect it.
+        folders: The folders that the results mirror.
     """
 
     jobs: list[Job]
     skipped: list[Skipped]
+    folders: tuple[Path, ...] = ()
 
 
 def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> Plan:
@@ -87,7 +90,30 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
     skipped = {each.path: each for branch in branches for each in branch.skipped}
-    return Plan(_build_jobs(placed), [*skipped.values()])
+    return Plan(_build_jobs(placed), [*skipped.values()], tuple(dict.fromkeys(folders)))
+
+
+def select_jobs(plan: Plan, *, limit: int | None = None, shuffle: bool = False, seed: int = 0) -> Plan:
+    """Return the plan with its jobs in random order, or with the first ones only, or both.
+
+    The order depends on the seed and the names of the results alone. So it is the same on every machine and in every
+    version of Python; a lower limit gives a part of the same sample; a further photo leaves the others in their order.
+
+    Args:
+        plan: The plan.
+        limit: The largest number of photos; by default all.
+        shuffle: Put the photos into random order before the first ones are taken.
+        seed: Number that chooses the random order.
+    """
+    jobs = plan.jobs
+    if shuffle:
+        jobs = sorted(jobs, key=lambda job: (_compute_rank(job, seed), job.stem))
+    return replace(plan, jobs=jobs[:limit])
+
+
+def _compute_rank(job: Job, seed: int) -> bytes:
+    name = job.stem.as_posix().encode("utf-8", "surrogatepass")
+    return sha256(str(seed).encode() + b"/" + name).digest()
 
 
 @dataclass(frozen=True)

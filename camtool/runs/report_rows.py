@@ -37,6 +37,10 @@ class ManifestLine:
         warnings: Reasons not to trust the map.
         box: ``(x0, y0, x1, y1)`` on the photo in pixels, of the explained detection; None for other targets.
         files: Kind → path of the file, relative to the output folder.
+        warning_codes: The codes of the warnings, in the same order.
+        predicted_label: The label of the model's top class, whatever was explained; None if it predicts no class.
+        true_label: The label of the true class; None if it is not known.
+        correct: True if the top class is the true one; None if one of them is not known.
     """
 
     image: str
@@ -49,6 +53,10 @@ class ManifestLine:
     warnings: tuple[str, ...]
     box: tuple[float, float, float, float] | None
     files: dict[str, str]
+    warning_codes: tuple[str, ...] = ()
+    predicted_label: str | None = None
+    true_label: str | None = None
+    correct: bool | None = None
 
 
 class Manifest:

@@ -344,13 +344,15 @@ def test_a_run_ends_with_a_summary(explained, photos):
     assert "3 files and explanations.jsonl are in out\n" in result.out
 
 
-def test_verbose_prints_an_unbroken_line_for_each_explanation(explained, tmp_path):
+def test_verbose_prints_an_unbroken_line_for_each_photo(explained, tmp_path):
     long = write_photo(tmp_path / ("deep" * 20) / "[red]a[/].png")
-    result = explained(long, "--verbose", "--target", "top2")
-    shown = [line for line in result.out.splitlines() if line.startswith(str(long))]
-    assert [re.sub(r" [\d.]+%", "", line).split()[-2:] for line in shown] == [
-        [line["label"], "gradcam"] for line in read_lines()
-    ]
+    result = explained(long, "--verbose", "--target", "top2", "--method", "gradcam,layercam")
+    first, second = (line for line in read_lines() if line["method"] == "gradcam")
+    labels = [f"{line['label']} {line['probability']:.1%}" for line in (first, second)]
+    line = result.out.splitlines()[0]
+    assert re.sub(r", [\d.]+ms$", "", line) == (
+        f"image 1/1 {long}: 20x28 {labels[0]}, {labels[1]}, gradcam, layercam"
+    )
 
 
 def test_quiet_prints_errors_only(explained, photos):

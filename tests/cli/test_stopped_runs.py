@@ -144,7 +144,7 @@ def test_control_characters_in_names_and_labels_are_escaped(explained, odd):
     assert (result.code, result.err) == (0, "")
     assert result.out.replace("\n", "").isprintable()
     first = result.out.splitlines()[0]
-    assert f"/photos/{SHOWN}.png  {SHOWN}" in first
+    assert f"/photos/{SHOWN}.png: 20x28 {SHOWN}" in first
     (line,) = read_lines()
     assert (line["image"], line["label"][: len(ODD)]) == (str(odd), ODD)
     assert Path("out", "explanations.jsonl").read_text(encoding="utf-8").rstrip("\n").isprintable()
