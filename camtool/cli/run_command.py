@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import suggest_names
 from camtool.cli import run_summary, shared_options, terminal
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
@@ -20,7 +19,7 @@ from camtool.runs.save_kinds import SAVE_KINDS
 if TYPE_CHECKING:
     from camtool.models import Loaded
     from camtool.runs.job_list import Plan
-    from camtool.runs.true_labels import TrueClass
+    from camtool.runs.true_labels import TrueClasses
 
 __all__ = ["run"]
 
@@ -273,9 +272,10 @@ def run(
     methods = _find_methods(method, settings)
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet or as_json)
     explainer = Explainer(loaded, methods, **settings)
-    true_classes, notes = _read_true_classes(labels_csv, planned, loaded)
+    true_classes = _read_true_classes(labels_csv, planned, loaded)
+    notes = true_classes.describe_gaps(planned)
     if only_wrong:
-        planned = replace(planned, jobs=[job for job in planned.jobs if job.source in true_classes])
+        planned = replace(planned, jobs=[job for job in planned.jobs if job.source in true_classes.by_photo])
     planned = job_list.select_jobs(planned, limit=limit, shuffle=shuffle, seed=seed)
     image_format = "png" if format is Format.npz else format.value
     output = OutputSettings(
@@ -287,7 +287,7 @@ def run(
         enlarge,
         max_side,
         has_captions=caption,
-        true_classes=true_classes,
+        true_classes=true_classes.by_photo,
         only_wrong=only_wrong,
     )
     report = run_summary.RunReport(
@@ -309,25 +309,14 @@ def _shows_lines(verbose: bool | None, *, quiet: bool, as_json: bool) -> bool:
     return verbose if verbose is not None else terminal.out.is_terminal and not quiet
 
 
-def _read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> tuple[Mapping[Path, TrueClass], list[str]]:
-    """Return the true class of each photo, and what to tell about the table."""
-    if path is None:
-        return {}, []
+def _read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueClasses:
+    """Return the true classes of the photos; none without a table."""
     from camtool.outputs.class_count import get_class_count
-    from camtool.runs.true_labels import read_true_classes
+    from camtool.runs.true_labels import TrueClasses, read_true_classes
 
-    found = read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
-    missing, notes = found.count_missing(plan), []
-    if missing == len(plan.jobs):
-        raise CamtoolError(
-            f"--labels-csv {path}: no row is about one of the {format_count(missing, 'photo')}; the column image holds "
-            "paths relative to the folder of the photos, or file names."
-        )
-    if missing:
-        notes.append(f"{format_count(missing, 'photo')} of {len(plan.jobs):,} without a row in {path}.")
-    if found.unused_rows:
-        notes.append(f"{format_count(found.unused_rows, 'row')} of {path} about no photo.")
-    return found.by_photo, notes
+    if path is None:
+        return TrueClasses(path, {}, 0)
+    return read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
 
 
 def _check_output_options(

@@ -194,7 +194,7 @@ class CaptionLine:
     Attributes:
         text: The text at the left. It is cut if the line is too short.
         color: Its color.
-        end: The text at the right, which is cut only if it fills more than two thirds of the line.
+        end: The text at the right, which is cut only if it fills more than two fifths of the line.
         end_color: Its color.
     """
 
@@ -296,7 +296,7 @@ def _draw_caption(page: Image.Image, corner: tuple[int, int], width: int, captio
     for number, line in enumerate(caption):
         middle = corner[1] + (number + 0.5) * _LINE_HEIGHT * letters
         text, end = line.text[:_LONGEST_TEXT], line.end[:_LONGEST_TEXT]
-        end_width = min(load_font_for(end, letters).getlength(end), 2 / 3 * width) if end else 0.0
+        end_width = min(load_font_for(end, letters).getlength(end), 0.4 * width) if end else 0.0
         if end:
             right = (corner[0] + width, middle)
             draw_text(page, right, end, letters, line.end_color, anchor="rm", max_width=end_width + 1)

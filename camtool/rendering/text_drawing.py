@@ -115,7 +115,8 @@ def find_undrawable(texts: Iterable[str]) -> list[str]:
 
 def _list_letters(text: str) -> list[str]:
     """Return the characters that need a letter in the font: no spaces, and no marks, which fonts may compose."""
-    return [each for each in text if unicodedata.category(each)[0] not in "ZMC"]
+    kinds = [(each, unicodedata.category(each)) for each in text]
+    return [each for each, kind in kinds if kind[0] not in "ZM" and kind not in ("Cc", "Cf")]
 
 
 @lru_cache(maxsize=4096)

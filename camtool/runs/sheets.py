@@ -48,10 +48,10 @@ def _build_caption(fields: Mapping[str, Any]) -> Caption:
         return [label, CaptionLine(method, MUTED)]
     if correct:
         return [label, CaptionLine("right", RIGHT, method)]
-    predicted = fields.get("predicted_label")
+    predicted, true = fields.get("predicted_label"), _make_drawable(fields.get("true_label"))
     # If another class than the predicted one is explained, the prediction is told as well.
-    instead = "" if predicted == fields["label"] else f" ({_make_drawable(predicted)})"
-    return [label, CaptionLine(f"wrong{instead}, true: {_make_drawable(fields.get('true_label'))}", WRONG, method)]
+    more = "" if predicted == fields["label"] else f", predicted: {_make_drawable(predicted)}"
+    return [label, CaptionLine(f"wrong, true: {true}{more}", WRONG, method)]
 
 
 def _make_drawable(label: object, index: object = None) -> str:

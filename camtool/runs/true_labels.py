@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TypeAlias, TypeVar
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan
 
@@ -39,16 +39,24 @@ class TrueClasses:
     """The true classes of the photos of a plan.
 
     Attributes:
+        path: The file that they come from; None if there is none.
         by_photo: Path of the photo → its class.
         unused_rows: The number of rows about no photo of the plan.
     """
 
+    path: Path | None
     by_photo: Mapping[Path, TrueClass]
     unused_rows: int
 
-    def count_missing(self, plan: Plan) -> int:
-        """Return how many photos of a plan have no row."""
-        return sum(job.source not in self.by_photo for job in plan.jobs)
+    def describe_gaps(self, plan: Plan) -> list[str]:
+        """Return what to tell the user: photos of the plan without a row, and rows without a photo."""
+        if self.path is None:
+            return []
+        missing = sum(job.source not in self.by_photo for job in plan.jobs)
+        notes = [f"{format_count(missing, 'photo')} without a row in {self.path}."] if missing else []
+        if self.unused_rows:
+            notes.append(f"{format_count(self.unused_rows, 'row')} of {self.path} about no photo.")
+        return notes
 
 
 def read_true_classes(
@@ -67,7 +75,8 @@ def read_true_classes(
         class_count: The number of classes, if it is known without the names.
 
     Raises:
-        CamtoolError: The file is no such table, or a row names an unknown class or an ambiguous photo.
+        CamtoolError: The file is no such table, a row names an unknown class or an ambiguous photo, or no row is about
+            a photo of the plan.
     """
     rows, is_index = _read_rows(path)
     find_class = _ClassFinder(labels, class_count, is_index=is_index)
@@ -86,7 +95,12 @@ def read_true_classes(
             raise CamtoolError(
                 f"{place}: {image!r} is {true_class.label!r}, but line {earlier[0]} says {earlier[1].label!r}."
             )
-    return TrueClasses({photo: true_class for photo, (_, true_class) in found.items()}, unused)
+    if not found:
+        raise CamtoolError(
+            f"--labels-csv {path}: no row is about a photo of the run; the column image holds paths relative to the "
+            "folder of the photos, or file names."
+        )
+    return TrueClasses(path, {photo: true_class for photo, (_, true_class) in found.items()}, unused)
 
 
 def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:
@@ -205,7 +219,7 @@ class _PhotoFinder:
 
     def __call__(self, text: str) -> Path | None:
         """Return the photo; None if the plan has no such photo."""
-        for key in dict.fromkeys([_normalize(text), _normalize(text.replace("\\\\", "/"))]):
+        for key in dict.fromkeys([_normalize(text), _normalize(text.replace("\\", "/"))]):
             for table in self._tables:
                 matches: list[Path] = [*table.get(key, ())]
                 if len(matches) > 1:

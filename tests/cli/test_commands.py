@@ -350,9 +350,7 @@ def test_verbose_prints_an_unbroken_line_for_each_photo(explained, tmp_path):
     first, second = (line for line in read_lines() if line["method"] == "gradcam")
     labels = [f"{line['label']} {line['probability']:.1%}" for line in (first, second)]
     line = result.out.splitlines()[0]
-    assert re.sub(r", [\d.]+ms$", "", line) == (
-        f"image 1/1 {long}: 20x28 {labels[0]}, {labels[1]}, gradcam, layercam"
-    )
+    assert re.sub(r", [\d.]+ms$", "", line) == (f"image 1/1 {long}: 20x28 {labels[0]}, {labels[1]}, gradcam, layercam")
 
 
 def test_quiet_prints_errors_only(explained, photos):

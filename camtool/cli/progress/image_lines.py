@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from camtool.arguments.messages import format_percent
 from camtool.cli import terminal
 from camtool.cli.terminal import escape
+from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
     from camtool.runs.report_rows import ManifestLine
@@ -64,17 +67,18 @@ def _describe_verdict(success: Success) -> str:
     if success.correct:
         return "[green]right[/]"
     line = success.lines[0]
-    instead = "" if line.predicted_label in {each.label for each in success.lines} else f" ({line.predicted_label})"
-    return f"[red]wrong{escape(instead)}, true: {escape(str(line.true_label))}[/]"
+    is_shown = line.predicted_label in {each.label for each in success.lines}
+    more = "" if is_shown else f", predicted: {line.predicted_label}"
+    return f"[red]wrong, true: {escape(f'{line.true_label}{more}')}[/]"
 
 
 def _fit(place: str, path: str, rest: str) -> str:
     """Return the line; on a terminal the start of a long path is left out, so that the line fits."""
     from rich.text import Text
 
-    path, width = escape(path), terminal.get_screen_width()
+    path, width = escape_hidden(path), terminal.get_screen_width()
     if width is not None:
-        excess = Text.from_markup(f"{place} {path}: {rest}").cell_len - width
+        excess = Text.from_markup(rest).cell_len + cell_len(f"{place} {path}: ") - width
         kept = max(_SHORTEST_PATH, len(path) - excess - 1)
         path = path if excess <= 0 or kept >= len(path) else f"…{path[-kept:]}"
-    return f"{place} {path}: {rest}"
+    return f"{place} {escape(path)}: {rest}"
