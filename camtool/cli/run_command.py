@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.cli import run_summary, shared_options, terminal
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
@@ -277,6 +277,8 @@ def run(
     if only_wrong:
         planned = replace(planned, jobs=[job for job in planned.jobs if job.source in true_classes.by_photo])
     planned = job_list.select_jobs(planned, limit=limit, shuffle=shuffle, seed=seed)
+    if caption or sheet:
+        notes += _describe_undrawable_labels(loaded)
     image_format = "png" if format is Format.npz else format.value
     output = OutputSettings(
         out,
@@ -317,6 +319,19 @@ def _read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueCla
     if path is None:
         return TrueClasses(path, {}, 0)
     return read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
+
+
+def _describe_undrawable_labels(loaded: Loaded) -> list[str]:
+    """Return what to tell about labels that captions cannot show."""
+    from camtool.rendering.text_drawing import find_undrawable
+
+    found = find_undrawable(map(str, loaded.labels or ()))
+    if not found:
+        return []
+    return [
+        f"No font of this system has all letters of {format_count(len(found), 'label')}, e.g. {found[0]!r}; captions show "
+        "the index. Install a font of this script, e.g. one of the Noto fonts."
+    ]
 
 
 def _check_output_options(

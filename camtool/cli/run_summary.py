@@ -212,6 +212,8 @@ class RunReport:
             if totals.photos:
                 self._print_explained(totals, seconds)
             self._print_accuracy(totals)
+            for note in self._notes:
+                print_line(f"[yellow]{escape(note)}[/]")
             for kind, (count, example) in totals.warnings.items():
                 print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
             self._print_skipped()
@@ -245,8 +247,6 @@ class RunReport:
             print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
         if self._output.only_wrong:
             print_line(f"{format_count(totals.right, 'photo')} right, without results, as of --only-wrong.")
-        for note in self._notes:
-            print_line(f"[yellow]{escape(note)}[/]")
 
     def _print_skipped(self) -> None:
         if self._skipped:

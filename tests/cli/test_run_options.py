@@ -187,6 +187,14 @@ def test_captions_are_below_the_overlays(explained, photos):
     np.testing.assert_array_equal(captioned[:20, :28], plain)
 
 
+def test_labels_that_no_font_can_draw_are_told(explained, photos):
+    Path("labels.txt").write_text("ant\nbee\ncat\n\U0010fffd\n", encoding="utf-8")
+    run = ("photos/a.png", "--labels", "labels.txt")
+    result = explained(*run, "--caption")
+    assert "No font of this system has all letters of 1 label, e.g. '\\U0010fffd'" in result.out
+    assert "font" not in explained(*run).out + explained("photos/a.png", "--caption").out
+
+
 def test_a_sheet_shows_all_overlays_and_is_the_same_with_captions(explained, photos):
     sheets = []
     for out, options in (("plain", []), ("captioned", ["--caption"])):
