@@ -328,10 +328,8 @@ def _describe_undrawable_labels(loaded: Loaded) -> list[str]:
     found = find_undrawable(map(str, loaded.labels or ()))
     if not found:
         return []
-    return [
-        f"No font of this system has all letters of {format_count(len(found), 'label')}, e.g. {found[0]!r}; captions show "
-        "the index. Install a font of this script, e.g. one of the Noto fonts."
-    ]
+    note = f"No font of this system has all letters of {format_count(len(found), 'label')}, e.g. {found[0]!r}; captions"
+    return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
 
 
 def _check_output_options(
