@@ -123,7 +123,8 @@ class RunReport:
         self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
         self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
-        self._explained, self._right = 0, 0  # by this process
+        self._explained = 0  # by this process
+        self._without_lines = 0
         self._sheets: list[Path] = []
 
     def follow_run(
@@ -160,15 +161,16 @@ class RunReport:
         from camtool.runs.result_writer import Success
 
         seconds = progress.advance(outcome.job)
+        is_new = seconds is not None
         if isinstance(outcome, Success):
-            self._explained += 1
-            self._right += outcome.correct is True
+            self._explained += is_new
+            self._without_lines += not outcome.lines
             lines = [image_lines.build_success_line(outcome, place, seconds)]
             lines += image_lines.build_warning_lines(outcome.lines)
         else:
             self._failed.append(outcome)
             lines = [image_lines.build_failure_line(outcome, place)]
-        if self._verbose:
+        if self._verbose and is_new:
             for line in lines:
                 progress.print_line(line)
 
@@ -189,19 +191,18 @@ class RunReport:
         images = {str(job.source) for job in self._jobs if job not in failed}
         yield from (line for line in read_manifest(self._output.folder) if line.get("image") in images)
 
-    def _sum_up(self, *, interrupted: bool) -> _Totals:
+    def _sum_up(self) -> _Totals:
         totals = _Totals()
         for line in self._iterate_lines():
             totals.add(line)
         if self._output.only_wrong:
-            # Photos that are classified right have no lines. After a complete run they are all others.
-            done = len(self._jobs) - len(self._failed)
-            totals.right = self._right if interrupted else done - totals.wrong
+            # Photos that are classified right are explained but have no lines.
+            totals.right = self._without_lines
             totals.photos = totals.right + totals.wrong
         return totals
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
-        totals = self._sum_up(interrupted=interrupted)
+        totals = self._sum_up()
         if self._as_json:
             summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
             terminal.out.print_json(json.dumps(summary), ensure_ascii=True)

@@ -58,6 +58,25 @@ def test_the_time_of_a_long_run_is_estimated_from_the_second_batch():
     assert estimate.describe() == "About 7 min for 1,200 photos."
 
 
+def test_photos_of_an_earlier_run_take_no_time():
+    clock = Clock()
+    estimate = Estimate(1000, 8, Passes(clock), clock)
+    estimate.leave_out(900)
+    for _ in range(2):
+        clock.now += 8
+        estimate.add_batch(8)
+    assert estimate.total == pytest.approx(100)
+    assert estimate.describe() == "About 2 min for 100 photos."
+
+
+def test_only_new_photos_are_new_to_the_progress():
+    jobs = [Job(Path(f"{number}.png"), Path(str(number))) for number in range(3)]
+    progress = RunProgress(3, 2, is_quiet=True)
+    with progress:
+        progress.note_batch(jobs[1:], 0.5)
+        assert [progress.advance(job) for job in jobs] == [None, 0.25, 0.25]
+
+
 def test_a_short_run_has_no_estimate():
     clock = Clock()
     estimate = Estimate(24, 8, Passes(clock), clock)

@@ -111,6 +111,10 @@ class Estimate:
         self._first = self._first or self._last
         self._passes.end_batch()
 
+    def leave_out(self, photos: int) -> None:
+        """Note that photos are not explained, as an earlier run did."""
+        self._photos -= photos
+
     @property
     def total(self) -> float | None:
         """Seconds that the whole run takes; ``None`` before the second batch is done."""

@@ -62,10 +62,8 @@ def _describe_target(line: ManifestLine) -> str:
 
 
 def _describe_verdict(success: Success) -> str:
-    if success.correct is None:
-        return ""
-    if success.correct:
-        return "[green]right[/]"
+    if success.correct is not False:
+        return "[green]right[/]" if success.correct else ""
     line = success.lines[0]
     is_shown = line.predicted_label in {each.label for each in success.lines}
     more = "" if is_shown else f", predicted: {line.predicted_label}"

@@ -58,11 +58,14 @@ class RunProgress:
         self._tell_estimate()
 
     def advance(self, job: Job) -> float | None:
-        """Note that a photo is done, and return the seconds that the model took for it, if they are known."""
+        """Note that a photo is done; return the seconds of the model, or None if an earlier run explained it."""
         self._done += 1
         if self._bar is not None:
             self._bar.advance(self._task)
-        return self._seconds.pop(job, None)
+        seconds = self._seconds.pop(job, None)
+        if seconds is None:
+            self._estimate.leave_out(1)
+        return seconds
 
     def describe(self, seconds: float) -> str:
         """Return how far the run is, in one line."""
