@@ -102,9 +102,11 @@ class BatchExplainer:
             difference = describe_difference(ours, theirs)
             if difference is not None:
                 observer.give_up(difference)
-            elif any(each.raw.any() for each in theirs):  # empty maps show nothing
+                return expected
+            if any(each.raw.any() for each in theirs):  # empty maps show nothing
                 observer.note_agreement(question)
-            return expected
+            # Not the model's own results: those of a run must not depend on where it was interrupted.
+            return results
         return self._explain_without_engine(batch, requests)
 
     def _explain_without_engine(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from camtool.cli import (
     kernels_command,
     layers_command,
     methods_command,
+    replay_command,
     run_command,
     terminal,
 )
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 # The help lists the commands in this order.
 app.command("run")(run_command.run)
+app.command("replay")(replay_command.replay)
 app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)
 app.command("features")(features_command.draw_features)

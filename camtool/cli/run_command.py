@@ -53,11 +53,15 @@ class Engine(str, Enum):
 _MAP_PANEL = "Map"
 _OUTPUT_PANEL = "Output"
 _PHOTOS_PANEL = "Photos"
+_WITHOUT_EFFECT = ("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed")
+"""Options that change no result, so that they may differ when a run is continued. All others may not."""
+
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 """Settings of the explainer that are not options of a method."""
 
 
 def run(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH", help="Photos, folders, or patterns such as 'a/**/*.jpg'.")
     ],
@@ -148,14 +152,13 @@ def run(
         Path, typer.Option(metavar="FOLDER", help="Folder for the results.", rich_help_panel=_OUTPUT_PANEL)
     ] = Path("out"),
     save: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="KIND",
             help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.",
-            show_default="overlay",
             rich_help_panel=_OUTPUT_PANEL,
         ),
-    ] = None,
+    ] = "overlay",
     format: Annotated[  # noqa: A002
         Format,
         typer.Option(
@@ -238,6 +241,18 @@ def run(
             rich_help_panel=_PHOTOS_PANEL,
         ),
     ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Remove the run that is in the folder, and start anew.", rich_help_panel=_OUTPUT_PANEL
+        ),
+    ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Try photos again that failed in an earlier start.", rich_help_panel=_OUTPUT_PANEL
+        ),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[
@@ -246,19 +261,30 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Explain photos: write an overlay of each, and a line in explanations.jsonl."""
+    """Explain photos: write an overlay of each, and a line in explanations.jsonl.
+
+    The same command again continues a run that was stopped.
+    """
     process_settings.tune_process()  # before torch is loaded
     from camtool.explainer import Explainer
     from camtool.rendering import colormaps
     from camtool.runs import job_list
+    from camtool.runs.replay import Replayer
+    from camtool.runs.run_folder import description
+    from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
 
     # Everything that can be wrong is checked before the model is loaded, which may take minutes.
-    kinds = _parse_kinds(save, format)
+    source = context.get_parameter_source("save")
+    is_default = source is not None and source.name == "DEFAULT"
+    kinds = _parse_kinds("npz" if is_default and format is Format.npz else save, format)
     _check_output_options(kinds, caption=caption, sheet=sheet, only_wrong=only_wrong, labels_csv=labels_csv)
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
+    command = {name: value for name, value in context.params.items() if name not in _WITHOUT_EFFECT}
+    if not overwrite:
+        description.check_unchanged(out, description.describe_command(command))
     with show_activity("Listing photos", is_quiet=quiet or as_json):
         planned = job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
@@ -292,6 +318,14 @@ def run(
         true_classes=true_classes.by_photo,
         only_wrong=only_wrong,
     )
+    described = description.describe_run(loaded, methods, settings, command)
+    targets = shared_options.parse_targets(target)
+    if isinstance(context.obj, Replayer):  # called by `camtool replay`
+        context.obj.replay(explainer, targets, output, batch_size, described)
+        raise typer.Exit
+    if not overwrite:
+        run_summary.print_machine_changes(description.list_machine_changes(out, described))
+    start = RunStart(described, overwrite=overwrite, retry_failed=retry_failed)
     report = run_summary.RunReport(
         planned,
         output,
@@ -301,7 +335,7 @@ def run(
         has_sheet=sheet,
         notes=notes,
     )
-    raise typer.Exit(report.follow_run(explainer, shared_options.parse_targets(target), batch_size, workers))
+    raise typer.Exit(report.follow_run(explainer, targets, batch_size, workers, start))
 
 
 def _shows_lines(verbose: bool | None, *, quiet: bool, as_json: bool) -> bool:
@@ -357,10 +391,8 @@ def _find_methods(texts: list[str], settings: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(method.name for method in found))
 
 
-def _parse_kinds(save: str | None, format: Format) -> list[str]:  # noqa: A002
+def _parse_kinds(save: str, format: Format) -> list[str]:  # noqa: A002
     """Return the kinds of files in a list separated by commas."""
-    if save is None:
-        return ["npz" if format is Format.npz else "overlay"]
     kinds = list(dict.fromkeys(shared_options.split_names([save])))
     for kind in kinds:
         if kind not in SAVE_KINDS:

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from camtool.explainer import Explainer
     from camtool.runs.job_list import Plan
     from camtool.runs.result_writer import Failure, Success
+    from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
 
-__all__ = ["RunReport", "Terminated", "stop_at_sigterm"]
+__all__ = ["RunReport", "Terminated", "print_machine_changes", "stop_at_sigterm"]
 
 _MAX_SKIPPED_SHOWN = 5
 """Number of skipped paths that are named; a folder of links may hold thousands."""
@@ -66,6 +67,7 @@ class _Totals:
 
     Attributes:
         photos: The number of photos with explanations.
+        recorded: How many of them were explained in earlier starts of the run.
         files: The number of files.
         layer: The layer of the first explanation.
         warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
@@ -75,7 +77,7 @@ class _Totals:
     """
 
     def __init__(self) -> None:
-        self.photos, self.files, self.layer = 0, 0, ""
+        self.photos, self.recorded, self.files, self.layer = 0, 0, 0, ""
         self.right, self.wrong = 0, 0
         self.warnings: dict[str, tuple[int, str | None]] = {}
         self._images: set[str] = set()
@@ -123,12 +125,17 @@ class RunReport:
         self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
         self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
-        self._explained = 0  # by this process
+        self._recorded = 0
         self._without_lines = 0
         self._sheets: list[Path] = []
 
     def follow_run(
-        self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None = None
+        self,
+        explainer: Explainer[Any],
+        targets: list[Any],
+        batch_size: int,
+        workers: int | None = None,
+        start: RunStart | None = None,
     ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.inference import chunks
@@ -143,6 +150,7 @@ class RunReport:
             self._output,
             batch_size=batch_size,
             workers=workers,
+            start=start,
             on_batch=progress.note_batch,
         )
         numbers = {job: number for number, job in enumerate(self._jobs, 1)}
@@ -161,23 +169,22 @@ class RunReport:
         from camtool.runs.result_writer import Success
 
         seconds = progress.advance(outcome.job)
-        is_new = seconds is not None
         if isinstance(outcome, Success):
-            self._explained += is_new
+            self._recorded += outcome.is_recorded
             self._without_lines += not outcome.lines
             lines = [image_lines.build_success_line(outcome, place, seconds)]
             lines += image_lines.build_warning_lines(outcome.lines)
         else:
             self._failed.append(outcome)
             lines = [image_lines.build_failure_line(outcome, place)]
-        if self._verbose and is_new:
+        if self._verbose and not outcome.is_recorded:
             for line in lines:
                 progress.print_line(line)
 
     def _draw_sheets(self) -> None:
         if not self._has_sheet:
             return
-        from camtool.runs.sheets import write_sheets
+        from camtool.runs.run_folder.sheets import write_sheets
 
         with show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
             images = (str(job.source) for job in self._jobs)
@@ -185,7 +192,7 @@ class RunReport:
 
     def _iterate_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of the manifest about the photos of this run that did not fail."""
-        from camtool.runs.sheets import read_manifest
+        from camtool.runs.run_folder.sheets import read_manifest
 
         failed = {failure.job for failure in self._failed}
         images = {str(job.source) for job in self._jobs if job not in failed}
@@ -199,6 +206,7 @@ class RunReport:
             # Photos that are classified right are explained but have no lines.
             totals.right = self._without_lines
             totals.photos = totals.right + totals.wrong
+        totals.recorded = self._recorded
         return totals
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
@@ -209,9 +217,12 @@ class RunReport:
             return
         if not self._quiet:
             if interrupted:
-                print_line(f"[yellow]Stopped[/] after {totals.photos} of {format_count(len(self._jobs), 'photo')}.")
+                print_line(
+                    f"[yellow]Stopped[/] after {totals.photos} of {format_count(len(self._jobs), 'photo')}. "
+                    "The same command continues."
+                )
             if totals.photos:
-                self._print_explained(totals, seconds)
+                self._print_explained(totals, seconds, interrupted=interrupted)
             self._print_accuracy(totals)
             for note in self._notes:
                 print_line(f"[yellow]{escape(note)}[/]")
@@ -222,15 +233,21 @@ class RunReport:
             terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
             for failure in self._failed:
                 terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
+            if any(failure.is_recorded for failure in self._failed) and not self._quiet:
+                terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
 
-    def _print_explained(self, totals: _Totals, seconds: float) -> None:
+    def _print_explained(self, totals: _Totals, seconds: float, *, interrupted: bool) -> None:
         layer = f", at layer [bold]{escape(totals.layer)}[/]" if totals.layer else ""
-        earlier = totals.photos - self._explained
-        before = f", {earlier:,} of them by an earlier run," if earlier > 0 else ""
-        each = f" ([bold]{seconds / self._explained * 1000:.0f} ms[/] each)" if self._explained else ""
-        print_line(
-            f"[bold green]{format_count(totals.photos, 'photo')} explained[/]{before} in {seconds:.1f} s{each}{layer}."
-        )
+        photos = totals.photos - totals.recorded
+        if photos > 0:
+            print_line(
+                f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
+                f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
+            )
+        elif not interrupted:
+            print_line("[bold green]Nothing to do:[/] the run is finished. --overwrite starts it anew.")
+        if totals.recorded:
+            print_line(f"{format_count(totals.recorded, 'photo')} had been explained before.")
         folder = escape(str(self._output.folder))
         print_line(f"{format_count(totals.files, 'file')} and explanations.jsonl are in [bold]{folder}[/]")
         if self._sheets:
@@ -268,3 +285,11 @@ class RunReport:
             "sheets": [str(path) for path in self._sheets],
             "notes": [*self._notes],
         }
+
+
+def print_machine_changes(changes: list[str]) -> None:
+    """Warn that a run is continued on another machine."""
+    if changes:
+        terminal.err.print("[yellow]The run was started on another machine; the last bits of results may differ:[/]")
+    for change in changes:
+        terminal.err.print(f"  {escape(change)}", soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
 from camtool.runs.report_rows import ManifestLine
+from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
-from camtool.runs.sheets import build_caption
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
@@ -33,22 +33,25 @@ class Success:
     Attributes:
         job: The photo.
         lines: The lines of the manifest about it; none if only photos that are classified wrongly get lines.
-        size: Its height and width in pixels; None for a result of an earlier run.
+        is_recorded: True if an earlier start of the run explained it.
+        size: Its height and width in pixels; None if an earlier start explained it.
         correct: True if the model's top class is the true one; None if one of them is not known.
     """
 
     job: Job
     lines: list[ManifestLine]
+    is_recorded: bool = False
     size: tuple[int, int] | None = None
     correct: bool | None = None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A photo that could not be explained, and why."""
+    """A photo that could not be explained, and why; ``is_recorded`` if an earlier start tried it."""
 
     job: Job
     reason: str
+    is_recorded: bool = False
 
 
 def describe_error(error: Exception) -> str:
@@ -73,6 +76,11 @@ class ResultWriter:
         self._taken: set[str] = set()
         self._lock = threading.Lock()
 
+    def reserve_recorded(self, names: Iterable[str]) -> None:
+        """Reserve the files of results that are kept, relative to the output folder, so that none is overwritten."""
+        with self._lock:
+            self._taken.update(fold_path(Path(name)) for name in names)
+
     def write_results(self, result: tuple[Job, Sequence[Explanation] | str]) -> Success | Failure:
         """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
 
@@ -91,7 +99,7 @@ class ResultWriter:
         if self._output.only_wrong and correct is None:
             return Failure(job, f"{job.source}: the model predicts no class for it, so it is neither right nor wrong")
         if self._output.only_wrong and correct:
-            return Success(job, [], size, correct)
+            return Success(job, [], size=size, correct=correct)
         try:
             lines = [
                 self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
@@ -101,7 +109,7 @@ class ResultWriter:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
-        return Success(job, lines, size, correct)
+        return Success(job, lines, size=size, correct=correct)
 
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None

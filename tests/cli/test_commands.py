@@ -168,7 +168,7 @@ def read_lines(out: str | Path = "out") -> list[dict[str, Any]]:
 
 def list_files(out: str | Path = "out") -> list[str]:
     """List the images and arrays below a folder, by their paths inside it."""
-    found = [path for path in Path(out).rglob("*") if path.is_file() and path.name != "explanations.jsonl"]
+    found = [path for path in Path(out).rglob("*") if path.is_file() and path.suffix not in (".json", ".jsonl")]
     return sorted(path.relative_to(out).as_posix() for path in found)
 
 
@@ -279,7 +279,7 @@ def test_targets_are_ranks_indices_or_names(explained, photos, targets, indices)
 def test_layer_can_be_repeated(explained, photos):
     assert explained("photos/a.png", "--layer", "first").code == 0
     assert [line["layer"] for line in read_lines()] == ["first"]
-    assert explained("photos/a.png", "--layer", "first", "--layer", "second").code == 0
+    assert explained("photos/a.png", "--layer", "first", "--layer", "second", "--overwrite").code == 0
     assert [line["layer"] for line in read_lines()] == ["first + second"]
 
 
@@ -293,7 +293,7 @@ def test_images_are_written_in_the_given_format(explained, photos, suffix, kind)
 
 def test_alpha_and_colormap_change_the_colors(explained, photos):
     def draw(*options: object) -> np.ndarray:
-        assert explained("photos/a.png", "--no-enlarge", *options).code == 0
+        assert explained("photos/a.png", "--no-enlarge", "--overwrite", *options).code == 0
         return np.asarray(open_image(Path("out", list_files()[0]))).astype(int)
 
     given = np.asarray(open_image("photos/a.png")).astype(int)
@@ -395,7 +395,7 @@ def test_a_file_name_that_is_not_utf8_is_printed(explained, photos):
     result = explained(odd, "--json")
     assert result.code == 0
     assert json.loads(result.out)["explained"][0]["image"] == odd == read_lines()[0]["image"]
-    assert r"caf\udce9.png" in explained(odd, "--verbose").out
+    assert r"caf\udce9.png" in explained(odd, "--verbose", "--overwrite").out
 
 
 def test_all_methods_are_listed(camtool_):
@@ -433,7 +433,7 @@ def test_a_method_is_described_with_its_options_and_its_paper(on_screen):
 
 def test_options_reach_the_method(explained, photos):
     assert explained("--method", "rivalcam", "--option", "rivals=1", "--option", "temperature=2.5").code == 0
-    result = explained("--method", "rivalcam", "--option", "rivals=0")
+    result = explained("--method", "rivalcam", "--option", "rivals=0", "--overwrite")
     assert (result.code, "rivals must be a whole number" in result.err) == (2, True)
 
 

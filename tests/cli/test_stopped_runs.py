@@ -33,6 +33,7 @@ from tests.cli.test_commands import (
     posix,
     read_lines,
     start_process,
+    write_photo,
 )
 
 
@@ -83,7 +84,7 @@ def test_sigterm_is_handled_only_during_a_run_in_the_main_thread(explained, phot
     assert signal.getsignal(signal.SIGTERM) == before
     found.clear()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(explained).result()
+        pool.submit(explained, "--overwrite").result()
     assert {*found} == {before}
 
 
@@ -97,15 +98,22 @@ def test_an_ignored_sigterm_stays_ignored(explained, photos):
 
 
 def test_the_error_for_a_full_disk_names_the_file(explained, photos, monkeypatch):
-    explained("photos/a.png")
-    earlier = read_lines()
+    explained()
+    earlier, real = read_lines(), Path.replace
+    write_photo(photos / "c.png")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fill(self: Path, target: Path) -> Path:
+        if target.suffix == ".png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, target)
 
-    monkeypatch.setattr(Path, "replace", full)
-    assert_refused(explained(), "out/a.gradcam.", "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fill)
+        assert_refused(explained(), "out/c.gradcam.", "No space left on device")
     assert read_lines() == earlier
+    assert explained().code == 0
+    assert read_lines()[: len(earlier)] == earlier
+    assert [Path(line["image"]).name for line in read_lines()] == ["a.png", "b.jpg", "c.png"]
 
 
 @posix

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from camtool.rendering.contact_sheet import RIGHT, WRONG
-from camtool.runs import sheets
 from camtool.runs.report_rows import MANIFEST, ManifestLine
-from camtool.runs.sheets import build_caption, write_sheets
+from camtool.runs.run_folder import sheets
+from camtool.runs.run_folder.sheets import build_caption, write_sheets
 
 LINE = ManifestLine(
     image="dog.jpg",
