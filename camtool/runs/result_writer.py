@@ -101,7 +101,7 @@ class ResultWriter:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
-        return Success(job, lines, size, correct)
+        return Success(job, lines, size=size, correct=correct)
 
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None

@@ -197,7 +197,7 @@ def test_off_a_terminal_a_run_prints_plain_lines_to_stderr(fast_lines, explained
     assert any("pass " in line for line in lines)
     assert "\x1b" not in result.err + result.out
     assert "Explaining" not in result.out
-    assert explained("-r", "--quiet", "--method", "rise", "--option", "samples=3000").err == ""
+    assert explained("-r", "--quiet", "--method", "rise", "--option", "samples=3000", "--out", "two").err == ""
 
 
 def test_lines_end_with_the_block(fast_lines, capsys):
@@ -235,7 +235,7 @@ def show(markup: str) -> str:
 def test_a_line_tells_size_labels_methods_and_time():
     lines = [make_line(method=method, label=label) for label in ("boxer", "pug") for method in ("gradcam", "layercam")]
     job = Job(Path("photos/dog.jpg"), Path("dog"))
-    assert show(image_lines.build_success_line(Success(job, lines, (375, 500)), "image 3/120", 0.01234)) == (
+    assert show(image_lines.build_success_line(Success(job, lines, size=(375, 500)), "image 3/120", 0.01234)) == (
         "image 3/120 photos/dog.jpg: 375x500 boxer 94.1%, pug 94.1%, gradcam, layercam, 12.3ms"
     )
     text = make_line(probability=None, label="a dog")
@@ -243,10 +243,10 @@ def test_a_line_tells_size_labels_methods_and_time():
         "image 1/1 photos/dog.jpg: a dog, gradcam"
     )
     wrong = make_line(correct=False, predicted_label="pug", true_label="[b]tabby")
-    assert show(image_lines.build_success_line(Success(job, [wrong], None, False), "image 1/1", None)) == (
+    assert show(image_lines.build_success_line(Success(job, [wrong], correct=False), "image 1/1", None)) == (
         "image 1/1 photos/dog.jpg: boxer 94.1%, gradcam, wrong, true: [b]tabby, predicted: pug"
     )
-    assert show(image_lines.build_success_line(Success(job, [], (2, 3), True), "image 1/1", None)) == (
+    assert show(image_lines.build_success_line(Success(job, [], size=(2, 3), correct=True), "image 1/1", None)) == (
         "image 1/1 photos/dog.jpg: 2x3 right"
     )
 
@@ -261,7 +261,7 @@ def test_a_failure_has_a_line():
 @pytest.mark.parametrize("folder", ["deep/" * 30, "ordner-ü/" * 20, "[b]/" * 40])
 def test_a_line_fits_the_terminal_by_a_shorter_path(monkeypatch, folder):
     monkeypatch.setattr(terminal, "out", Console(force_terminal=True, width=80))
-    success = Success(Job(Path(folder, "dog.jpg"), Path("dog")), [make_line()], (375, 500))
+    success = Success(Job(Path(folder, "dog.jpg"), Path("dog")), [make_line()], size=(375, 500))
     shown = show(image_lines.build_success_line(success, "image 3/120", 0.0123))
     assert len(shown) <= 80
     assert shown.startswith("image 3/120 …")
