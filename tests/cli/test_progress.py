@@ -265,7 +265,7 @@ def test_a_line_fits_the_terminal_by_a_shorter_path(monkeypatch, folder):
     shown = show(image_lines.build_success_line(success, "image 3/120", 0.0123))
     assert len(shown) <= 80
     assert shown.startswith("image 3/120 …")
-    assert shown.endswith("dog.jpg: 375x500 boxer 94.1%, gradcam, 12.3ms")
+    assert shown.endswith(f"{folder[-4:]}dog.jpg: 375x500 boxer 94.1%, gradcam, 12.3ms")
 
 
 @posix
