@@ -1,4 +1,4 @@
-"""Kill folder runs at random moments, continue them, and compare all bytes: ``python -m benchmarks faults``.
+"""Folder runs that are killed and continued, with all bytes compared: ``python -m benchmarks faults``.
 
 A server process loads torch and the demo model once and forks a process for each start of a run, so that a start costs
 little. Each round kills a new run of 200 small images at a random moment; every third round kills some of the starts

@@ -33,23 +33,20 @@ from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from camtool.targets import Top
 
+_COUNTS = (100, 1000, 10_000)
 _OUT = Path(__file__).with_suffix(".json")
 
 
 def main(
-    counts: Annotated[list[int], typer.Option("--count", help="Images in a run; may be repeated.")] = [
-        100,
-        1000,
-        10_000,
-    ],  # noqa: B006
+    counts: Annotated[list[int] | None, typer.Option("--count", help="Images in a run; may be repeated.")] = None,
     one: Annotated[bool, typer.Option("--one", hidden=True)] = False,  # noqa: FBT002
 ) -> None:
     """Measure, print, and write the numbers to a JSON file."""
     if one:
-        print(json.dumps(_measure(counts[0])))
+        print(json.dumps(_measure((counts or _COUNTS)[0])))
         return
     rows = {}
-    for count in counts:
+    for count in counts or _COUNTS:
         command = [sys.executable, "-m", "benchmarks", "records", "--one", "--count", str(count)]
         rows[str(count)] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         print(f"{count:6} images: {rows[str(count)]}", flush=True)

@@ -25,9 +25,7 @@ __all__ = ["replay"]
 def replay(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
-    image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE]", help="Photo of the run; by default all.", show_default=False)
-    ] = None,
+    image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
@@ -91,7 +89,7 @@ def _print_result(replayer: Replayer) -> None:
             print_line(f"  [yellow]{escape(difference)}[/]")
     count = format_count(len(replayer.explanations), "explanation")
     if differing:
-        print_line(f"[bold red]{len(differing):,} of {count} differ from the stored ones.[/]")
+        print_line(f"[bold red]Not bit-identical:[/] {len(differing):,} of {count}.")
     else:
         print_line(f"[bold green]{count} replayed:[/] numbers and files are bit-identical.")
     if replayer.changes:

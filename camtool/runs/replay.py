@@ -168,12 +168,20 @@ def _compare(folder: Path, stored: PhotoRecord, made: PhotoRecord, photos: list[
     for number, row in enumerate(stored.explanations):
         now_row = made.explanations[number] if number < len(made.explanations) else {}
         differs = [*_compare_numbers(row, now_row), *_compare_files(folder, row, stored, made)]
-        found = [*differs, *photos] if differs else []
+        found = [*photos, *differs] if differs else []
         yield ReplayedExplanation(stored.image, row.get("method"), row.get("label"), found)
 
 
 def _compare_numbers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {then[name]} then, {now.get(name)} now" for name in then if then[name] != now.get(name)]
+    """Return what differs in the fields of a row; the files are compared by their bytes."""
+    names = [name for name in then if name != "files" and then[name] != now.get(name)]
+    return [f"{name}: {_show(then[name])} then, {_show(now.get(name))} now" for name in names]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _compare_files(folder: Path, row: Mapping[str, Any], stored: PhotoRecord, made: PhotoRecord) -> Iterator[str]:

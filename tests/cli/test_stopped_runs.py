@@ -60,14 +60,15 @@ def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, co
 
 
 @posix
-def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(explained, photos, tmp_path):
+def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(camtool_, photos, tmp_path):
     process = start_process("photos", "--model", SLOW, "--batch-size", 1, cwd=tmp_path)
     lock, deadline = tmp_path / "out" / ".explanations.jsonl.lock", time.monotonic() + 120
     while not lock.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
     try:
-        assert_refused(explained(), "'out'", f"process {process.pid} on", "--out")
+        second = camtool_("photos", "--model", SLOW, "--batch-size", 1)
+        assert_refused(second, "'out'", f"process {process.pid} on", "--out")
     finally:
         process.send_signal(signal.SIGCONT)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
