@@ -214,10 +214,11 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     Args:
         model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` and the modules that
             ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
-        img: A path, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of floats in [0, 1], or a
-            tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input already and is not
-            transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and clips are tensors
-            or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in a dictionary.
+        img: A path, a URL of a photo, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of
+            floats in [0, 1], or a tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input
+            already and is not transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and
+            clips are tensors or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in
+            a dictionary.
         target_class: What to explain: ``None`` for the model's top class, an index, a label, a
             :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
             images a list gives one target per image; for one image it gives several targets; a list of lists does both.

@@ -150,6 +150,12 @@ def test_a_library_is_imported_in_its_home_only(library: str, homes: set[str]) -
 
 def test_only_hooks_registers_hooks() -> None:
     registering = {
+def test_one_module_opens_connections() -> None:
+    clients = {"urllib.request", "http.client", "ftplib", "requests", "httpx", "aiohttp"}
+    opening = {name_module(file) for file in FILES if clients & {*iterate_imports(file)}}
+    assert opening == {"inputs.downloads"}
+
+
         name_module(file).partition(".")[0]
         for file in FILES
         if any(re.fullmatch(r"register_\w*hook\w*", call) for call in iterate_calls(file))

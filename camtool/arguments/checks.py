@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from operator import index
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,8 +27,13 @@ __all__ = [
     "check_number_tuple",
     "check_numbers",
     "check_real_tensor",
+    "is_web_address",
     "parse_device",
 ]
+
+
+# A scheme has two letters or more: C:/ is a drive of Windows.
+_SCHEME = "[a-z][a-z0-9+.-]+"
 
 
 def check_integer(
@@ -127,9 +133,16 @@ def check_choice(name: str, value: object, known: Collection[str], *, error: typ
 
 
 def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:
-    """Check that a path is not a URL: camtool reads files only, and ``pathlib`` would turn ``//`` into ``/``."""
-    if isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://", value, re.IGNORECASE):
+    """Check that a path is not a URL: only images are downloaded, and ``pathlib`` would turn ``//`` into ``/``."""
+    if isinstance(value, str) and re.match(rf"{_SCHEME}://", value, re.IGNORECASE):
         raise error(f"{name} {value!r}: URLs are not read; download the file first and give its path.")
+    if isinstance(value, Path) and re.match(rf"{_SCHEME}:/", value.as_posix(), re.IGNORECASE):
+        raise error(f"{name} {str(value)!r} is a URL in a Path, not a file; images may have a URL, given as a string.")
+
+
+def is_web_address(value: object) -> bool:
+    """Return True for a string that begins with ``http://`` or ``https://``."""
+    return isinstance(value, str) and re.match(r"https?://", value, re.IGNORECASE) is not None
 
 
 def parse_device(device: torch.device | str) -> torch.device:

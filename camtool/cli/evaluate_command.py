@@ -49,11 +49,14 @@ def evaluate_methods(
 
     It goes on where it stopped if it is called again with the same folder for its results.
     """
+    from camtool.arguments.checks import check_not_url
+    from camtool.errors import ImageError
     from camtool.leaderboard import evaluate
     from camtool.runs.job_list import plan_run
 
     is_sorted = truth == _IMAGE_FOLDER
-    photos = [job.source for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
+    check_not_url("folder", folder, ImageError)
+    photos = [Path(job.source) for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
     loaded = shared_options.load_model(model, weights, labels=labels, device=device.value)
     classes, annotations = _read_truth(truth, photos, loaded.labels)
     progress = _Progress()

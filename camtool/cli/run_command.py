@@ -50,7 +50,8 @@ _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine")
 
 def run(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH", help="Photos, folders, or patterns such as 'a/**/*.jpg'.")
+        list[str],
+        typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
     ],
     model: shared_options.Model = "resnet50",
     weights: shared_options.Weights = None,

@@ -151,7 +151,8 @@ def check_no_model_names(paths: list[str]) -> None:
 
     for path in paths:
         if (
-            not Path(path).exists()
+            not is_web_address(path)
+            and not Path(path).exists()
             and Path(path).suffix.lower() not in image_files.IMAGE_SUFFIXES
             and is_model_name(path)
         ):
@@ -176,6 +177,7 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
 
     A value that is JSON, such as 50, 0.5, true or [1, 2], is read as JSON; any other is a string.
 
+    from camtool.arguments.checks import is_web_address
     Args:
         texts: The texts.
         reserved: Names that have command line options of their own.

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.errors import ImageError
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
 from camtool.warning_codes import MapWarning
@@ -28,7 +28,7 @@ from camtool.warning_codes import MapWarning
 __all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
-"""Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
+"""Image that :func:`read_image` takes: a path, a URL, the bytes of a file, a PIL image, or an array.
 
 An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
 bool (black and white), or floats in [0, 1].
@@ -79,7 +79,7 @@ _UPRIGHT = {
 
 
 def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Image:
-    """Read an image as a browser shows it.
+    """Read an image as a browser shows it, from a file, or from the web if the user names a URL.
 
     The EXIF orientation is applied, transparent pixels are composited over white, and 16 bits are scaled to 8. The
     content decides the format, not the file name. If there are several frames, the first is read (of a PIL image the
@@ -87,8 +87,8 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
     decide: "I" is taken as 8 bits if they fit and else as 16, "F" as [0, 1] if they fit and else as [0, 255].
 
     Args:
-        source: A path, the bytes of a file, a PIL image (which is loaded, not changed), or an array; see
-            :data:`ImageSource`.
+        source: A path, a URL (``http://`` or ``https://``, downloaded as :mod:`camtool.inputs.downloads` says), the
+            bytes of a file, a PIL image (which is loaded, not changed), or an array; see :data:`ImageSource`.
         max_side: The longest side of the result in pixels; larger images are reduced. JPEG files are then decoded at
             1/2, 1/4 or 1/8 of their size, as far as that is enough, which takes a part of the time and memory.
 
@@ -96,12 +96,16 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
         A new image of mode "RGB" without metadata. Reading it again changes nothing.
 
     Raises:
-        ImageError: The file does not exist, is no image or is damaged; it has more pixels than
+        ImageError: The file does not exist, cannot be downloaded, is no image or is damaged; it has more pixels than
             ``PIL.Image.MAX_IMAGE_PIXELS`` or more bands than an image; or the array's shape, dtype or range is not
             allowed.
     """
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
+    if isinstance(source, str) and is_web_address(source):
+        from camtool.inputs.downloads import download_image
+
+        return _decode(BytesIO(download_image(source)), source, max_side)
     if isinstance(source, (str, os.PathLike)):
         check_not_url("image", source, ImageError)
         path = Path(source)

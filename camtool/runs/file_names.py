@@ -6,8 +6,9 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from hashlib import sha256
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["fold_name", "make_distinct", "name_result", "shorten"]
+__all__ = ["fold_name", "make_distinct", "name_result", "name_url", "shorten"]
 
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
@@ -37,6 +38,14 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
     # A short stem leaves its bytes to the subject; a long one is cut to half of the space at most.
     subject = shorten(subject, max(space // 2, space - _count_bytes(stem)))
     return f"{shorten(stem, space - _count_bytes(subject))}.{subject}"
+
+
+def name_url(url: str) -> str:
+    """Return the name of the file at a URL, without what leads out of a folder; the host's if it names no file."""
+    parts = urlsplit(url)
+    # Unquoted, "%2f" is a slash.
+    name = re.sub(r"[^\w.+-]+", "-", unquote(parts.path.rstrip("/").rpartition("/")[2])).strip(".-")
+    return name or _make_slug(parts.hostname or "") or "download"
 
 
 def shorten(text: str, most: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.errors import ImageError
 from camtool.inputs import image_files
 from camtool.runs import file_names
@@ -22,11 +22,11 @@ class Job:
     """A photo to explain.
 
     Attributes:
-        source: The path of the photo.
+        source: The path of the photo, or its URL as a string.
         stem: The path of its results, relative to the output folder; each result adds its own ending.
     """
 
-    source: Path
+    source: Path | str
     stem: Path
 
 
@@ -60,8 +60,8 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
     """List the photos in paths, and where the results of each go.
 
     Args:
-        paths: Files, folders, or patterns such as ``"photos/**/*.jpg"``. Of a folder, all images are taken. A file is
-            taken regardless of its suffix.
+        paths: Files, folders, patterns such as ``"photos/**/*.jpg"``, or URLs of photos. Of a folder, all images are
+            taken. A file is taken regardless of its suffix.
         recursive: Include subfolders. Links to folders are not followed.
         out: The output folder. Images below it are results, not photos, and are left out.
 
@@ -72,18 +72,19 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
     Raises:
         ImageError: A path does not exist, is neither file nor folder, holds no image, or is the output folder.
     """
+    check_not_url("out", out, ImageError)
     branches = [_build_branch(path, recursive=recursive, out=out) for path in paths]
     folders = [branch.base for branch in branches if branch.base is not None]
-    placed: dict[Path, Path] = {}
-    seen: set[Path] = set()
+    placed: dict[Path | str, Path] = {}
+    seen: set[Path | str] = set()
     for base, photos in ((branch.base, branch.photos) for branch in branches):
         for photo in photos:
             # Only the folder is resolved: a link to a photo is a photo of its own, with its own name.
-            resolved = photo.parent.resolve() / photo.name
+            resolved = photo if isinstance(photo, str) else photo.parent.resolve() / photo.name
             if resolved in seen:
                 continue
             seen.add(resolved)
-            below = photo.relative_to(base) if base is not None else Path(photo.name)
+            below = _find_place(photo, base)
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
     skipped = {each.path: each for branch in branches for each in branch.skipped}
@@ -95,11 +96,20 @@ class _Branch:
     """The contents of one path: its photos, the folder that their results mirror (if any), and what is skipped."""
 
     base: Path | None
-    photos: list[Path]
+    photos: Sequence[Path | str]
     skipped: list[Skipped]
 
 
+def _find_place(photo: Path | str, base: Path | None) -> Path:
+    """Return the path of a photo below the folder or pattern it was found by; for others only its name."""
+    if isinstance(photo, str):
+        return Path(file_names.name_url(photo))
+    return photo.relative_to(base) if base is not None else Path(photo.name)
+
+
 def _build_branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
+    if is_web_address(path):
+        return _Branch(None, [path], [])
     check_not_url("path", path, ImageError)
     if Path(path).is_file():
         return _Branch(None, [Path(path)], [])
@@ -176,7 +186,7 @@ def _is_photo(path: Path, results: Path | None) -> bool:
     return results is None or not path.resolve().is_relative_to(results.resolve())
 
 
-def _build_jobs(placed: dict[Path, Path]) -> list[Job]:
+def _build_jobs(placed: dict[Path | str, Path]) -> list[Job]:
     """Name the results of each photo so that no two names are equal.
 
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.runs.executor import run_jobs
-from camtool.runs.file_names import fold_name, make_distinct, name_result, shorten
+from camtool.runs.file_names import fold_name, make_distinct, name_result, name_url, shorten
 from camtool.runs.job_list import Job, plan_run
 from camtool.runs.report_rows import MANIFEST
 from camtool.runs.result_writer import Failure, Success
@@ -183,3 +183,19 @@ def test_repeated_names_are_numbered():
     assert make_distinct(["cat", "Cat", "cat-2", "dog", "cat"]) == ["cat", "Cat-2", "cat-2-2", "dog", "cat-3"]
     composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
     assert make_distinct([composed, decomposed]) == [composed, f"{decomposed}-2"]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://x.org/album/photo.jpg?size=1#part", "photo.jpg"),
+        ("https://x.org/my%20photo.jpg", "my-photo.jpg"),
+        ("https://x.org/%2e%2e%2f%2e%2e%2fetc", "etc"),
+        ("https://x.org/a%2fb%00.png", "a-b-.png"),
+        ("https://x.org/album/", "album"),
+        ("https://x.org", "x-org"),
+        ("https://x.org/..", "x-org"),
+    ],
+)
+def test_the_name_of_a_url_stays_in_its_folder(url, name):
+    assert name_url(url) == name

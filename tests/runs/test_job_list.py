@@ -177,3 +177,12 @@ def test_the_error_for_a_pipe_names_it(tmp_path):
         plan_run([str(tmp_path / "pipe.png")])
     with pytest.raises(camtool.ImageError, match=r"no images found\. .*pipe\.png is a named pipe"):
         plan_run([str(tmp_path)])
+
+
+def test_urls_are_photos_whose_results_have_their_names(tmp_path):
+    urls = ["https://x.org/a/cat.jpg", "https://y.org/cat.png?x=[1]*", "https://x.org/a/cat.jpg"]
+    plan = plan_run(urls, out=tmp_path)
+    assert [(job.source, job.stem.as_posix()) for job in plan.jobs] == [(urls[0], "cat.jpg"), (urls[1], "cat.png")]
+    for out in ("https://x.org/out", "s3://bucket/out"):
+        with pytest.raises(camtool.ImageError, match="is a URL in a Path"):
+            plan_run(urls, out=Path(out))
