@@ -43,5 +43,7 @@ from camtool.models import Loaded as Loaded
 from camtool.models import load as load
 from camtool.recorder import Record as Record
 from camtool.recorder import Recorder as Recorder
+from camtool.slides.explaining import explain_slide as explain_slide
+from camtool.slides.slide_explanation import SlideExplanation as SlideExplanation
 
 __version__: str

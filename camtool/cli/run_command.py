@@ -201,6 +201,7 @@ def run(
     colormap = colormap or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(colormap)
     shared_options.check_no_model_names(paths)
+    shared_options.check_no_other_command(paths)
     planned = job_list.plan_run(paths, recursive=recursive, out=out)
     settings: dict[str, Any] = {
         "layer": layer,

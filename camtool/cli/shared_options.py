@@ -17,6 +17,7 @@ from rich.text import Text
 from camtool.cli import terminal
 from camtool.errors import CamtoolError
 from camtool.runs.text_escapes import escape_hidden
+from camtool.slides import SLIDE_SUFFIXES
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -26,15 +27,22 @@ __all__ = [
     "MODEL_HELP",
     "MODEL_PANEL",
     "WEIGHTS_HELP",
+    "Alpha",
+    "ColormapName",
     "Device",
     "FigureFolder",
     "FigureFormat",
     "FigureWidth",
+    "Labels",
+    "MethodOptions",
     "Model",
     "Scale",
     "ScaleOption",
     "Weights",
     "check_no_model_names",
+    "check_no_other_command",
+    "check_output_folder",
+    "choose_command",
     "load_model",
     "parse_image_size",
     "parse_method_options",
@@ -87,6 +95,27 @@ Weights = Annotated[
         show_default="the pretrained ones, downloaded",
         rich_help_panel=MODEL_PANEL,
     ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Class names: a text file with one a line, or a JSON list.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Option of the method; see camtool methods NAME. Repeat it for several."),
+]
+Alpha = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=0, max=1, help="Opacity of the colors of the overlay.", show_default="0.7"),
+]
+ColormapName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Color map: heat, turbo, viridis, ...", show_default="heat")
 ]
 FigureFolder = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the figures.")]
 FormatOption = Annotated[FigureFormat, typer.Option(help="File format of the figures.")]
@@ -146,6 +175,7 @@ def check_no_model_names(paths: list[str]) -> None:
     Raises:
         CamtoolError: One is.
     """
+    from camtool.arguments.checks import is_web_address
     from camtool.inputs import image_files
     from camtool.models import is_model_name
 
@@ -157,6 +187,35 @@ def check_no_model_names(paths: list[str]) -> None:
             and is_model_name(path)
         ):
             raise CamtoolError(f"path {path!r} is the name of a model, not a photo; give it as --model {path}.")
+
+
+def choose_command(path: str) -> str:
+    """Return the command that explains a file of this name: ``"slide"`` or else ``"run"``."""
+    suffix = Path(path).suffix.lower()
+    return "slide" if suffix in SLIDE_SUFFIXES else "run"
+
+
+def check_no_other_command(paths: list[str]) -> None:
+    """Check that no path is a slide.
+
+    Raises:
+        CamtoolError: One is.
+    """
+    for path in paths:
+        command = choose_command(path)
+        if command != "run":
+            raise CamtoolError(f"path {path!r} is a {command}, not a photo; explain it with: camtool {command} {path}")
+
+
+def check_output_folder(out: Path) -> None:
+    """Check that the output folder is no URL.
+
+    Raises:
+        CamtoolError: It is one.
+    """
+    from camtool.arguments.checks import check_not_url
+
+    check_not_url("--out", out, CamtoolError)
 
 
 def parse_targets(texts: list[str] | None) -> list[Top | int | str]:
@@ -177,7 +236,6 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
 
     A value that is JSON, such as 50, 0.5, true or [1, 2], is read as JSON; any other is a string.
 
-    from camtool.arguments.checks import is_web_address
     Args:
         texts: The texts.
         reserved: Names that have command line options of their own.
