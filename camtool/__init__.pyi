@@ -45,5 +45,7 @@ from camtool.recorder import Record as Record
 from camtool.recorder import Recorder as Recorder
 from camtool.slides.explaining import explain_slide as explain_slide
 from camtool.slides.slide_explanation import SlideExplanation as SlideExplanation
+from camtool.videos.explaining import explain_video as explain_video
+from camtool.videos.video_explanation import VideoExplanation as VideoExplanation
 
 __version__: str

@@ -134,6 +134,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("ultralytics", {"models.sources.ultralytics"}),
         ("cv2", {"rendering", "models.sources.ultralytics"}),
         ("openslide", {"slides.openslide_reader"}),
+        ("av", {"videos.reading"}),
         ("skimage", {"rendering", "demo"}),
         ("matplotlib", {"rendering.colormaps", "figures.canvas"}),
         ("safetensors", {"models"}),

@@ -25,17 +25,17 @@ from camtool.cli import (
     shared_options,
     terminal,
 )
-from camtool.cli.slides_and_videos import slide_command
+from camtool.cli.slides_and_videos import slide_command, video_command
 from camtool.errors import CamtoolError
 
 __all__ = ["app", "main"]
 
 
 class _RunByDefault(TyperGroup):
-    """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``, and so for slides."""
+    """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``, and so for videos and slides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``run`` or ``slide`` before arguments that do not start with a command."""
+        """Insert ``run``, ``video`` or ``slide`` before arguments that do not start with a command."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = [shared_options.choose_command(args[0]), *args]
         return super().parse_args(ctx, args)
@@ -52,6 +52,7 @@ app = typer.Typer(
 )
 # The help lists the commands in this order.
 app.command("run")(run_command.run)
+app.command("video")(video_command.explain_videos)
 app.command("slide")(slide_command.explain_slides)
 app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)

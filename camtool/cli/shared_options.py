@@ -18,6 +18,7 @@ from camtool.cli import terminal
 from camtool.errors import CamtoolError
 from camtool.runs.text_escapes import escape_hidden
 from camtool.slides import SLIDE_SUFFIXES
+from camtool.videos import VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -190,13 +191,13 @@ def check_no_model_names(paths: list[str]) -> None:
 
 
 def choose_command(path: str) -> str:
-    """Return the command that explains a file of this name: ``"slide"`` or else ``"run"``."""
+    """Return the command that explains a file of this name: ``"video"``, ``"slide"`` or else ``"run"``."""
     suffix = Path(path).suffix.lower()
-    return "slide" if suffix in SLIDE_SUFFIXES else "run"
+    return "video" if suffix in VIDEO_SUFFIXES else "slide" if suffix in SLIDE_SUFFIXES else "run"
 
 
 def check_no_other_command(paths: list[str]) -> None:
-    """Check that no path is a slide.
+    """Check that no path is a video or a slide.
 
     Raises:
         CamtoolError: One is.
