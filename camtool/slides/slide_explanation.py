@@ -13,6 +13,7 @@ import numpy as np
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count
+from camtool.inference.chunks import iterate_chunks
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.slides.opening import open_slide
@@ -34,7 +35,7 @@ __all__ = ["SlideExplanation", "TileFailure", "TileRow"]
 _PREVIEW_SIDE = 1600
 """Longest side of the preview in pixels."""
 
-_BLOCK = 1024
+_BLOCK = 512
 """Side of the squares in which overlays are drawn."""
 
 
@@ -220,12 +221,12 @@ class SlideExplanation:
             colormap: As for :meth:`overlay`.
         """
         height, width = heat.shape
-        for top in range(0, height, _BLOCK):
-            for left in range(0, width, _BLOCK):
-                part = (slice(top, top + _BLOCK), slice(left, left + _BLOCK))
-                values = heat[part].astype(np.float32) / 255
-                photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])
-                pixels[part] = overlay.blend(photo, values, alpha=alpha, colormap=colormap, is_part=True)
+        corners = [(top, left) for top in range(0, height, _BLOCK) for left in range(0, width, _BLOCK)]
+        for (top, left), _ in zip(corners, iterate_chunks(len(corners), 1), strict=True):
+            part = (slice(top, top + _BLOCK), slice(left, left + _BLOCK))
+            values = heat[part].astype(np.float32) / 255
+            photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])
+            pixels[part] = overlay.blend(photo, values, alpha=alpha, colormap=colormap, is_part=True)
 
     def show(self) -> None:
         """Show the overlay, reduced: below the cell in a notebook, elsewhere in an image viewer."""

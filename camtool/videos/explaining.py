@@ -20,7 +20,7 @@ from camtool.inference.chunks import hide_progress, iterate_chunks
 from camtool.models import to_loaded
 from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry, split_clip_map
 from camtool.videos.map_store import MapStore
-from camtool.videos.reading import Frame, VideoReader
+from camtool.videos.reading import Frame, VideoFacts, VideoReader
 from camtool.videos.video_explanation import FrameMap, FrameRow, VideoExplanation
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from camtool.models import Loaded
 
 __all__ = ["explain_video"]
-
-_UNKNOWN_LENGTH = 2**31
-"""Frames that a progress bar counts to if the file does not say how many it has."""
 
 
 def explain_video(
@@ -122,6 +119,11 @@ class _Sampling:
         self._every, self._period = every, None if fps is None else 1 / fps
         self._due: float | None = None
 
+    def estimate_count(self, facts: VideoFacts) -> int:
+        """Return about how many frames are explained, for a progress bar; at least 1."""
+        share = 1 / self._every if self._period is None else min(1.0, float(1 / (self._period * facts.rate)))
+        return max(1, round(share * facts.frames))
+
     def takes(self, frame: Frame) -> bool:
         """Return True if a frame, the next one, is explained."""
         if self._period is None:
@@ -154,7 +156,7 @@ class _Run:
             ImageError: Not even one frame could be read.
         """
         chosen = self._select(reader, sampling)
-        steps = iterate_chunks(reader.facts.frames or _UNKNOWN_LENGTH, self._group)
+        steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group)
         while group := list(islice(chosen, self._group)):
             next(steps, None)
             with hide_progress():

@@ -37,7 +37,7 @@ class VideoFacts:
     Attributes:
         rate: Frames per second, on average.
         time_base: The unit of the frames' times in seconds.
-        frames: The number of frames; 0 if the file does not say.
+        frames: About how many frames there are; 0 if the file says neither their number nor its duration.
         colorspace: The matrix from YUV to RGB, as FFmpeg counts them.
         color_range: Whether levels use the full range, as FFmpeg counts it.
     """
@@ -80,12 +80,14 @@ class VideoReader:
         check_not_url("video", path, ImageError)
         self.path = fspath(path)
         self._av = import_av()
-        with self._open() as (_, stream):
+        with self._open() as (container, stream):
             context = stream.codec_context
+            rate = Fraction(stream.average_rate or stream.guessed_rate or _DEFAULT_RATE)
+            seconds = Fraction(container.duration or 0, self._av.time_base)
             self.facts = VideoFacts(
-                rate=Fraction(stream.average_rate or stream.guessed_rate or _DEFAULT_RATE),
+                rate=rate,
                 time_base=stream.time_base,
-                frames=stream.frames,
+                frames=stream.frames or round(seconds * rate),
                 colorspace=int(context.colorspace),
                 color_range=int(context.color_range),
             )

@@ -407,3 +407,15 @@ def test_what_does_not_fit_is_refused(numbered: Path) -> None:
         camtool.explain_video(Flash(), numbered, 0)
     with pytest.raises(ImageError, match=r"must return a floating tensor \(C, h, w\)"):
         camtool.explain_video(Flash(), numbered, 0, transform=np.asarray)
+
+
+def test_a_model_with_the_preparation_of_torchvision_is_explained(tmp_path: Path) -> None:
+    from torchvision.models.video import R3D_18_Weights
+
+    frames, _ = draw_crossing_star(16)
+    write_video(tmp_path / "a.mp4", frames)
+    model = camtool.Loaded(Flash(), R3D_18_Weights.DEFAULT.transforms())
+    result = camtool.explain_video(model, tmp_path / "a.mp4", 0, layer="pool")
+    assert [(row.first, row.last, row.index) for row in result.rows] == [(0, 15, 0)] * 16
+    assert result.heatmap(5).shape == (128, 128)
+    assert max(float(result.heatmap(number).max()) for number in range(16)) > 0.5
