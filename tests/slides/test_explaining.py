@@ -191,6 +191,11 @@ def test_a_coarser_level_shows_the_same_slide(tmp_path: Path, demo, level: int |
     result = camtool.explain_slide(demo, tmp_path / "a.tif", "star", level=level, mpp=mpp)
     assert result.scale == 8
     assert result.mpp == pytest.approx(4)
+    best = max(result.tiles, key=lambda each: each.probability)
+    assert best.side == 256
+    assert any(
+        abs(best.x + 128 - (x0 + x1)) < 200 and abs(best.y + 128 - (y0 + y1)) < 200 for x0, y0, x1, y1 in drawn.stars
+    )
     heat = enlarge(result.heatmap, 4)
     for x0, y0, x1, y1 in drawn.stars:
         box = heat[y0:y1, x0:x1]
@@ -252,15 +257,20 @@ def test_a_slide_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("background", "kept"),
-    [("bright", {0, 128}), ("dark", {0, 64}), ("none", {0, 64, 128}), (lambda pixels: pixels[..., 0] == 250, {64})],
+    [
+        ("bright", {0, 128, 192}),
+        ("dark", {0, 64, 192}),
+        ("none", {0, 64, 128, 192}),
+        (lambda pixels: pixels[..., 1] == 250, {64}),
+    ],
 )
 def test_the_rule_chooses_the_tiles(tmp_path: Path, background: Any, kept: set[int]) -> None:
-    pixels = draw_noise(64, 192)
-    pixels[:, 64:128], pixels[:, 128:] = 250, 5
+    pixels = draw_noise(64, 256)
+    pixels[:, 64:128], pixels[:, 128:192], pixels[:, 192:] = 250, 5, (250, 180, 240)  # glass, black, a pale stain
     write_slide(tmp_path / "a.tif", pixels, levels=1)
     result = explain_patches(tmp_path / "a.tif", background=background, overlap=0)
     assert {tile.x for tile in result.tiles} == kept
-    assert result.skipped == 3 - len(kept)
+    assert result.skipped == 4 - len(kept)
 
 
 def test_a_damaged_tile_is_a_failure_and_the_run_goes_on(tmp_path: Path) -> None:

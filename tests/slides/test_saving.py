@@ -17,6 +17,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
+from camtool.slides import slide_explanation
 from tests.slides.slide_files import plant_objects, write_slide
 
 
@@ -29,7 +30,9 @@ def result(demo, tmp_path_factory) -> camtool.SlideExplanation:
 
 @pytest.fixture(scope="module")
 def saved(result, tmp_path_factory) -> Path:
-    return result.save(tmp_path_factory.mktemp("saved") / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slide_explanation, "_BLOCK", 96)  # so that the overlay is drawn in several squares
+        return result.save(tmp_path_factory.mktemp("saved") / "out")
 
 
 def test_a_viewer_finds_the_pyramid_and_the_size_of_its_pixels(result, saved: Path) -> None:
@@ -43,6 +46,8 @@ def test_a_viewer_finds_the_pyramid_and_the_size_of_its_pixels(result, saved: Pa
             assert [page.tile for page in file.pages] == [(256, 256)] * 2
             assert [page.subfiletype for page in file.pages] == [0, 1]
             assert "'star'" in file.pages[0].description
+            densities = [page.get_resolution("MICROMETER") for page in file.pages]
+            np.testing.assert_allclose(densities, [(1, 1), (0.5, 0.5)], rtol=1e-6)
 
 
 def test_the_files_hold_the_heatmap(result, saved: Path) -> None:

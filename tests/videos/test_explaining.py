@@ -81,11 +81,12 @@ def test_a_video_that_is_shown_turned_is_read_upright(tmp_path: Path, degrees: i
 
 def test_what_is_no_video_is_refused(tmp_path: Path, numbered: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video")
-    (tmp_path / "list.mp4").write_text(
-        f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:9,\n{numbered}\n#EXT-X-ENDLIST\n"
-    )  # a playlist, which would make FFmpeg read other files, or the network
+    # A playlist, which makes FFmpeg read other files, or the network.
+    write_video(tmp_path / "part.ts", [number_frame(each) for each in range(3)])
+    lines = ["#EXTM3U", "#EXT-X-VERSION:3", "#EXT-X-TARGETDURATION:1", "#EXTINF:0.1,", tmp_path / "part.ts"]
+    (tmp_path / "list.m3u8").write_text("\n".join([*map(str, lines), "#EXT-X-ENDLIST", ""]))
     (tmp_path / "concat.mp4").write_text(f"ffconcat version 1.0\nfile {numbered}\n")
-    for name in ("text.mp4", "list.mp4", "concat.mp4"):
+    for name in ("text.mp4", "list.m3u8", "concat.mp4"):
         with pytest.raises(ImageError, match=f"{name}' cannot be read"):
             VideoReader(tmp_path / name)
     with pytest.raises(ImageError, match="no such file"):
