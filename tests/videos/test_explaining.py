@@ -82,8 +82,8 @@ def test_a_video_that_is_shown_turned_is_read_upright(tmp_path: Path, degrees: i
 def test_what_is_no_video_is_refused(tmp_path: Path, numbered: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video")
     # A playlist, which makes FFmpeg read other files, or the network.
-    write_video(tmp_path / "part.ts", [number_frame(each) for each in range(3)])
-    lines = ["#EXTM3U", "#EXT-X-VERSION:3", "#EXT-X-TARGETDURATION:1", "#EXTINF:0.1,", tmp_path / "part.ts"]
+    write_video(tmp_path / "part.ts", [number_frame(each) for each in range(10)])
+    lines = ["#EXTM3U", "#EXT-X-VERSION:3", "#EXT-X-TARGETDURATION:1", "#EXTINF:0.4,", tmp_path / "part.ts"]
     (tmp_path / "list.m3u8").write_text("\n".join([*map(str, lines), "#EXT-X-ENDLIST", ""]))
     (tmp_path / "concat.mp4").write_text(f"ffconcat version 1.0\nfile {numbered}\n")
     for name in ("text.mp4", "list.m3u8", "concat.mp4"):
