@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,9 @@ def explain_slide(
                 "background=, or a smaller min_tissue=."
             )
         run = _SlideRun(explainer, target_class, grid)
-        run.explain_tiles(_read_batches(reader, grid, tiles, batch_size), len(tiles), batch_size)
+        # Closed before the slide is: OpenSlide crashes if another thread still reads then.
+        with closing(_read_batches(reader, grid, tiles, batch_size)) as batches:
+            run.explain_tiles(batches, len(tiles), batch_size)
         notes = _describe_scale(reader, grid) if level is None and mpp is None else ()
         return run.build_result(reader, len(grid.list_tiles()) - len(tiles), notes)
 
@@ -165,7 +168,7 @@ def _prepare_blank(explainer: Explainer[Any], side: int) -> Any:
 
 def _read_batches(
     reader: SlideReader, grid: TileGrid, tiles: Sequence[Tile], size: int
-) -> Iterator[list[tuple[Tile, Pixels | str]]]:
+) -> Generator[list[tuple[Tile, Pixels | str]], None, None]:
     """Yield the pixels of tiles in batches, or why they cannot be read. The next batch is read meanwhile."""
 
     def read(part: Sequence[Tile]) -> list[tuple[Tile, Pixels | str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -391,3 +392,29 @@ def test_the_halves_of_a_pyramid_are_means() -> None:
     levels = build_levels(pixels, 300)
     assert [each.shape[:2] for each in levels] == [(1101, 700), (550, 350), (275, 175)]
     np.testing.assert_array_equal(levels[1], halve(pixels))
+
+
+def test_no_thread_reads_from_a_slide_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_slide(tmp_path / "a.tif", draw_noise(512, 512), levels=1)
+    events: list[str] = []
+
+    def open_spied(path: Any) -> Any:
+        reader = open_slide(path)
+        read, close = reader.read, reader.close
+
+        def read_slowly(*region: Any) -> Any:
+            time.sleep(0.02)
+            events.append("read")
+            return read(*region)
+
+        reader.read = read_slowly
+        reader.close = lambda: (events.append("close"), close())
+        return reader
+
+    monkeypatch.setattr(explaining, "open_slide", open_spied)
+    monkeypatch.setattr(camtool.Explainer, "__call__", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as error:
+        explain_patches(tmp_path / "a.tif", batch_size=4)
+    time.sleep(0.2)
+    assert events.index("close") == len(events) - 1
+    assert error.value is not None  # and its traceback keeps the generator alive until here
