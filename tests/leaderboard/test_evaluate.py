@@ -221,7 +221,7 @@ def test_wrong_arguments_are_errors(net):
     for arguments, message in (
         ({"metrics": ["deletio"]}, "Did you mean 'deletion'"),
         ({"metrics": ["energy-in-mask"]}, "needs truth="),
-        ({"metrics": ["difull"]}, "disconnected"),
+        ({"metrics": ["difull"]}, "Split yours by hand.*compute_difull"),
         ({"metrics": []}, "metrics asks for nothing"),
         ({"methods": ["gradcm"]}, "gradcam"),
         ({"methods": []}, "methods asks for nothing"),
