@@ -241,9 +241,12 @@ def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: i
     if choice is best:
         return f"{found} None is better."
     measure = "the mean of both" if choice.has_truth else "single deletion"
+    if best.milliseconds > choice.milliseconds:
+        but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
+    else:
+        but = "less of its heat is in the right place"
     return (
-        f"{found} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and takes "
-        f"{best.milliseconds / choice.milliseconds:.1f} times as long."
+        f"{found} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
     )
 
 

@@ -65,6 +65,10 @@ def test_of_those_that_are_as_faithful_the_quickest_that_is_as_well_localized_is
     found = recommendation._decide(all_of_them, all_of_them, 2)
     assert found.method == "sharp"
     assert "80% of the heat is on the right image of mosaics (70%), and an image takes 8 ms (1)" in found.reason
+    quick = tried("best", [0.5, 0.7], 2, localization=0.6)
+    found = recommendation._decide([gradcam, quick, sharp], [gradcam, quick, sharp], 2)
+    assert found.method == "sharp"
+    assert found.reason.endswith("which is not measurably better, and less of its heat is in the right place.")
     unknown = [tried(each.method, each.faithfulness, each.milliseconds) for each in all_of_them]
     found = recommendation._decide(unknown, unknown, 2)
     assert found.method == "blurred"
