@@ -7,12 +7,15 @@
 ``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
+``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[test]``.
 ``scenes/``: a dozen scenes of the demo's generator.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +35,7 @@ from camtool.maps import normalize
 from camtool.rendering import blend
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.image_writing import write_image
+from camtool.runs.report import write_report
 
 _HERE = Path(__file__).parent
 _QUESTIONS = ("bull mastiff", "tabby")
@@ -39,6 +43,7 @@ _INPUT = 448
 _MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _WIDTH = 300
 _DPI = 105
+_WINDOW = {"width": 1080, "height": 720}
 _SPOT, _SPOT_SIDE, _LINE = (104, 120), 224, (120, 200, 255)
 
 
@@ -48,8 +53,12 @@ def main(
     animal: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     finer: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
+    report: Annotated[Path | None, typer.Option(help="output folder of a run; draws its report alone")] = None,
 ) -> None:
     """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
+    if report:
+        write_image(_HERE / "report.jpg", _draw_report(write_report(report).path), quality=90)
+        return
     for number, scene in enumerate(draw_tour_scenes(12), 1):
         labels = "-".join(each.label for each in scene.objects)
         write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
@@ -63,6 +72,25 @@ def main(
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
     if finer and mobilenet:
         write_image(_HERE / "faithcam.jpg", _draw_finer(finer, mobilenet), quality=90)
+
+
+def _draw_report(page: Path) -> np.ndarray:
+    """Draw the page of a report in light colors, and the large view of its first photo in dark colors, side by side."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shots = []
+        for scheme, is_large in (("light", False), ("dark", True)):
+            tab = browser.new_page(viewport=_WINDOW, color_scheme=scheme)
+            tab.goto(page.resolve().as_uri())
+            if is_large:
+                tab.locator(".tile").first.click()
+            tab.wait_for_load_state("networkidle")
+            tab.wait_for_timeout(500)  # the pictures fade in
+            shots.append(np.asarray(Image.open(BytesIO(tab.screenshot())).convert("RGB")))
+        browser.close()
+    return np.concatenate(shots, axis=1)
 
 
 def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:

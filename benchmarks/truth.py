@@ -43,7 +43,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 _CONFIDENT = 2.0
 """Logit from which an answer counts as confident: a probability of 88 %."""
 
-_UNSEEN = 2_000_000_000
+UNSEEN = 2_000_000_000
 """The first seed of the test; training uses the seeds from 0."""
 
 _CELL = 8
@@ -144,7 +144,7 @@ def choose_rows(model: nn.Module, count: int) -> tuple[list[Row], dict[str, floa
     """
     rows: list[Row] = []
     asked, changed = dict.fromkeys(TASKS, 0), dict.fromkeys(TASKS, 0)
-    for seed in range(_UNSEEN, _UNSEEN + 100 * count):
+    for seed in range(UNSEEN, UNSEEN + 100 * count):
         scene = draw_planted_scene(seed)
         logits = _run(model, scene)
         for row in _list_rows(scene):
@@ -193,7 +193,7 @@ def iterate_explainers(model: nn.Module, names: Sequence[str] | None) -> Iterato
     """Yield camtool's methods, maps that know nothing of the model, and the peers' methods, by name."""
     for name, method in camtool.METHODS.items():
         if not any(word in method.needs for word in _SPECIAL) and (names is None or name in names):
-            yield name, partial(_explain_with_camtool, camtool.Explainer(model, name, **_FEWER_MASKS.get(name, {})))
+            yield name, partial(explain_with_camtool, camtool.Explainer(model, name, **_FEWER_MASKS.get(name, {})))
     for name, draw in {"(edges)": _draw_edges, "(center)": _draw_center}.items():
         if names is None or name in names:
             yield name, draw
@@ -202,7 +202,8 @@ def iterate_explainers(model: nn.Module, names: Sequence[str] | None) -> Iterato
             yield f"{peer} {kind}", partial(_explain_with_peer, model, peer, kind)
 
 
-def _explain_with_camtool(explainer: Any, inputs: Tensor, rows: list[Row]) -> NDArray[np.float32]:
+def explain_with_camtool(explainer: Any, inputs: Tensor, rows: Sequence[Row]) -> NDArray[np.float32]:
+    """Return the heatmaps of the rows, ``(N, H, W)``."""
     scores = [camtool.targets.ClassScore(row.output) for row in rows]
     asked = [each if row.sign > 0 else camtool.targets.Negated(each) for each, row in zip(scores, rows, strict=True)]
     return np.stack([result.heatmap for result in explainer(inputs, asked)])

@@ -33,6 +33,8 @@ from camtool.explainer import explain as explain
 from camtool.explanation import Explanation as Explanation
 from camtool.figures.method_comparison import Comparison as Comparison
 from camtool.figures.method_comparison import compare as compare
+from camtool.inputs.formats.file_image import FileImage as FileImage
+from camtool.inputs.image_files import open_image as open_image
 from camtool.inputs.model_inputs import Inputs as Inputs
 from camtool.layer_table import Candidates as Candidates
 from camtool.layer_table import candidate_layers as candidate_layers
@@ -43,5 +45,9 @@ from camtool.models import Loaded as Loaded
 from camtool.models import load as load
 from camtool.recorder import Record as Record
 from camtool.recorder import Recorder as Recorder
+from camtool.slides.explaining import explain_slide as explain_slide
+from camtool.slides.slide_explanation import SlideExplanation as SlideExplanation
+from camtool.videos.explaining import explain_video as explain_video
+from camtool.videos.video_explanation import VideoExplanation as VideoExplanation
 
 __version__: str

@@ -102,9 +102,11 @@ class BatchExplainer:
             difference = describe_difference(ours, theirs)
             if difference is not None:
                 observer.give_up(difference)
-            elif any(each.raw.any() for each in theirs):  # empty maps show nothing
+                return expected
+            if any(each.raw.any() for each in theirs):  # empty maps show nothing
                 observer.note_agreement(question)
-            return expected
+            # Not the model's own results: those of a run must not depend on where it was interrupted.
+            return results
         return self._explain_without_engine(batch, requests)
 
     def _explain_without_engine(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
@@ -223,9 +225,10 @@ class BatchExplainer:
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         detector = None if method.ignores_layer else find_detector_transform(self.model)
         layer_names = [each.layer for each in evidence]
+        predicted = forward_pass.find_predicted_classes()
         explanations = []
         for row, (image, target) in enumerate(rows):
-            item, probability = batch.items[image], probabilities[image]
+            item, probability, top = batch.items[image], probabilities[image], predicted[image]
             context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
             choices = [choice] if choice is not None and target.reads_scores() else []
             doubts = find_map_warnings(evidence, maps[row], row, target, context)
@@ -242,6 +245,8 @@ class BatchExplainer:
                 box=target.get_box(),
                 centers=place,
                 checker=partial(self.check, method, layer_names, batch, image, target),
+                predicted_index=top,
+                predicted_label=None if top is None else targets.get_class_label(top, labels[image]),
             )
             explanations.append(explanation)
         return explanations

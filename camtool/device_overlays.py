@@ -17,7 +17,7 @@ from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableE
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.grid_evidence import GridEvidence
 from camtool.geometry.cell_centers import CellCenters, resample
-from camtool.inputs.display import find_statistics
+from camtool.geometry.transform_output import find_statistics
 from camtool.layers.selection import Layer
 from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method

@@ -33,7 +33,10 @@ from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.observation import observe, observe_connected
 from camtool.inputs.data_kinds import DataKind
-from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.image_files import ImageSource
+from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput, ReadOnDemand
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.methods import (
     MethodFunction,
@@ -67,8 +70,9 @@ __all__ = ["Explainer", "explain"]
 Model: TypeAlias = "nn.Module | Loaded"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
-OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | PreparedInput"
-"""A single image, recognized by its type. :meth:`Explainer.prepare` makes a ``PreparedInput``."""
+OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | FileImage | PreparedInput"
+"""A single image, recognized by its type. :func:`camtool.open_image` returns a ``FileImage``, and
+:meth:`Explainer.prepare` a ``PreparedInput``."""
 
 Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
 """A single image or a batch. Its number of axes decides, which a type checker does not see."""
@@ -112,6 +116,7 @@ class Settings(TypedDict, total=False):
     kind: DataKind | None
     placement: Placement
     engine: EngineName
+    reading: Mapping[str, Any] | None
 
 
 class LayerSettings(Settings, total=False):
@@ -214,10 +219,11 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     Args:
         model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` and the modules that
             ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
-        img: A path, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of floats in [0, 1], or a
-            tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input already and is not
-            transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and clips are tensors
-            or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in a dictionary.
+        img: A path, a URL of a photo, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of
+            floats in [0, 1], or a tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input
+            already and is not transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and
+            clips are tensors or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in
+            a dictionary.
         target_class: What to explain: ``None`` for the model's top class, an index, a label, a
             :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
             images a list gives one target per image; for one image it gives several targets; a list of lists does both.
@@ -249,6 +255,8 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             compile, once for each model, layer and input size. ``"auto"``: the first of these graphs that is installed.
             The first results are compared with the model's own. If they differ, or the engine cannot run the model, the
             next one is used, and a line in the log says why. See docs/engines.md.
+        reading: How files are read, the options of :func:`camtool.open_image`: ``{"bands": (4, 3, 2)}``. See
+            docs/formats.md.
         **options: Options of the method.
 
     Returns:
@@ -314,6 +322,7 @@ class Explainer(Generic[Result]):
         kind: DataKind | None = None,
         placement: Placement = "centers",
         engine: EngineName = "eager",
+        reading: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         loaded, whole = to_loaded(model), get_module(model)
@@ -322,7 +331,7 @@ class Explainer(Generic[Result]):
         if loaded.text is not None and (labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         self._auto: Callable[[Any], tuple[str, str | None]] | None = None
-        if method == "auto":
+        if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
             self._auto = partial(recommend_once, model, transform=transform, labels=labels, device=device)
@@ -337,7 +346,8 @@ class Explainer(Generic[Result]):
         check_model_support(methods, loaded.model)
         # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
         self._model, self._whole = loaded.model, whole
-        self._preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind)
+        how = ReadingOptions.from_user(reading)
+        self._preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind, reading=how)
         self._image, self._call_index, self._batch_size = image, call_index, batch_size
         self._batches = BatchExplainer(
             model=loaded.model,
@@ -395,7 +405,11 @@ class Explainer(Generic[Result]):
         """Take the method and the layer that are recommended for the model, if none was named."""
         if self._auto is None:
             return
-        name, layer = self._auto(img if self._preparer.is_batch(img) else [img])
+        images = img if self._preparer.is_batch(img) else [img]
+        if isinstance(images, (list, tuple)):
+            # The recommendation knows no reading options.
+            images = ReadOnDemand(images, self._preparer)
+        name, layer = self._auto(images)
         methods, self._auto = [find_method(name)], None
         self._batches = replace(
             self._batches,
@@ -418,6 +432,21 @@ class Explainer(Generic[Result]):
             GeometryError: The transform is more than a crop and a resize.
         """
         return self._preparer.prepare(img)
+
+    def read(self, source: ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
+        """Read an image with the ``reading`` options, before :meth:`prepare`.
+
+        Args:
+            source: The image.
+            max_side: The longest side of a photo in pixels; larger photos are reduced.
+
+        Returns:
+            A photo, or the values of a file whose bands or slices the model takes all.
+
+        Raises:
+            ImageError: The image cannot be read, or the model takes no such image.
+        """
+        return self._preparer.read(source, max_side=max_side)
 
     def draw_overlays(
         self,

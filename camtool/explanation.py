@@ -11,9 +11,10 @@ import numpy as np
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.cached_property import cached_property
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.origins import Origin, find_heatmap_suffix
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.views import View
@@ -50,6 +51,9 @@ class Explanation:
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
         checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
+        predicted_index: The index of the model's top class for the image, whatever was explained; ``None`` if the model
+            is no classifier, or if its scores are not finite.
+        predicted_label: The label of that class; ``None`` if there is none.
     """
 
     raw: NDArray[np.float32]
@@ -64,6 +68,8 @@ class Explanation:
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
     checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
+    predicted_index: int | None = None
+    predicted_label: str | None = None
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -78,6 +84,11 @@ class Explanation:
     def geometry(self) -> Geometry | None:
         """The crop and resize that made the model's input from the photo; ``None`` for other inputs."""
         return self.view.geometry
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the pixels lie in the file and in the world: of DICOM, NIfTI and TIFF files; ``None`` for others."""
+        return self.view.origin
 
     @cached_property
     def heatmap(self) -> NDArray[np.float32]:
@@ -100,7 +111,9 @@ class Explanation:
         """Booleans of the heatmap's shape: True for the part of the photo that the model received."""
         return self.view.seen
 
-    def overlay(self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> NDArray[np.uint8]:
+    def overlay(
+        self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP, *, enlarge: bool = False
+    ) -> NDArray[np.uint8]:
         """Return the photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is gray.
 
         A detection gets its box, with its label and probability. A signal is drawn as lines in the heatmap's colors, a
@@ -110,8 +123,9 @@ class Explanation:
             alpha: The opacity of the colors where the heatmap is 1, from 0 to 1; by default as in
                 :func:`camtool.rendering.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.rendering.colormaps.get_palette`.
+            enlarge: Enlarge the overlay of a small photo, as for :meth:`save`.
         """
-        return self._draw(self.view, self.heatmap, alpha, colormap)
+        return self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
 
     def _draw(
         self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1
@@ -179,6 +193,10 @@ class Explanation:
     ) -> Path:
         """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp).
 
+        With the suffix .nii or .nii.gz for an image of a NIfTI file, or .tif for that of a TIFF, the heatmap is written
+        instead, as float32 numbers in [0, 1] on the grid of that file, with its affine, or its coordinate reference
+        system and transform. Such a file has no colors, so the other arguments have no effect.
+
         Args:
             path: The file; missing folders are created.
             alpha: As for :meth:`overlay`.
@@ -187,11 +205,26 @@ class Explanation:
                 pixels of the photo are repeated, the heatmap is interpolated. ``False`` keeps the size.
 
         Raises:
-            ImageError: The suffix is unknown.
+            ImageError: The suffix is unknown, or does not fit the file that the image came from.
         """
-        return image_writing.write_image(
-            path, self._draw_enlarged(alpha, colormap) if enlarge else self.overlay(alpha, colormap)
-        )
+        suffix = find_heatmap_suffix(Path(path))
+        if suffix is not None:
+            return self._write_heatmap(Path(path), suffix)
+        return image_writing.write_image(path, self.overlay(alpha, colormap, enlarge=enlarge))
+
+    def _write_heatmap(self, path: Path, suffix: str) -> Path:
+        """Write the heatmap on the grid of the file that the image came from."""
+        origin = self.origin
+        if origin is None or suffix not in origin.suffixes:
+            came = (
+                "the image came from no such file" if origin is None else f"the image came from a {origin.format} file"
+            )
+            raise ImageError(
+                f"{path}: a {suffix} file holds the heatmap on the grid of a file of that format, and {came}; "
+                "give a name that ends in .png, .jpg or .webp for the overlay."
+            )
+        origin.write_heatmap(path, self.heatmap)
+        return path
 
     def show(self) -> None:
         """Show the overlay, a small one enlarged: below the cell in a notebook, elsewhere in an image viewer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import format_count
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import ImageError, LayerError
@@ -90,6 +91,7 @@ def candidate_layers(
     Raises:
         CamtoolError: The image cannot be read, or the model's input cannot be prepared.
     """
+    check_settings(transform, None, 1, image, call_index)
     loaded = to_loaded(model)
     prepare = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind)
     inputs, call_index = _prepare_first(prepare, img, image, call_index)

@@ -82,6 +82,23 @@ _KINDS = (
         "note",
     ),
     WarningKind(
+        "assumed-contrast",
+        "A medical or scientific file does not say which values are black and white, so all were stretched.",
+        "Pass window=(center, width) or percentiles=(low, high) to camtool.open_image.",
+        "note",
+    ),
+    WarningKind(
+        "uneven-slices",
+        "The slices of a series do not lie at equal distances, e.g. because one is missing.",
+        "Look for missing or foreign files in the folder.",
+    ),
+    WarningKind(
+        "assumed-scale",
+        "A model of many bands or of volumes has no transform, so it got values in [0, 1].",
+        "Pass transform= with the normalization of the training; it gets a tensor of the file's own numbers.",
+        "note",
+    ),
+    WarningKind(
         "constant-image",
         "The input has the same value everywhere.",
         "Check the file and the code that reads it.",
@@ -89,7 +106,7 @@ _KINDS = (
     WarningKind(
         "dark-image",
         "The brightest value of the photo is at most 16 of 255.",
-        "Scale the values of the file to the range of its type; give an array of floats in [0, 1].",
+        "Read it with camtool.open_image(path, percentiles=(2, 98)), or give an array of floats in [0, 1].",
     ),
     WarningKind(
         "small-part-seen",

@@ -23,7 +23,7 @@ import camtool
 PACKAGE = Path(camtool.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = {"cv2", "skimage", "matplotlib", "torchvision"}
+HEAVY = {"cv2", "skimage", "matplotlib", "torchvision", "ray", "pyarrow"}
 
 # A reader scans the names of a package; more than a dozen are too many.
 MOST_FILES = 12
@@ -133,10 +133,16 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("captum", {"evidence.deeplift"}),
         ("ultralytics", {"models.sources.ultralytics"}),
         ("cv2", {"rendering", "models.sources.ultralytics"}),
+        ("openslide", {"slides.openslide_reader"}),
+        ("av", {"videos.reading"}),
         ("skimage", {"rendering", "demo"}),
         ("matplotlib", {"rendering.colormaps", "figures.canvas"}),
         ("safetensors", {"models"}),
+        ("pydicom", {"inputs.formats"}),
+        ("tifffile", {"inputs.formats", "slides.tiff_reader", "slides.pyramids"}),
         ("pickle", {"models.weights"}),
+        ("jinja2", {"runs.report.page"}),
+        ("pyarrow", {"runs"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
     ],
@@ -146,6 +152,12 @@ def test_a_library_is_imported_in_its_home_only(library: str, homes: set[str]) -
     assert importing
     outside = {name for name in importing if not any(name == home or name.startswith(f"{home}.") for home in homes)}
     assert outside == set()
+
+
+def test_one_module_opens_connections() -> None:
+    clients = {"urllib.request", "http.client", "ftplib", "requests", "httpx", "aiohttp"}
+    opening = {name_module(file) for file in FILES if clients & {*iterate_imports(file)}}
+    assert opening == {"inputs.downloads"}
 
 
 def test_only_hooks_registers_hooks() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("__init__", "__main__", "language_model", "paired", "photos", "truth_scenes")
+SHARED = ("__init__", "__main__", "language_model", "package_photos", "paired", "photos", "truth_scenes")
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 pytestmark = pytest.mark.slow

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from operator import index
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,8 +27,13 @@ __all__ = [
     "check_number_tuple",
     "check_numbers",
     "check_real_tensor",
+    "is_web_address",
     "parse_device",
 ]
+
+
+# A scheme has two letters or more: C:/ is a drive of Windows.
+_SCHEME = "[a-z][a-z0-9+.-]+"
 
 
 def check_integer(
@@ -76,8 +82,8 @@ def check_number(
     """
     if optional and value is None:
         return
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-        x = float(value)
+    x = _to_float(value)
+    if math.isfinite(x):
         is_too_low = (above is not None and x <= above) or (least is not None and x < least)
         is_too_high = (below is not None and x >= below) or (most is not None and x > most)
         if not is_too_low and not is_too_high:
@@ -85,6 +91,16 @@ def check_number(
     bounds = {"above": above, "at least": least, "below": below, "at most": most}
     within = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
     raise error(f"{name} must be a finite number{within and ' ' + within}{_or_none(optional=optional)}, got {value!r}.")
+
+
+def _to_float(value: object) -> float:
+    """Return a number as a float; NaN for anything else, and for integers that are too large."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def check_numbers(
@@ -127,9 +143,16 @@ def check_choice(name: str, value: object, known: Collection[str], *, error: typ
 
 
 def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:
-    """Check that a path is not a URL: camtool reads files only, and ``pathlib`` would turn ``//`` into ``/``."""
-    if isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]+://", value, re.IGNORECASE):
+    """Check that a path is not a URL: only images are downloaded, and ``pathlib`` would turn ``//`` into ``/``."""
+    if isinstance(value, str) and re.match(rf"{_SCHEME}://", value, re.IGNORECASE):
         raise error(f"{name} {value!r}: URLs are not read; download the file first and give its path.")
+    if isinstance(value, Path) and re.match(rf"{_SCHEME}:/", value.as_posix(), re.IGNORECASE):
+        raise error(f"{name} {str(value)!r} is a URL in a Path, not a file; images may have a URL, given as a string.")
+
+
+def is_web_address(value: object) -> bool:
+    """Return True for a string that begins with ``http://`` or ``https://``."""
+    return isinstance(value, str) and re.match(r"https?://", value, re.IGNORECASE) is not None
 
 
 def parse_device(device: torch.device | str) -> torch.device:
@@ -140,7 +163,7 @@ def parse_device(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # ValueError: too large a number
         reason = str(error).split("\n", 1)[0]
         raise CamtoolError(f"device={device!r} is not a device of torch: {reason}") from error
 

@@ -22,6 +22,10 @@ _FOREIGN = {
     "reshape_transform": "not needed: the layout of a layer's output is detected",
     "aug_smooth": 'a wrapper here: method="tta:gradcam"',
     "eigen_smooth": 'a wrapper here: method="eigen:gradcam"',
+    **{
+        name: f"an option of reading files: reading={{{name!r}: ...}}"
+        for name in ("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels")
+    },
     # Former names of camtool itself.
     "picture": "image= here: of several inputs the one that is explained, by position or name",
     "call": "call_index= here: 0 is a layer's first call, -1 its last",

@@ -7,6 +7,7 @@ terminated (SIGTERM).
 from __future__ import annotations
 
 import sys
+import warnings
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -22,20 +23,23 @@ from camtool.cli import (
     layers_command,
     methods_command,
     run_command,
+    shared_options,
     terminal,
 )
+from camtool.cli.run_folders import replay_command, report_command
+from camtool.cli.slides_and_videos import slide_command, video_command
 from camtool.errors import CamtoolError
 
 __all__ = ["app", "main"]
 
 
 class _RunByDefault(TyperGroup):
-    """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``."""
+    """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``, and so for videos and slides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``run`` before arguments that do not start with a command."""
+        """Insert ``run``, ``video`` or ``slide`` before arguments that do not start with a command."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
-            args = ["run", *args]
+            args = [shared_options.choose_command(args[0]), *args]
         return super().parse_args(ctx, args)
 
 
@@ -50,6 +54,10 @@ app = typer.Typer(
 )
 # The help lists the commands in this order.
 app.command("run")(run_command.run)
+app.command("report")(report_command.report)
+app.command("replay")(replay_command.replay)
+app.command("video")(video_command.explain_videos)
+app.command("slide")(slide_command.explain_slides)
 app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)
 app.command("features")(features_command.draw_features)
@@ -64,6 +72,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # The name of a photo may hold bytes that are not valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # PIL warns of damaged metadata, without the name of the file, and of large images, for which camtool has limits.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         app()
     except CamtoolError as error:

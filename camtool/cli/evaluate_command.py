@@ -23,6 +23,11 @@ def evaluate_methods(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
     model: shared_options.Model = "resnet50",
     weights: shared_options.Weights = None,
+    transform: shared_options.TransformName = None,
+    size: shared_options.Size = None,
+    mean: shared_options.Mean = None,
+    std: shared_options.Std = None,
+    channels: shared_options.ChannelsOption = None,
     labels: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line.")] = None,
     methods: Annotated[
         list[str] | None,
@@ -49,12 +54,18 @@ def evaluate_methods(
 
     It goes on where it stopped if it is called again with the same folder for its results.
     """
+    from camtool.arguments.checks import check_not_url
+    from camtool.errors import ImageError
     from camtool.leaderboard import evaluate
+    from camtool.runs.file_names import check_inside
     from camtool.runs.job_list import plan_run
 
+    check_inside(out, Path("checkpoint.jsonl"))
     is_sorted = truth == _IMAGE_FOLDER
-    photos = [job.source for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
-    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value)
+    check_not_url("folder", folder, ImageError)
+    photos = [Path(job.source) for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
+    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)
+    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, preprocessing=preprocessing)
     classes, annotations = _read_truth(truth, photos, loaded.labels)
     progress = _Progress()
     with closing(progress):

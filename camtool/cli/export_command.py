@@ -25,9 +25,15 @@ def export_model(
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Size of the images, e.g. 224 or 224x320.", show_default="what the model is made for"
+            metavar="SIZE",
+            help="Size of the images, e.g. 224 or 224x320 (height x width).",
+            show_default="what the model is made for",
         ),
     ] = None,
+    transform: shared_options.TransformName = None,
+    mean: shared_options.Mean = None,
+    std: shared_options.Std = None,
+    channels: shared_options.ChannelsOption = None,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
     resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
     option: Annotated[
@@ -41,10 +47,12 @@ def export_model(
 
     if path.exists() and not force:
         raise CamtoolError(f"{path} exists; give another name, or --force to overwrite it.")
-    asked = None if size is None else shared_options.parse_image_size(size)
+    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)
     options = shared_options.parse_method_options(option, ())
-    loaded = shared_options.load_model(model, weights)
-    export(loaded, path, method, layer, size=asked, dynamic_batch=not fixed_batch, resize=resize, **options)
+    loaded = shared_options.load_model(model, weights, preprocessing=preprocessing)
+    export(
+        loaded, path, method, layer, size=preprocessing.size, dynamic_batch=not fixed_batch, resize=resize, **options
+    )
     files = [path, *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     terminal.print_line(f"[bold green]Exported[/] {megabytes:.1f} MB to [bold]{terminal.escape(str(path))}[/]")

@@ -12,7 +12,7 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import shared_options, terminal
 
-__all__ = ["build_file_name", "draw_features", "print_drawn"]
+__all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
 
 
 class Order(str, Enum):
@@ -27,6 +27,17 @@ def draw_features(
     image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
     model: shared_options.Model = "resnet50",
     weights: shared_options.Weights = None,
+    transform: shared_options.TransformName = None,
+    size: shared_options.Size = None,
+    mean: shared_options.Mean = None,
+    std: shared_options.Std = None,
+    channel_order: Annotated[
+        shared_options.ChannelOrder | None,
+        typer.Option(
+            help=shared_options.CHANNELS_HELP,
+            rich_help_panel=shared_options.MODEL_PANEL,
+        ),
+    ] = None,
     layers: Annotated[
         list[str],
         typer.Option(
@@ -54,7 +65,8 @@ def draw_features(
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     shared_options.check_no_model_names([image])
-    loaded = shared_options.load_model(model, weights)
+    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channel_order)
+    loaded = shared_options.load_model(model, weights, preprocessing=preprocessing)
     names = shared_options.split_names(layers)
     style: dict[str, Any] = {
         "target_class": None if target is None else shared_options.parse_targets([target])[0],
@@ -64,14 +76,23 @@ def draw_features(
     with terminal.err.status("Drawing ..."):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, channels, order.value, **style)
-            drawn = [figures.save(figure, out / f"features.{format.value}")]
+            drawn = [save_figure(figure, out, f"features.{format.value}")]
         else:
             pages = figures.feature_pages(loaded, image, names, channels, order.value, **style)
             drawn = [
-                figures.save(figure, out / f"{number:03}-{build_file_name(name)}.{format.value}")
+                save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{format.value}")
                 for number, (name, figure) in enumerate(pages, 1)
             ]
     print_drawn(drawn, out)
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> Path:
+    """Write a figure to a file in a folder, and return its path; a link in the folder must not lead out of it."""
+    from camtool import figures
+    from camtool.runs.file_names import check_inside
+
+    check_inside(folder, Path(name))
+    return figures.save(figure, folder / name)
 
 
 def build_file_name(layer: str) -> str:

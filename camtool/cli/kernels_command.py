@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.cli import shared_options
-from camtool.cli.features_command import build_file_name, print_drawn
+from camtool.cli.features_command import build_file_name, print_drawn, save_figure
 
 __all__ = ["draw_kernels"]
 
@@ -53,9 +53,7 @@ def draw_kernels(
     }
     if layer:
         pages = figures.kernel_pages(loaded, shared_options.split_names(layer), **style)
-        drawn = [
-            figures.save(figure, out / f"kernels-{build_file_name(name)}.{format.value}") for name, figure in pages
-        ]
+        drawn = [save_figure(figure, out, f"kernels-{build_file_name(name)}.{format.value}") for name, figure in pages]
     else:
-        drawn = [figures.save(figures.kernels(loaded, **style), out / f"kernels.{format.value}")]
+        drawn = [save_figure(figures.kernels(loaded, **style), out, f"kernels.{format.value}")]
     print_drawn(drawn, out)

@@ -37,6 +37,7 @@ def list_layers(
     from camtool.layer_table import candidate_layers, format_candidates
     from camtool.models import build_untrained, find_input_size, load
 
+    shared_options.announce_user_code(model)
     asked = None if size is None else shared_options.parse_image_size(size)
     # Which layers there are does not depend on the weights, so none are downloaded.
     module = load(model, weights).model if weights else build_untrained(model)

@@ -10,7 +10,17 @@ from rich.console import Console
 
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["err", "escape", "exit_with_error", "get_screen_width", "out", "print_line", "print_styled"]
+__all__ = [
+    "err",
+    "escape",
+    "exit_with_error",
+    "get_screen_width",
+    "out",
+    "print_line",
+    "print_note",
+    "print_notice",
+    "print_styled",
+]
 
 # Neither console highlights numbers or replaces ":smile:", as names of files and labels must be shown unchanged.
 out = Console(highlight=False, emoji=False)
@@ -45,10 +55,20 @@ def print_line(text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
+def print_note(text: str) -> None:
+    """Print one line of plain text to standard error that the user should know, but need not act on."""
+    err.print(f"[dim]Note:[/] {escape(text)}", soft_wrap=True)
+
+
+def print_notice(text: str) -> None:
+    """Print one line of plain text to standard error, above a progress bar if there is one."""
+    err.print(escape(text), soft_wrap=True)
+
+
 def print_styled(lines: Iterable[tuple[str, str]]) -> None:
     """Print pairs of a line and its rich style: never wrapped, and without markup."""
     for line, style in lines:
-        out.print(line, style=style or None, markup=False, emoji=False, soft_wrap=True)
+        out.print(escape_hidden(line), style=style or None, markup=False, emoji=False, soft_wrap=True)
 
 
 def get_screen_width() -> int | None:

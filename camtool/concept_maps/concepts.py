@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool.arguments.checks import check_choice
+from camtool.arguments.checks import check_choice, check_integer
+from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import format_count
 from camtool.arguments.models import get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
-from camtool.errors import CamtoolError, LayerError
+from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.geometry.cell_centers import CellCenters, Placement, resample
 from camtool.hooks.observation import observe
 from camtool.inputs.input_preparer import InputPreparer, PreparedInput, Source, group_into_batches
@@ -180,14 +181,16 @@ def concepts(
         CamtoolError: Another argument is invalid; the classes are in :mod:`camtool.errors`.
     """
     check_choice("placement", placement, get_args(Placement))
+    check_settings(transform, labels, batch_size, None, None)
+    check_integer("n", n, error=MethodError)
     loaded = to_loaded(model)
+    if layer is not None and not isinstance(layer, (str, nn.Module)):
+        raise LayerError(f"layer={layer!r} is neither the name of a layer nor a module.")
     layer = layer and unwrap_layer(get_module(model), layer)
     prepare = InputPreparer(loaded.model, transform or loaded.transform, device)
     inputs = tuple(prepare.iterate_inputs(img))
     if not inputs:
         raise CamtoolError("img holds no image; pass one or more.")
-    if batch_size < 1:
-        raise CamtoolError(f"batch_size is {batch_size}; pass 1 or more.")
     used, grids, centers = _collect_activations(loaded.model, inputs, layer, batch_size, placement)
     points = torch.cat([grid.flatten(1).T for grid in grids])
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):

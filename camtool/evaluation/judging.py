@@ -25,7 +25,11 @@ MetricOptions: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 DEFAULT = ("single-deletion", "deletion", "insertion", "average-drop")
 DEFAULT_WITH_TRUTH = ("energy-in-mask", "pointing-game")
 
-_NOT_OFFERED = {"difull": "it needs a model whose cells are disconnected; see camtool.trust.metrics.mosaics"}
+_NOT_OFFERED = {
+    "difull": "it needs a model that sees each image of a mosaic alone, and no rule tells where the trunk of any model "
+    "ends. Split yours by hand, e.g. DisconnectedModel(net.features, head), and call compute_difull; both are in "
+    "camtool.trust.metrics.mosaics, and docs/trust.md shows how. grid-pointing-game needs no such model"
+}
 _OF_TRUTH = frozenset(["masks", "boxes"])
 _RANDOM_MAPS = 3
 """Maps for each image that ``random-agreement`` compares with."""

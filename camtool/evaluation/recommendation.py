@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_number
 from camtool.errors import CamtoolError, MetricError
-from camtool.evaluation.annotations import place_truth
-from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.evaluation.trials import REFERENCE, Bench, MeasuredBatch, Tried, place_masks
 from camtool.layers.survey import find_candidates
 from camtool.methods import METHODS
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.structures.model_cache import remember_for_model
-from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
-from camtool.trust.metrics.localization import compute_energy
 
 __all__ = ["Recommendation", "Tried", "recommend", "recommend_once"]
 
@@ -35,10 +33,14 @@ _FEW = 10
 _MOST_IMAGES = 32
 """More images make the choice little surer, and take time."""
 
+_BATCH = 4
+"""Images that are explained together. Between batches the time is looked at."""
+
+_MARGIN = 0.05
+"""Share of the time that is left for the batch that is explained when the rest is over."""
+
 _LAYERS = 3
 """Layers before the default one: the deepest one of each finer grid."""
-
-_REFERENCE = Candidate("gradcam")
 
 _METHODS = (
     *("gradcam", "hirescam", "layercam", "xgradcam", "gradcam++", "faithcam", "rivalcam", "cam"),
@@ -46,30 +48,6 @@ _METHODS = (
     *("ablationcam", "integratedgradcam", "shapleycam", "occlusion", "vitreciprocam", "integrated-gradients"),
 )
 """The methods that are tried, in this order while there is time: the quick ones first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tried:
-    """A method at a layer that was measured.
-
-    Attributes:
-        method: The method.
-        layer: The layer; ``""`` for methods at the input.
-        faithfulness: ``(N,)``, single deletion on each image: -1 to 1, higher is better.
-        localization: ``(N,)``, the share of the heat on the object; ``None`` without truth.
-        milliseconds: Time for each image.
-    """
-
-    method: str
-    layer: str
-    faithfulness: NDArray[np.float64]
-    localization: NDArray[np.float64] | None
-    milliseconds: float
-
-    @property
-    def quality(self) -> NDArray[np.float64]:
-        """``(N,)``: the faithfulness, or its mean with the localization if that is known."""
-        return self.faithfulness if self.localization is None else (self.faithfulness + self.localization) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +89,11 @@ def recommend(
 ) -> Recommendation:
     """Choose the method and the layer for a model, by measurement on the user's images.
 
-    Each candidate is judged by single deletion: does the score fall most where the map is hottest? With ``truth`` it is
-    also judged by the share of its heat on the object. Of the candidates that are not measurably worse than the best
-    one, by one standard error of the paired difference, the quickest is chosen.
+    Each candidate is judged by single deletion: does the score fall most where the map is hottest? Its localization is
+    measured, too: in mosaics of four images that the model recognizes, the share of the heat on the image whose class
+    is explained; with ``truth`` the share of the heat on the object, which then counts as much as single deletion. Of
+    the candidates that are not measurably worse than the best one, by one standard error of the paired difference,
+    those are left that are not measurably worse in localization, and of these the quickest is chosen.
 
     ``occlusion`` measures by itself what single deletion asks, on a finer grid, so it is hard to beat. It takes 50
     forward passes; ``slowest`` leaves it out where that is too long.
@@ -124,7 +104,7 @@ def recommend(
             more are best. Of more than 32, 32 are used.
         truth: For each image where its object is, see :func:`camtool.evaluate`.
         target_class: The class of each image; by default the model's top class.
-        seconds: When no further candidate is tried.
+        seconds: The time. A candidate that is not measured to the end by then is left out.
         slowest: The longest time for an image, in milliseconds; ``None`` for any.
         transform: From a PIL image to the model's input, if ``model`` does not bring it.
         labels: The names of the classes, if ``model`` does not bring them.
@@ -135,7 +115,7 @@ def recommend(
     """
     check_number("seconds", seconds, above=0, error=MetricError)
     check_number("slowest", slowest, above=0, optional=True, error=MetricError)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + (1 - _MARGIN) * seconds
     subject = Subject(model, transform, labels, device)
     requests = [None] * len(images) if target_class is None else list(target_class)
     for name, given in (("target_class", requests), ("truth", truth)):
@@ -175,44 +155,25 @@ def _choose(
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_IMAGES)).round().astype(int)).tolist()
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
     known = None if truth is None else [truth[index] for index in chosen]
-    batches = [_Measured(subject, each) for each in subject.iterate_batches(used, asked, _MOST_IMAGES)]
-    masks = _place_masks(batches, known)
-    tried = [_measure(batches, masks, _REFERENCE)]
+    batches = [MeasuredBatch(subject, each) for each in subject.iterate_batches(used, asked, _BATCH)]
+    bench = Bench(batches, place_masks(batches, known), is_over)
+    tried = [bench.measure_reference()]
     for candidate in _list_candidates(subject, batches[0].labeled):
         if is_over():
             break
         try:
-            tried.append(_measure(batches, masks, candidate))
+            tried.append(bench.measure(candidate))
         except CamtoolError:
-            continue  # what cannot explain this model is not recommended
+            continue  # what cannot explain this model, or takes longer than there is time, is not recommended
     allowed = [each for each in tried if slowest is None or each.milliseconds <= slowest] or tried[:1]
     return _decide(allowed, tried, len(used))
-
-
-class _Measured:
-    """A batch, with the drop of the score without each cell, which all candidates are compared with."""
-
-    def __init__(self, subject: Subject, labeled: LabeledBatch) -> None:
-        self.subject, self.labeled = subject, labeled
-        self.drops = measure_cell_drops(subject.make_score(labeled, "logit"), labeled.images)
-
-
-def _place_masks(batches: Sequence[_Measured], truth: Sequence[Any] | None) -> list[Tensor | None]:
-    """Return for each batch the masks of the objects in the input, if they are known."""
-    masks, done = list[Tensor | None](), 0
-    for each in batches:
-        items = each.labeled.batch.items
-        placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
-        masks.append(None if placed is None else placed.masks.to(each.drops.device))
-        done += len(items)
-    return masks
 
 
 def _list_candidates(subject: Subject, labeled: LabeledBatch) -> Iterator[Candidate]:
     """Yield the candidates, those of little cost first: each method at the default layer, then at earlier ones."""
     layers = _list_layers(subject.model, labeled.images[:1])
     quick = [name for name in _METHODS if METHODS[name].cost == "a pass" or METHODS[name].ignores_layer]
-    for name in (name for name in quick if Candidate(name) != _REFERENCE):
+    for name in (name for name in quick if Candidate(name) != REFERENCE):
         yield Candidate(name)
     for name in (name for name in quick if not METHODS[name].ignores_layer):
         yield from (Candidate(name, layer) for layer in layers)
@@ -230,29 +191,27 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
     return [*deepest.values()][-_LAYERS:]
 
 
-def _measure(batches: Sequence[_Measured], masks: Sequence[Tensor | None], candidate: Candidate) -> Tried:
-    faithfulness, localization, seconds, layer = [], [], 0.0, ""
-    for each, mask in zip(batches, masks, strict=True):
-        start = time.perf_counter()
-        labeled = each.labeled
-        (found,) = compute_maps(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
-        seconds, layer = seconds + time.perf_counter() - start, found.layer
-        faithfulness.append(compare_with_cell_drops(found.maps, each.drops))
-        if mask is not None:
-            localization.append(compute_energy(found.maps, mask))
-    faithful = torch.cat(faithfulness).double().cpu().numpy()
-    localized = torch.cat(localization).double().cpu().numpy() if localization else None
-    return Tried(candidate.method, layer, faithful, localized, seconds * 1000 / len(faithful))
-
-
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
     best = max(allowed, key=lambda each: each.quality.mean())
     equal = [each for each in allowed if not _is_worse(each.quality, best.quality)]
+    if best.localization is not None:
+        # Those that miss the right place more often than one that is as faithful.
+        sharpest = max(equal, key=_get_mean_localization)
+        equal = [each for each in equal if not _is_worse(_get_localization(each), _get_localization(sharpest))]
     choice = min(equal, key=lambda each: each.milliseconds)
     reason = _explain_choice(choice, best, tried, count)
     order = sorted(tried, key=lambda each: -each.quality.mean())
     front = tuple(each for each in order if not any(_dominates(other, each) for other in tried))
     return Recommendation(choice.method, choice.layer or None, reason, tuple(order), front)
+
+
+def _get_localization(one: Tried) -> NDArray[np.float64]:
+    assert one.localization is not None  # of all candidates or of none
+    return one.localization
+
+
+def _get_mean_localization(one: Tried) -> float:
+    return float(_get_localization(one).mean())
 
 
 def _is_worse(one: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
@@ -272,15 +231,27 @@ def _dominates(one: Tried, other: Tried) -> bool:
 
 def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
     reference = tried[0]
-    kind = "single deletion" if choice.localization is None else "the mean of single deletion and heat on the object"
     where = f" at {choice.layer}" if choice.layer else ""
     found = (
-        f"{choice.method}{where}: {kind} is {choice.quality.mean():.2f} on {count} images, and that of gradcam at the "
-        f"default layer {reference.quality.mean():.2f}; {len(tried)} candidates were measured."
+        f"{choice.method}{where}: single deletion is {choice.faithfulness.mean():.2f} on {count} images (gradcam at "
+        f"the default layer: {reference.faithfulness.mean():.2f}), {_describe_localization(choice, reference)}, and an "
+        f"image takes {choice.milliseconds:.0f} ms ({reference.milliseconds:.0f}); {len(tried)} candidates were "
+        "measured."
     )
     if choice is best:
         return f"{found} None is better."
+    measure = "the mean of both" if choice.has_truth else "single deletion"
+    if best.milliseconds > choice.milliseconds:
+        but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
+    else:
+        but = "less of its heat is in the right place"
     return (
-        f"{found} {best.method} has {best.quality.mean():.2f}, which is not measurably better, and takes "
-        f"{best.milliseconds / choice.milliseconds:.1f} times as long."
+        f"{found} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
     )
+
+
+def _describe_localization(choice: Tried, reference: Tried) -> str:
+    if choice.localization is None or reference.localization is None:
+        return "localization was not measured, as mosaics take four classes that the model is sure of"
+    place = "the object" if choice.has_truth else "the right image of mosaics"
+    return f"{choice.localization.mean():.0%} of the heat is on {place} ({reference.localization.mean():.0%})"

@@ -235,6 +235,18 @@ class ForwardPass:
             return None
         return class_scores.compute_probabilities(upcast(self.predictions), link)
 
+    def find_predicted_classes(self) -> list[int | None]:
+        """Return the index of the top class of each image; ``None`` where the model predicts no class of the image.
+
+        Only classifiers do. Scores that are not finite have no top class.
+        """
+        link, scores = self.find_link(), self.predictions
+        if not isinstance(scores, Tensor) or scores.ndim != 2 or link is None:
+            return [None] * len(scores)
+        by_class = class_scores.compute_class_scores(scores, link)
+        is_finite = by_class.isfinite().all(1).tolist()
+        return [index if fine else None for index, fine in zip(by_class.argmax(1).tolist(), is_finite, strict=True)]
+
     def get_image_output(self, image: int) -> targets.ImageOutput:
         """Return the output for one image, for targets that are resolved on it."""
         return targets.ImageOutput(self.predictions[image], link=self.find_link())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from camtool import figures
 from camtool.arguments.nested_lists import iterate_leaves
 from camtool.arguments.other_libraries import explain_foreign_arguments
-from camtool.errors import CamtoolError, ImageError
+from camtool.errors import CamtoolError, ImageError, MethodError
 from camtool.explainer import explain
 from camtool.explanation import Explanation
 from camtool.figures.explanation_figures import describe_differences, draw_without_map
@@ -94,6 +94,8 @@ def compare(
     Raises:
         CamtoolError: An argument is invalid.
     """
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise MethodError(f"methods={methods!r} is no list of methods; give e.g. ['gradcam', 'layercam'].")
     found = list(iterate_leaves(explain(model, img, target_class, method=list(methods), **settings)))
     if not found:
         raise ImageError("img holds no image; pass one.")

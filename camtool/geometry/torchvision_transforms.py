@@ -16,7 +16,9 @@ from camtool.geometry.unknown_transforms import probe_geometry
 __all__ = ["read_geometry"]
 
 
-def read_geometry(transform: Transform, photo: Image.Image | tuple[int, int]) -> Geometry:
+def read_geometry(
+    transform: Transform, photo: Image.Image | tuple[int, int], *, run: Transform | None = None
+) -> Geometry:
     """Find the part of a photo that a transform passes to the model.
 
     The common transforms of torchvision, timm and open_clip, also composed, and the standard image processors of
@@ -27,6 +29,7 @@ def read_geometry(transform: Transform, photo: Image.Image | tuple[int, int]) ->
     Args:
         transform: Function from a PIL image to the model's input.
         photo: The photo, or its size (H, W).
+        run: What is called with photos if the transform has to be measured and does not take photos itself.
 
     Raises:
         GeometryError: The transform is random, or is no crop and scale.
@@ -37,7 +40,7 @@ def read_geometry(transform: Transform, photo: Image.Image | tuple[int, int]) ->
     if known is not None:
         return known
     # A guess is exact where it is right, a measurement is not.
-    probed = probe_geometry(transform, (height, width))
+    probed = probe_geometry(run or transform, (height, width))
     guesses = guess_geometries(whole, getattr(transform, "processor", transform))
     return next((guess for guess in guesses if are_close(guess, probed)), probed)
 
@@ -130,8 +133,12 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
+    "Preprocessing": lambda geometry, part: geometry.resize(part.compute_scaled_size(*geometry.size)).center_crop(
+        part.size
+    ),
     "ProcessorTransform": lambda geometry, part: _read(geometry, part.processor),
     "RandomHorizontalFlip": lambda geometry, part: _flip(geometry, part.p),
+    "Renormalized": lambda geometry, part: _read(geometry, part.base),
     "Resize": lambda geometry, part: geometry.resize(part.size, part.max_size),
     "ResizeKeepRatio": _resize_keeping_ratio,
     "SemanticSegmentation": lambda geometry, part: (

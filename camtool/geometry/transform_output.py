@@ -1,14 +1,14 @@
-"""Transforms from a photo to the model's input: their type, their output, and their names in messages."""
+"""Transforms from a photo to the model's input: their type, output, normalization, and names in messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["REMEDY", "Transform", "describe_transform", "unwrap_image"]
+__all__ = ["REMEDY", "Transform", "describe_transform", "find_statistics", "unwrap_image"]
 
 Transform: TypeAlias = "Callable[[Image.Image], Any]"
 """Function from a PIL image to the model's input, ``(C, H, W)``."""
@@ -31,3 +31,17 @@ def unwrap_image(output: object) -> object:
 def describe_transform(transform: Transform) -> str:
     """Return the quoted name of a function, or of an object's class."""
     return repr(getattr(transform, "__name__", type(transform).__name__))
+
+
+def find_statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the mean and the standard deviation by which a transform, or the last of its parts that does, normalizes.
+
+    ``None`` if no part does.
+    """
+    for part in (transform, *reversed(getattr(transform, "transforms", ()))):
+        if hasattr(part, "mean") and hasattr(part, "std"):
+            return list(part.mean), list(part.std)
+        # torchvision's preset for detectors only scales to [0, 1]: its detectors normalize by themselves.
+        if type(part).__name__ == "ObjectDetection":
+            return [0.0] * 3, [1.0] * 3
+    return None

@@ -1,4 +1,4 @@
-"""Chunks: how many variants of an input run at once within a memory budget, and a progress bar over the chunks.
+"""Chunks: how many variants of an input run at once within a memory budget, and the progress over the chunks.
 
 Perturbation methods such as Score-CAM run a model thousands of times. Their variants are made chunk by chunk, so that
 memory does not grow with the number of variants.
@@ -14,14 +14,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.hooks.tracing import TracedCall
 
-__all__ = ["compute_chunk_size", "count_largest_output", "hide_progress", "iterate_chunks"]
+__all__ = [
+    "PassCounter",
+    "ProgressListener",
+    "compute_chunk_size",
+    "count_largest_output",
+    "hide_progress",
+    "iterate_chunks",
+    "send_progress",
+]
 
 # Bytes that one chunk may take, by the estimate of compute_chunk_size. A few images keep the cores of a CPU busy. An
 # accelerator needs many images at once, and 1 GiB is a small part of its memory.
@@ -36,7 +44,26 @@ _LIVE_COPIES = 4
 _SECONDS_BEFORE_PROGRESS = 2.0
 
 _TQDM_LOCK = Lock()
-_is_progress_hidden: ContextVar[bool] = ContextVar("is_progress_hidden", default=False)
+
+
+class PassCounter(Protocol):
+    """What follows one loop over passes."""
+
+    def update(self, passes: int, /) -> object:
+        """Note that further passes are done."""
+
+    def close(self) -> object:
+        """Note that the loop has ended, also before its last pass."""
+
+
+class ProgressListener(Protocol):
+    """Function that is called at the start of each loop over passes, with their number. Loops may be nested."""
+
+    def __call__(self, count: int, /) -> PassCounter:
+        """Return what follows the loop."""
+
+
+_listener: ContextVar[ProgressListener | None] = ContextVar("progress_listener", default=None)
 
 
 def compute_chunk_size(elements: int, like: Tensor) -> int:
@@ -65,30 +92,64 @@ def iterate_chunks(count: int, size: int) -> Iterator[slice]:
     """
     if size < 1:
         raise MethodError(f"chunk must be 1 or more, got {size}; leave it out to run as many at once as fit.")
-    bar, started = None, time.monotonic()
+    listener = _listener.get()
+    counter = _LateBar(count) if listener is None else listener(count)
     try:
         for start in range(0, count, size):
             part = slice(start, min(start + size, count))
             yield part
-            if bar is not None:
-                bar.update(part.stop - part.start)
-            elif time.monotonic() - started > _SECONDS_BEFORE_PROGRESS and not _is_progress_hidden.get():
-                # Import tqdm as late as possible: it holds locks, and a process that another thread forks meanwhile
-                # would wait for them forever.
-                bar = _import_tqdm()(total=count, initial=part.stop, unit="pass", disable=None, leave=False)
+            counter.update(part.stop - part.start)
     finally:
-        if bar is not None:
-            bar.close()
+        counter.close()
+
+
+class _LateBar:
+    """A progress bar of tqdm that appears after two seconds."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._done = count, 0
+        self._bar: Any = None
+        self._started = time.monotonic()
+
+    def update(self, passes: int) -> None:
+        self._done += passes
+        if self._bar is not None:
+            self._bar.update(passes)
+        elif time.monotonic() - self._started > _SECONDS_BEFORE_PROGRESS:
+            # Import tqdm as late as possible: it holds locks, and a process that another thread forks meanwhile would
+            # wait for them forever.
+            self._bar = _import_tqdm()(total=self._count, initial=self._done, unit="pass", disable=None, leave=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Ignored:
+    """A loop that nobody follows."""
+
+    def update(self, passes: int, /) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def send_progress(listener: ProgressListener) -> Iterator[None]:
+    """Send the progress of all loops in the block to a listener, which is called in the thread of the loop."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 @contextmanager
 def hide_progress() -> Iterator[None]:
     """Show no progress bar within the block, for callers that show their own."""
-    token = _is_progress_hidden.set(True)
-    try:
+    with send_progress(lambda _: _Ignored()):
         yield
-    finally:
-        _is_progress_hidden.reset(token)
 
 
 @cache

@@ -45,7 +45,7 @@ def infer_kind(model: nn.Module, shape: Sequence[int], kind: DataKind | None = N
     """
     if kind is None:
         kind = _infer_from_model(model, shape)
-    elif kind not in SPATIAL_AXES:
+    elif not isinstance(kind, str) or kind not in SPATIAL_AXES:
         raise ImageError(f"kind={kind!r} is unknown; it is one of {', '.join(map(repr, get_args(DataKind)))}.")
     elif len(shape) - SPATIAL_AXES[kind] not in (1, 2):
         wanted = SHAPE_TEXTS[SPATIAL_AXES[kind]].replace("(", "(N, ")

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.transform_output import find_statistics
 from camtool.inputs import input_warnings
 from camtool.inputs.data_kinds import DataKind
 from camtool.models import Transform
@@ -18,7 +19,7 @@ from camtool.rendering.views import Clip, Photo, Signal, View, Volume
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["build_view", "find_black_and_white", "find_statistics", "to_image_array"]
+__all__ = ["build_view", "find_black_and_white", "to_image_array"]
 
 
 def to_image_array(tensor: Tensor) -> NDArray[Any]:
@@ -37,20 +38,6 @@ def build_view(tensor: Tensor, kind: DataKind, transform: Transform | None) -> V
     # Depth or time is folded into the height, so that one scale holds for all slices or frames.
     flat = _to_pixels(values.reshape(len(values), -1, values.shape[-1]), transform)
     return (Clip if kind == "clip" else Volume)(flat.reshape(*values.shape[1:], 3))
-
-
-def find_statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | None:
-    """Return the mean and the standard deviation by which a transform, or the last of its parts that does, normalizes.
-
-    ``None`` if no part does.
-    """
-    for part in (transform, *reversed(getattr(transform, "transforms", ()))):
-        if hasattr(part, "mean") and hasattr(part, "std"):
-            return list(part.mean), list(part.std)
-        # torchvision's preset for detectors only scales to [0, 1]: its detectors normalize by themselves.
-        if type(part).__name__ == "ObjectDetection":
-            return [0.0] * 3, [1.0] * 3
-    return None
 
 
 def find_black_and_white(tensor: Tensor, transform: Transform | None) -> tuple[Tensor, Tensor] | tuple[None, None]:

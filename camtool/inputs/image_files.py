@@ -9,8 +9,8 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -20,23 +20,46 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_count, check_not_url, is_web_address
 from camtool.errors import ImageError
-from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff, read_first_tags
+from camtool.geometry.origins import Origin
+from camtool.inputs.formats import format_table
+from camtool.inputs.formats.contrast import Contrast
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.geotiff import build_tiff_origin
+from camtool.inputs.formats.reading_options import MAX_PIXELS, ReadingOptions
+from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
-__all__ = ["IMAGE_SUFFIXES", "ImageSource", "get_reading_notes", "read_image"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "MAX_BYTES",
+    "MAX_PIXELS",
+    "ImageSource",
+    "get_origin",
+    "get_reading_notes",
+    "has_image_suffix",
+    "open_image",
+    "read_file_image",
+    "read_image",
+]
 
-ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any]
-"""Image that :func:`read_image` takes: a path, the bytes of a file, a PIL image, or an array.
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
+"""Image that :func:`read_image` takes: a path, a URL, the bytes of a file, a PIL image, an array, or what
+:func:`open_image` returns.
 
 An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
 bool (black and white), or floats in [0, 1].
 """
 
 _NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp"
-IMAGE_SUFFIXES: frozenset[str] = frozenset(f".{name}" for name in _NAMES.split())
-"""The file suffixes, in lower case, that count as images when a folder is searched."""
+IMAGE_SUFFIXES: frozenset[str] = frozenset(
+    (*(f".{name}" for name in _NAMES.split()), *(each for each in format_table.SUFFIXES if each.count(".") == 1))
+)
+"""The file suffixes, in lower case, that count as images when a folder is searched; see :func:`has_image_suffix`."""
+
+MAX_BYTES = 2 * 2**30
+"""Most bytes of an image file. Some decoders read the whole file at once."""
 
 # The formats that PIL may decode here. It knows more, but some of them run other programs: EPS starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
@@ -48,8 +71,13 @@ _HEADER_BYTES = 64
 _FRAME_FORMATS = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")
 # Key of the notes in the info of an image that was read here.
 _NOTES = "camtool"
+# Key of the origin, where the pixels lie in the file and in the world.
+_ORIGIN = "camtool-origin"
 
+# PIL raises the second if the user turned warnings into errors.
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+# What PIL's readers raise on a file of another format.
+_OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
 # What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors.
 _DECODER_FAULTS = (
     OSError,
@@ -78,8 +106,69 @@ _UPRIGHT = {
 }
 
 
-def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Image:
-    """Read an image as a browser shows it.
+def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImage:
+    """Read a file with a choice of bands, contrast or slice. ``explain`` takes the result in place of a path.
+
+        camtool.explain(model, camtool.open_image("sentinel.tif", bands=(4, 3, 2), percentiles=(2, 98)))
+
+    Args:
+        path: A file, the bytes of one, or a folder with the DICOM slices of one series, which are a volume.
+        **reading: ``bands``: numbers of the bands, from 1. ``window``: ``(center, width)`` of the values from black to
+            white. ``percentiles``: ``(low, high)``, the same as percentiles of each band. ``slice``: the number of a
+            slice, a page or a DICOM frame, from 0, or ``"middle"``. ``axis``: the direction of NIfTI slices,
+            ``"axial"``, ``"coronal"``, ``"sagittal"``, or ``"ras"`` for the canonical axes. ``frame``: the number of a
+            time step, from 0. ``max_pixels``: the largest number of pixels of a slice.
+
+    Returns:
+        The values, what is black and white, and where the pixels lie.
+
+    Raises:
+        ImageError: The file cannot be read, or an option is unknown, not allowed or does not apply to the file.
+    """
+    options = ReadingOptions.from_user(reading)
+    if not isinstance(path, (str, os.PathLike, bytes)):
+        raise ImageError(f"path: a path or the bytes of a file are needed; {type(path).__qualname__} came.")
+    found = read_file_image(path, options)
+    if found is not None:
+        return found
+    image = read_image(path, max_pixels=options.max_pixels)
+    name = str(path) if not isinstance(path, bytes) else "the bytes"
+    white = Contrast((0.0,), (255.0,))
+    return FileImage(name, np.asarray(image), white, origin=get_origin(image), notes=get_reading_notes(image))
+
+
+def read_file_image(source: ImageSource, options: ReadingOptions) -> FileImage | None:
+    """Read a source as its file holds it, if it is of a format of science, or a folder of DICOM slices; else None.
+
+    Raises:
+        ImageError: It cannot be read, or an option does not apply to it.
+    """
+    if isinstance(source, FileImage):
+        return source
+    if isinstance(source, bytes):
+        return format_table.read_stream(BytesIO(source), "the bytes", options)
+    if isinstance(source, str) and is_web_address(source):
+        # read_image downloads it, once.
+        options.check_supported(source, "a URL; download the file first, or")
+        return None
+    if not isinstance(source, (str, os.PathLike)) or not str(source).strip():
+        return None
+    check_not_url("image", source, ImageError)
+    path = Path(source)
+    if path.is_dir():
+        return format_table.read_folder(path, options)
+    with _open_file(path) as stream, _name_in_errors(str(path)):
+        return format_table.read_stream(stream, str(path), options)
+
+
+def has_image_suffix(path: os.PathLike[str] | str) -> bool:
+    """Check whether a file name ends with one of :data:`IMAGE_SUFFIXES` or with .nii.gz."""
+    name = Path(path).name.lower()
+    return Path(name).suffix in IMAGE_SUFFIXES or name.endswith(format_table.SUFFIXES)
+
+
+def read_image(source: ImageSource, *, max_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image as a browser shows it, from a file, or from the web if the user names a URL.
 
     The EXIF orientation is applied, transparent pixels are composited over white, and 16 bits are scaled to 8. The
     content decides the format, not the file name. If there are several frames, the first is read (of a PIL image the
@@ -87,28 +176,41 @@ def read_image(source: ImageSource, *, max_side: int | None = None) -> Image.Ima
     decide: "I" is taken as 8 bits if they fit and else as 16, "F" as [0, 1] if they fit and else as [0, 255].
 
     Args:
-        source: A path, the bytes of a file, a PIL image (which is loaded, not changed), or an array; see
-            :data:`ImageSource`.
+        source: A path, a URL (``http://`` or ``https://``, downloaded as :mod:`camtool.inputs.downloads` says), the
+            bytes of a file, a PIL image (which is loaded, not changed), or an array; see :data:`ImageSource`.
         max_side: The longest side of the result in pixels; larger images are reduced. JPEG files are then decoded at
             1/2, 1/4 or 1/8 of their size, as far as that is enough, which takes a part of the time and memory.
+        max_pixels: The most pixels that a file may have, so that a small file cannot fill the memory. A PIL image or an
+            array is in memory already, and is not limited.
 
     Returns:
         A new image of mode "RGB" without metadata. Reading it again changes nothing.
 
     Raises:
-        ImageError: The file does not exist, is no image or is damaged; it has more pixels than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` or more bands than an image; or the array's shape, dtype or range is not
-            allowed.
+        ImageError: The file does not exist, cannot be downloaded, is no image or is damaged; it has more pixels than
+            ``max_pixels``, more bytes than :data:`MAX_BYTES` or more bands than an image; or the array's shape, dtype
+            or range is not allowed.
     """
+    check_count("max_side", max_side, optional=True, error=ImageError)
+    check_count("max_pixels", max_pixels, error=ImageError)
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
+    if isinstance(source, str) and is_web_address(source):
+        from camtool.inputs.downloads import download_image
+
+        return _decode(BytesIO(download_image(source)), source, max_side, max_pixels)
     if isinstance(source, (str, os.PathLike)):
         check_not_url("image", source, ImageError)
         path = Path(source)
+        volume = format_table.read_folder(path, ReadingOptions(max_pixels=max_pixels)) if path.is_dir() else None
+        if volume is not None:
+            return _flatten(volume, max_side)
         with _open_file(path) as stream:
-            return _decode(stream, str(path), max_side)
+            return _decode(stream, str(path), max_side, max_pixels)
     if isinstance(source, bytes):
-        return _decode(BytesIO(source), "the bytes", max_side)
+        return _decode(BytesIO(source), "the bytes", max_side, max_pixels)
+    if isinstance(source, FileImage):
+        return _flatten(source, max_side)
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "")) or "the PIL image"
         with _name_in_errors(name):
@@ -129,6 +231,12 @@ def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:
     return tuple(image.info.get(_NOTES, ()))
 
 
+def get_origin(image: Image.Image) -> Origin | None:
+    """Return where the pixels of an image that :func:`read_image` returned lie in its file and in the world."""
+    found = image.info.get(_ORIGIN)
+    return found if isinstance(found, Origin) else None
+
+
 # ------------------------------------------------------------------------------------------------------ decoding
 
 
@@ -136,9 +244,13 @@ def _open_file(path: Path) -> BinaryIO:
     """Open an ordinary file, or raise an error with the reason."""
     try:
         # Opening a pipe would wait forever.
-        if stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
             return path.open("rb")
-        reason = "it is a folder" if path.is_dir() else "it is not an ordinary file"
+        if stat.S_ISREG(status.st_mode):
+            reason = f"it has {status.st_size:,} bytes, and an image file may have {MAX_BYTES:,}"
+        else:
+            reason = "it is a folder" if path.is_dir() else "it is not an ordinary file"
     except FileNotFoundError:
         reason = "there is no such file"
     except OSError as error:
@@ -149,24 +261,37 @@ def _open_file(path: Path) -> BinaryIO:
     raise ImageError(f"{path} cannot be read: {reason}.")
 
 
-def _decode(stream: BinaryIO, name: str, max_side: int | None) -> Image.Image:
+def _decode(stream: BinaryIO, name: str, max_side: int | None, max_pixels: int) -> Image.Image:
     """Identify the format of a stream and decode it to a plain image, whose sides are at most ``max_side``."""
     with _name_in_errors(name):
         header = stream.read(_HEADER_BYTES)
+        stream.seek(0)
     if not header:
         raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
+    with _name_in_errors(name):
+        found = format_table.read_stream(stream, name, ReadingOptions(max_pixels=max_pixels))
+    if found is not None:
+        return _flatten(found, max_side)
     formats = _list_formats(header, name)
-    if is_tiff(header):
-        with _name_in_errors(name):
-            tags = read_first_tags(stream)
-        _check_bands(tags, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
-        image = Image.open(stream, formats=formats)
-        _check_size(image)
+        image = _open_image(stream, header, formats)
+        _check_size(image, max_pixels)
+        # Pillow turns an image upright, and forgets that it did, when it loads it.
+        origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
         if max_side is not None:
             image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
         image.load()
-    return _add_notes(_reduce(_make_plain(image, name), max_side), image)
+    plain = _add_notes(_reduce(_make_plain(image, name), max_side), image)
+    if origin is not None:
+        plain.info[_ORIGIN] = origin
+    return plain
+
+
+def _flatten(found: FileImage, max_side: int | None) -> Image.Image:
+    """Return what a file holds as a plain image."""
+    plain = _reduce(found.to_photo(), max_side)
+    plain.info.update({_NOTES: found.notes, _ORIGIN: found.origin})
+    return plain
 
 
 def _reduce(image: Image.Image, max_side: int | None) -> Image.Image:
@@ -196,7 +321,10 @@ def _check_bands(tags: Mapping[int, Any], name: str) -> None:
         )
 
 
-_UNREADABLE_TIFF = " It is a TIFF of numbers that Pillow does not read; give an array: tifffile.imread(path)."
+_UNREADABLE_TIFF = (
+    " It is a TIFF of numbers that Pillow does not read; choose what is black and white: camtool.open_image(path, "
+    "percentiles=(2, 98)), or give an array: tifffile.imread(path)."
+)
 
 _CHOOSE_BANDS = (
     "Choose the bands: an array (H, W, 3) of uint8 or of floats in [0, 1] for a model of photos, e.g. "
@@ -206,10 +334,13 @@ _CHOOSE_BANDS = (
 
 
 def _add_notes(plain: Image.Image, source: Image.Image) -> Image.Image:
-    """Add to a plain image what the user should know about its source."""
+    """Add to a plain image what the user should know about its source, and where its pixels lie."""
     notes = get_reading_notes(source) or _describe_frames(source)
     if notes:
         plain.info[_NOTES] = notes
+    origin = get_origin(source)
+    if origin is not None:
+        plain.info[_ORIGIN] = origin
     return plain
 
 
@@ -253,11 +384,12 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except ImageError:
+        raise
     except _BOMBS as error:
-        advice = "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
+        advice = "If you trust it, raise the limit (--max-pixels, in Python max_pixels=), or give a PIL image."
         raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
-    # Where Ultralytics is imported, it has replaced PIL.Image.open, and asks for a package when PIL knows no format.
-    except (UnidentifiedImageError, ImportError) as error:
+    except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
     except _DECODER_FAULTS as error:
@@ -283,11 +415,30 @@ def _is_heic(header: bytes) -> bool:
     return header[4:8] == b"ftyp" and not _HEIC_BRANDS.isdisjoint(brands)
 
 
-def _check_size(image: Image.Image) -> None:
-    """Raise an error for sizes that PIL only warns of; the header gives them, and no warning filter is changed."""
-    pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
-    if limit is not None and pixels > limit:
-        raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit of {limit} pixels.")
+def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Image.Image:
+    """Return the image that one of the readers of PIL opens; its pixels are not decoded yet.
+
+    ``PIL.Image.open`` would warn of many pixels, or refuse them, by a limit of the whole process.
+
+    Raises:
+        UnidentifiedImageError: None of them knows the format.
+    """
+    for each in formats:
+        factory, accept = Image.OPEN[each]
+        answer = accept is None or accept(header)
+        if not answer or isinstance(answer, str):  # a string says that a library is missing
+            continue
+        stream.seek(0)
+        with suppress(*_OTHER_FORMAT):
+            return factory(stream, "")
+    raise UnidentifiedImageError(f"none of {', '.join(formats)}")
+
+
+def _check_size(image: Image.Image, max_pixels: int) -> None:
+    """Raise an error if an image that is not decoded yet has more pixels; its header gives the size."""
+    pixels = image.width * image.height
+    if pixels > max_pixels:
+        raise Image.DecompressionBombError(f"it has {pixels:,} pixels, and the limit is {max_pixels:,}.")
 
 
 def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
@@ -370,4 +521,6 @@ def _scale_to_levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...
             return levels
     found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
     hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
+    if whites != (1,):
+        hint = " To choose what is black and white, use camtool.open_image(path, percentiles=(2, 98))."
     raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
@@ -22,10 +25,13 @@ from camtool.inputs import image_files, input_warnings
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
 from camtool.inputs.devices import choose_device, get_dtype
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
+from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.layers.image_tokens import TILED_IMAGE
-from camtool.models import Transform, build_default_transform, find_input_size, find_transform
+from camtool.models import Preprocessing, Transform, build_default_transform, find_input_size, find_transform
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo, View
@@ -35,14 +41,14 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "Source", "group_into_batches"]
+__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "ReadOnDemand", "Source", "group_into_batches"]
 
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
 
 _ASSUMED_TRANSFORM = MapWarning(
     "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
-    "images prepared otherwise, pass transform=.",
+    "images prepared otherwise, pass transform= (--transform, or --size, --mean and --std).",
     "assumed-transform",
 )
 _MADE_GRAY = MapWarning("The model takes one channel, so the image was converted to gray.", "made-gray")
@@ -130,6 +136,7 @@ class InputPreparer:
         transform: From PIL image to tensor; ``None`` if the user gave none.
         device: The device of the tensors; by default the model's.
         kind: The data kind of the inputs; by default inferred from the model's convolutions and the inputs' shapes.
+        reading: How files are read: bands, contrast, slice.
 
     Raises:
         CamtoolError: ``device`` is unknown, or is not the model's.
@@ -142,10 +149,12 @@ class InputPreparer:
         device: torch.device | str | None,
         *,
         kind: DataKind | None = None,
+        reading: ReadingOptions | None = None,
     ) -> None:
+        self._reading = reading or ReadingOptions()
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
-        self._model, self._transform, self._kind = model, transform, kind or own_kind
+        self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
         self._build_default_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_default_transform)
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
@@ -245,9 +254,41 @@ class InputPreparer:
         notes = input_warnings.find_tensor_warnings(tensor, black, white)
         return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black, white)
 
+    def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
+        """Read an image with the user's reading options.
+
+        Args:
+            source: The image.
+            max_side: As for :func:`camtool.inputs.image_files.read_image`; bands and volumes are not reduced.
+
+        Returns:
+            A plain photo; or the values of a file if the model takes all of its bands, or volumes.
+
+        Raises:
+            ImageError: It cannot be read, or the model takes no such image.
+        """
+        found = image_files.read_file_image(source, self._reading)
+        if found is not None and choose_kind(self._model, found, self._kind) is not None:
+            return found
+        given = source if found is None else found
+        return image_files.read_image(given, max_side=max_side, max_pixels=self._reading.max_pixels)
+
+    def _prepare_values(self, found: FileImage) -> PreparedInput:
+        """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
+        kind = choose_kind(self._model, found, self._kind) or "image"
+        # A model's own transform is one of photos, but the user's may be meant for volumes.
+        values, geometry, notes = transform_values(found, self._transform if found.is_volume else self.transform)
+        tensor = values.to(self._device, get_dtype(self._model))
+        is_unit = bool(notes)
+        black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
+        notes = (*found.notes, *notes, *input_warnings.find_tensor_warnings(tensor, black, white))
+        return PreparedInput(tensor, build_file_view(found, kind, geometry), notes, black, white)
+
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
         """Read and transform an image."""
-        image = image_files.read_image(source)
+        image = self.read(source)
+        if isinstance(image, FileImage):
+            return self._prepare_values(image)
         transform, notes = self._get_image_transform()
         geometry = self._read_geometry((image.height, image.width))
         tensor = _check_transformed(transform(image), transform).to(self._device, get_dtype(self._model))
@@ -257,7 +298,8 @@ class InputPreparer:
             *notes,
         )
         black, white = find_black_and_white(tensor, transform)
-        return PreparedInput(tensor, Photo(np.asarray(image), geometry), notes, black, white, is_photo=True)
+        view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
+        return PreparedInput(tensor, view, notes, black, white, is_photo=True)
 
     def _to_tensor(self, source: Tensor | NDArray[Any]) -> Tensor:
         """Return an array of any numbers as a tensor of the model's floating type."""
@@ -295,7 +337,9 @@ class InputPreparer:
     def _get_image_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the transform for images, the user's or the model's own, and notes on it for the user."""
         known = self._transform or self._own_transform
-        return (known, ()) if known else self._assume_transform()
+        if known is None:
+            return self._assume_transform()
+        return known, known.notes if isinstance(known, Preprocessing) else ()
 
     @cached_property
     def _own_transform(self) -> Transform | None:
@@ -448,6 +492,25 @@ class InputPreparer:
         return nested_tensors.map_tensors(self._to_tensor(value) if is_array else value, self._to_model)
 
 
+class ReadOnDemand(Sequence[Any]):
+    """A list of images whose files are read, with the options of a preparer, when they are asked for.
+
+    Args:
+        images: Paths and other images.
+        preparer: Reads the paths.
+    """
+
+    def __init__(self, images: Sequence[Any], preparer: InputPreparer) -> None:
+        self._images, self._preparer = images, preparer
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: Any) -> Any:
+        image = self._images[index]
+        return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
+
+
 def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:
     """Yield runs of at most ``size`` inputs that one tensor can hold, in order."""
 
@@ -456,7 +519,7 @@ def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[li
         return item.tensor.shape, item.tensor.dtype, item.black is None
 
     for _, run in groupby(items, key=get_group):
-        while batch := list(islice(run, size)):
+        while batch := list(islice(run, min(size, sys.maxsize))):
             yield batch
 
 

@@ -38,14 +38,15 @@ def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapW
     elif brightest <= _DARK:
         yield MapWarning(
             f"The photo is nearly black (its brightest value is {brightest} of 255); if its file holds fewer bits than "
-            "it has space for, scale it and give an array of floats in [0, 1].",
+            "it has space for, read it with camtool.open_image(path, percentiles=(2, 98)), or give an array of floats "
+            "in [0, 1].",
             "dark-image",
         )
     share = _compute_seen_share(geometry)
     if share < _SMALL_SHARE:
         yield MapWarning(
             f"The model saw only {share:.0%} of the photo, as its preparation cuts the rest off; to show it all, pass "
-            "transform= with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
+            "transform= (--transform) with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
             "small-part-seen",
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError, LayerError
 from camtool.hooks import tracing
 from camtool.inputs import image_files
+from camtool.inputs.formats.file_image import FileImage
 from camtool.layers.selection import depends_on_image, find_layers
 from camtool.structures import nested_tensors
 from camtool.structures.model_cache import remember_for_model
@@ -125,8 +125,8 @@ def is_unprepared_image(value: object) -> bool:
     """Check whether an argument is an image that has to be read and transformed; a text is one if it ends as a file."""
     if isinstance(value, np.ndarray):
         return value.dtype == np.uint8 and value.ndim in (2, 3)
-    is_file = isinstance(value, (str, PathLike)) and PurePath(value).suffix.lower() in image_files.IMAGE_SUFFIXES
-    return is_file or isinstance(value, Image.Image)
+    is_file = isinstance(value, (str, PathLike)) and image_files.has_image_suffix(value)
+    return is_file or isinstance(value, (Image.Image, FileImage))
 
 
 def select_image_input(

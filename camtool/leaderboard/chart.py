@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_chart"]
 
-# Inches.
+# Inches. A panel is wider than _PANEL if the name of a metric is.
 _PANEL, _GAP, _EDGE, _ROW = 1.25, 0.18, 0.12, 0.17
 _HEAD, _FOOT = 0.5, 0.28
+
+_NAME_SIZE = HEADING_SIZE - 1
+"""Height of the name of a metric, in points."""
 
 _ACROSS = 6
 """Panels beside one another; more are drawn below."""
@@ -37,19 +40,21 @@ def draw_chart(evaluation: Evaluation) -> Figure:
     """
     canvas, names = load_canvas(), [row.name for row in evaluation.rows]
     margin = 2 * _EDGE + max(canvas.measure_text(name, TEXT_SIZE) for name in names)
+    # All panels are equally wide, so that names of metrics do not run into one another.
+    panel = max(_PANEL, *(canvas.measure_text(metric, _NAME_SIZE) for metric in evaluation.metrics))
     across = balance_columns(len(evaluation.metrics), _ACROSS)
     bands = -(-len(evaluation.metrics) // across)
     height = _HEAD + len(names) * _ROW + _FOOT
     notes = (f"Mean and 95 % interval, {evaluation.image_count} images.", "Dashed: random, whose weights are drawn.")
     widest_note = max(canvas.measure_text(note, TEXT_SIZE) for note in notes)
-    width = max(margin + across * (_PANEL + _GAP), widest_note + 2 * _EDGE)
+    width = max(margin + across * (panel + _GAP), widest_note + 2 * _EDGE)
     figure: Figure = canvas.create_figure(width, bands * height + len(notes) * LINE_HEIGHT + _EDGE)
     for number, metric in enumerate(evaluation.metrics):
         band, column = divmod(number, across)
         top = band * height
         if not column:
             _write_names(canvas, figure, names, margin, top + _HEAD)
-        box = margin + column * (_PANEL + _GAP), top + _HEAD, _PANEL, len(names) * _ROW
+        box = margin + column * (panel + _GAP), top + _HEAD, panel, len(names) * _ROW
         _draw_panel(canvas, figure, box, evaluation, metric)
     for number, note in enumerate(notes):
         bottom = bands * height + (number + 0.5) * LINE_HEIGHT
@@ -71,7 +76,7 @@ def _draw_panel(canvas: Any, figure: Figure, box: Any, evaluation: Evaluation, m
     axes = canvas.add_axes(figure, box)
     canvas.draw_intervals(axes, intervals, limits, chance[0] if chance else np.nan)
     is_up = METRICS[metric].higher_is_better
-    canvas.write_line(figure, left, top - 0.24, metric, HEADING_SIZE - 1)
+    canvas.write_line(figure, left, top - 0.24, metric, _NAME_SIZE)
     direction = "higher is better" if is_up else "lower is better"
     canvas.write_line(figure, left, top - 0.1, direction, TEXT_SIZE - 1.5, color=canvas.MUTED)
     for value, share in zip(limits, (0.0, 1.0), strict=True):

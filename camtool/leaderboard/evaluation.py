@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MetricError
+from camtool.runs.file_names import check_inside
+from camtool.runs.text_escapes import escape_formula
 from camtool.trust.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class Evaluation:
         text = StringIO()
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(records)
+        writer.writerows({name: escape_formula(cell) for name, cell in record.items()} for record in records)
         return _write(text.getvalue(), path)
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -159,11 +161,17 @@ class Evaluation:
         return draw_chart(self)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``leaderboard.csv``, ``.json``, ``.md`` and ``.png`` into a folder."""
+        """Write ``leaderboard.csv``, ``.json``, ``.md`` and ``.png`` into a folder.
+
+        Raises:
+            CamtoolError: One of them is a link that leads out of the folder.
+        """
         from camtool import figures
 
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
+        for suffix in (".csv", ".json", ".md", ".png"):
+            check_inside(path, Path(f"leaderboard{suffix}"))
         self.to_csv(path / "leaderboard.csv")
         self.to_json(path / "leaderboard.json")
         _write(self.to_markdown(), path / "leaderboard.md")

@@ -232,7 +232,10 @@ def sum_weighted_channels(weights: Tensor, activations: Tensor) -> Tensor:
 
 def get_option_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function that have a default, by name."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # built into Python, without a signature
+        return {}
     return {name: parameter for name, parameter in parameters.items() if parameter.default is not parameter.empty}
 
 

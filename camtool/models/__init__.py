@@ -13,31 +13,46 @@ from camtool.models.default_preprocessing import (
     resolve_phrases,
 )
 from camtool.models.loaded import Loaded, TextEncoder, Transform
-from camtool.models.loading import build_untrained, is_model_name, load, to_loaded
+from camtool.models.loading import build_untrained, is_model_name, load, may_run_code, to_loaded
+from camtool.models.preprocessing import (
+    Channels,
+    Preprocessing,
+    build_preprocessing,
+    check_fits_model,
+    scale_statistics,
+)
 from camtool.models.sources import Source, register_source
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.two_towers import ImageTower, TextTower
 from camtool.models.unwrapping import unwrap_layer, unwrap_model
+from camtool.models.user_code import load_transform
 from camtool.models.weights import read_state
 
 __all__ = [
+    "Channels",
     "ImageTower",
     "Loaded",
+    "Preprocessing",
     "Source",
     "TextEncoder",
     "TextTower",
     "Transform",
     "build_default_transform",
+    "build_preprocessing",
     "build_untrained",
+    "check_fits_model",
     "find_input_size",
     "find_labels",
     "find_transform",
     "is_model_name",
     "load",
+    "load_transform",
+    "may_run_code",
     "read_state",
     "register_source",
     "resolve_labels",
     "resolve_phrases",
+    "scale_statistics",
     "to_loaded",
     "unwrap_layer",
     "unwrap_model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Loaded:
         name: The name that it was loaded by.
         text: The text encoder of a model that compares images with texts; ``model`` then returns embeddings of images,
             ``(N, D)``. None for other models.
+        transform_file: The file beside the weights that the transform was read from; None for other transforms.
     """
 
     model: nn.Module
@@ -37,6 +39,7 @@ class Loaded:
     labels: Sequence[str] | None = None
     name: str = ""
     text: TextEncoder | None = None
+    transform_file: Path | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass, and return the output of the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_not_url, parse_device
+from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import suggest_names
 from camtool.arguments.models import get_module
 from camtool.errors import ModelError
 from camtool.hooks.unhookable_models import describe_unhookable
-from camtool.models.loaded import Loaded, TextEncoder
+from camtool.models.loaded import Loaded, TextEncoder, Transform
+from camtool.models.preprocessing import check_fits_model
+from camtool.models.preprocessing_files import read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
+from camtool.models.sources.python_factory import FactorySource
+from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ImageTower, TextTower, get_image_tower, has_two_towers
 from camtool.models.unwrapping import unwrap_model
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
@@ -25,7 +31,7 @@ from camtool.models.vision_language import get_vision_language_model, takes_imag
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["build_untrained", "is_model_name", "load", "to_loaded"]
+__all__ = ["build_untrained", "is_model_name", "load", "may_run_code", "to_loaded"]
 
 
 def load(
@@ -34,6 +40,7 @@ def load(
     *,
     labels: Sequence[str] | None = None,
     device: torch.device | str | None = None,
+    transform: Transform | None = None,
 ) -> Loaded:
     """Load a model by name, with its preprocessing and its class names.
 
@@ -44,30 +51,52 @@ def load(
             * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
             * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
             * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
-            * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``, which may contain code: load what you trust;
+            * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``;
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
               transform, or a :class:`Loaded`.
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
-            weights are downloaded; a factory brings its own.
+            weights are downloaded; a factory brings its own. A ``preprocessor_config.json`` of Hugging Face or a
+            ``config.json`` of timm beside the file decides the preprocessing, unless a factory does.
         labels: The class names, if they are not those of the weights.
         device: The device that the model is moved to.
+        transform: The preprocessing, if it is another than that of the weights.
 
     Returns:
         The model in evaluation mode.
 
     Raises:
-        ModelError: The name is unknown, the weights cannot be downloaded or read, they do not fit the model, or a
-            library is missing.
+        ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
+            do not fit the model, or a library is missing.
     """
+    if not isinstance(name, str):
+        raise ModelError(f"name: a model is loaded by its name, a string; {type(name).__name__} came.")
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
+    check_settings(transform, labels, 1, None, None)
+    where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
     loaded = source.load(rest, weights)
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
-    loaded = replace(loaded, model=_set_evaluation_mode(loaded.model).to(device), name=name)
+    loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
+    if transform is not None:
+        loaded = replace(loaded, transform=transform)
+    elif weights is not None and not (isinstance(source, FactorySource) and loaded.transform is not None):
+        loaded = _use_transform_beside(loaded, weights)
     if not has_two_towers(loaded.model):
         return loaded
     return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or _build_text_encoder(loaded.model))
+
+
+def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:
+    """Return the model with the preprocessing that a file beside its weights describes, if there is one."""
+    found = read_transform_beside(weights)
+    if found is None:
+        return loaded
+    transform, path = found
+    check_fits_model(loaded.model, transform, str(path))
+    return replace(loaded, transform=transform, transform_file=path)
 
 
 def build_untrained(name: str) -> nn.Module:
@@ -110,6 +139,19 @@ def to_loaded(model: nn.Module | Loaded) -> Loaded:
 def is_model_name(name: str) -> bool:
     """Return True if a name has the prefix of a source, or is the name of a torchvision or bundled model."""
     return _has_known_prefix(name) or name in _list_plain_names()
+
+
+def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch is built without it, or has no driver
+        raise ModelError(f"device={str(device)!r} is not available: {get_first_line(error)}.") from error
+
+
+def may_run_code(name: str) -> bool:
+    """Return True if loading this name runs Python code of the user's, or code that a file may contain."""
+    source, rest = _find_source(name)
+    return source.runs_code(rest)
 
 
 def _set_evaluation_mode(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from camtool.rendering.text_drawing import load_font, shorten_text
+from camtool.rendering.text_drawing import load_font_for, shorten_text
 
 if TYPE_CHECKING:
     from camtool.rendering.pixel_checks import Color, Pixels
@@ -45,9 +45,9 @@ def draw_labels(image: Pixels, boxes: Sequence[Box], labels: Sequence[str], *, p
         ``(H, W, 3)`` uint8 RGB.
     """
     canvas = Image.fromarray(image)
-    font = load_font(min(_MAX_LETTERS, max(_MIN_LETTERS, round(min(image.shape[:2]) / _LETTERS_PER_SIDE))))
+    size = min(_MAX_LETTERS, max(_MIN_LETTERS, round(min(image.shape[:2]) / _LETTERS_PER_SIDE)))
     for box, label in zip(boxes, labels, strict=True):
-        _draw_label(canvas, font, box, label, (paper, ink))
+        _draw_label(canvas, load_font_for(label, size), box, label, (paper, ink))
     return np.array(canvas)
 
 

@@ -1,8 +1,8 @@
-"""Sheets of several images: frames and slices with their heatmaps, and images with captions."""
+"""Sheets of several images: frames and slices with their heatmaps, and pictures with captions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,12 +11,24 @@ from PIL import Image
 
 from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
-from camtool.rendering.text_drawing import MUTED, PAPER, RULE, SMALL_TEXT_SIZE, draw_text
+from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
 
 if TYPE_CHECKING:
     from camtool.rendering.pixel_checks import Color, Heat, Pixels
 
-__all__ = ["Blend", "Tile", "draw_captioned_images", "draw_contact_sheet"]
+__all__ = [
+    "RIGHT",
+    "WRONG",
+    "Blend",
+    "Caption",
+    "CaptionLine",
+    "Tile",
+    "add_caption",
+    "draw_captioned_images",
+    "draw_contact_sheet",
+    "draw_picture_sheet",
+    "remove_caption",
+]
 
 _MARGIN, _GAP = 24, 14
 """Pixels around a contact sheet, and between its tiles."""
@@ -33,6 +45,28 @@ _CAPTION_HEIGHT, _BAR_HEIGHT = 26, 4
 # Sheets of captioned images.
 _IMAGE_GAP, _IMAGE_CAPTION_HEIGHT, _IMAGE_TEXT_SIZE = 10, 34, 16
 _CAPTION_COLOR: Color = (51, 51, 51)
+
+RIGHT, WRONG = (17, 112, 60), (190, 30, 45)
+"""Colors of the words for a right and for a wrong prediction. Both have a contrast above 5 to paper."""
+
+# Letters grow with the picture, which is shown reduced if it is large. A line then has space for about 60 letters.
+# Below the smallest size letters cannot be read; above a twelfth of the height they would outweigh the picture.
+_LETTERS_PER_WIDTH, _LETTERS_PER_HEIGHT, _MIN_LETTERS = 30, 12, 13
+
+_MIN_WIDTH = 200
+"""Pixels below which a caption has no space: narrower pictures get paper at their right."""
+
+_MAX_WIDTH_IN_LETTERS = 30
+"""Letter heights between the two ends of a line: further apart they would not be read together."""
+
+_LONGEST_TEXT = 200
+"""Characters beyond which text is cut before it is measured."""
+
+_LINE_HEIGHT, _PADDING = 1.4, 0.5
+"""In letter heights."""
+
+# Sheets of pictures.
+_SHEET_SIDE, _SHEET_GAP, _SHEET_MARGIN, _SHEET_LETTERS = 230, 18, 24, 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,3 +182,123 @@ def _place_tile(page: Pixels, tile: Tile, image: Pixels, corner: tuple[int, int]
     canvas = Image.fromarray(page)
     draw_text(canvas, (left, bar.stop + 5), tile.caption, SMALL_TEXT_SIZE, MUTED)
     return np.array(canvas)
+
+
+# -------------------------------------------------------------------------------------------------------- captions
+
+
+@dataclass(frozen=True)
+class CaptionLine:
+    """One line of a caption.
+
+    Attributes:
+        text: The text at the left. It is cut if the line is too short.
+        color: Its color.
+        end: The text at the right, which is cut only if it fills more than two fifths of the line.
+        end_color: Its color.
+    """
+
+    text: str
+    color: Color = INK
+    end: str = ""
+    end_color: Color = MUTED
+
+
+Caption: TypeAlias = Sequence[CaptionLine]
+
+
+def add_caption(picture: Pixels, caption: Caption) -> Pixels:
+    """Return a picture with a caption on a strip of paper below it.
+
+    Args:
+        picture: ``(H, W, 3)`` uint8 RGB.
+        caption: The lines.
+
+    Returns:
+        ``(H + strip, max(W, 200), 3)`` uint8 RGB.
+    """
+    height, width = picture.shape[:2]
+    letters = _choose_letters(height, width)
+    padding = round(_PADDING * letters)
+    strip = _compute_strip(len(caption), letters)
+    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + strip), PAPER)
+    page.paste(Image.fromarray(picture), (0, 0))
+    _draw_caption(page, (padding, height + padding), page.width - 2 * padding, caption, letters)
+    return np.asarray(page)
+
+
+def remove_caption(picture: Pixels, line_count: int = 2) -> Pixels:
+    """Return a picture without the strip that :func:`add_caption` put below it.
+
+    A picture that was narrower than its caption keeps the paper at its right.
+
+    Args:
+        picture: ``(H, W, 3)`` uint8 RGB.
+        line_count: The number of lines of the caption.
+    """
+    total, width = picture.shape[:2]
+    # Both limits of the letters grow with the height of the picture, so at most one size fits to what it leaves.
+    for letters in range(_MIN_LETTERS, total):
+        height = total - _compute_strip(line_count, letters)
+        if height < 1:
+            break
+        if _choose_letters(height, width) == letters:
+            return picture[:height]
+    return picture
+
+
+def draw_picture_sheet(pictures: Iterable[tuple[Pixels, Caption]], *, columns: int) -> Pixels:
+    """Draw pictures of any size in rows, each fitted into a square, with its caption below.
+
+    Args:
+        pictures: ``(H, W, 3)`` uint8 RGB each, with its caption. Only one at a time is kept at full size.
+        columns: The number of pictures in a row.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+    """
+    tiles = [(_fit_square(picture), caption) for picture, caption in pictures]
+    step_x = _SHEET_SIDE + _SHEET_GAP
+    text_height = max((_compute_height(caption, _SHEET_LETTERS) for _, caption in tiles), default=0)
+    step_y = _SHEET_SIDE + _SHEET_GAP + text_height + 6
+    columns = max(1, min(columns, len(tiles)))
+    rows = max(1, -(-len(tiles) // columns))
+    size = (2 * _SHEET_MARGIN + columns * step_x - _SHEET_GAP, 2 * _SHEET_MARGIN + rows * step_y - _SHEET_GAP)
+    page = Image.new("RGB", size, PAPER)
+    for number, (tile, caption) in enumerate(tiles):
+        left, top = _SHEET_MARGIN + number % columns * step_x, _SHEET_MARGIN + number // columns * step_y
+        page.paste(PANEL, (left, top, left + _SHEET_SIDE, top + _SHEET_SIDE))
+        page.paste(tile, (left + (_SHEET_SIDE - tile.width) // 2, top + (_SHEET_SIDE - tile.height) // 2))
+        _draw_caption(page, (left, top + _SHEET_SIDE + 6), _SHEET_SIDE, caption, _SHEET_LETTERS)
+    return np.asarray(page)
+
+
+def _fit_square(picture: Pixels) -> Image.Image:
+    scale = _SHEET_SIDE / max(picture.shape[:2])
+    size = tuple(max(1, round(side * scale)) for side in picture.shape[1::-1])
+    return Image.fromarray(picture).resize((size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _choose_letters(height: int, width: int) -> int:
+    return max(_MIN_LETTERS, round(min(width / _LETTERS_PER_WIDTH, height / _LETTERS_PER_HEIGHT)))
+
+
+def _compute_strip(line_count: int, letters: int) -> int:
+    return round(line_count * _LINE_HEIGHT * letters) + 2 * round(_PADDING * letters)
+
+
+def _compute_height(caption: Caption, letters: int) -> int:
+    return round(len(caption) * _LINE_HEIGHT * letters)
+
+
+def _draw_caption(page: Image.Image, corner: tuple[int, int], width: int, caption: Caption, letters: int) -> None:
+    width = min(width, _MAX_WIDTH_IN_LETTERS * letters)
+    for number, line in enumerate(caption):
+        middle = corner[1] + (number + 0.5) * _LINE_HEIGHT * letters
+        text, end = line.text[:_LONGEST_TEXT], line.end[:_LONGEST_TEXT]
+        end_width = min(load_font_for(end, letters).getlength(end), 0.4 * width) if end else 0.0
+        if end:
+            right = (corner[0] + width, middle)
+            draw_text(page, right, end, letters, line.end_color, anchor="rm", max_width=end_width + 1)
+        left_over = width - end_width - (letters if end else 0)
+        draw_text(page, (corner[0], middle), text, letters, line.color, anchor="lm", max_width=left_over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -18,7 +19,15 @@ from PIL import Image
 
 from camtool.errors import ImageError
 
-__all__ = ["Displayable", "encode_image", "name_path_in_errors", "open_atomically", "show_image", "write_image"]
+__all__ = [
+    "Displayable",
+    "encode_image",
+    "is_temporary_name",
+    "name_path_in_errors",
+    "open_atomically",
+    "show_image",
+    "write_image",
+]
 
 _FORMATS: dict[str, dict[str, Any]] = {
     # Level 2 takes a third of the time of the usual level 6, and files are a tenth larger.
@@ -119,15 +128,17 @@ class Displayable(ABC):
 
 
 @contextmanager
-def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def open_atomically(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` when the block ends, and is deleted if the block raises.
 
     Until the end of the block, `path` is unchanged, also after Ctrl-C. The file gets the default permissions. A
-    symbolic link at `path` stays a link. Missing folders are created and stay. The disk is not flushed, so a power
-    failure may lose the newest files.
+    symbolic link at `path` stays a link. Missing folders are created and stay. If the process is killed, the temporary
+    file remains; :func:`is_temporary_name` recognizes it.
 
     Args:
         path: Path of the finished file.
+        durable: Write the file and its name to the disk before the function returns, so that a power failure loses
+            neither. By default it may lose the newest files.
 
     Yields:
         The file to write to, in the folder of `path` under a hidden, temporary name.
@@ -137,14 +148,35 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{uuid4().hex}.tmp")
+    temporary = target.with_name(f".camtool-{uuid4().hex}.tmp")
     try:
         with name_path_in_errors(path):
             with temporary.open("xb") as stream:
                 yield stream
+                if durable:
+                    stream.flush()
+                    os.fsync(stream.fileno())
             temporary.replace(target)
+            if durable:
+                _flush_folder(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_temporary_name(name: str) -> bool:
+    """Return True for names that :func:`open_atomically` gives to its temporary files, and to no others."""
+    return re.fullmatch(r"\.camtool-[0-9a-f]{32}\.tmp", name) is not None
+
+
+def _flush_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk. Windows does this by itself and opens no folders."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def blend(
     alpha: float | None = None,
     colormap: Colormap = DEFAULT_COLORMAP,
     seen: NDArray[Any] | None = None,
+    is_part: bool = False,
 ) -> Pixels:
     """Draw the heatmap in color over the photo: the overlay.
 
@@ -112,6 +113,7 @@ def blend(
             another color map than "heat".
         colormap: Name in :data:`COLORMAPS`, name known to matplotlib, or matplotlib color map.
         seen: (H, W) bool, True for pixels that reached the model; None means all.
+        is_part: The heatmap is a part of a larger one, of a video or a slide, so it has its color if it is constant.
 
     Returns:
         (H, W, 3) uint8 RGB.
@@ -124,7 +126,7 @@ def blend(
     colors = get_palette(colormap)
     check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
     most = get_default_alpha(colormap) if alpha is None else float(alpha)
-    if is_constant_heat(heat, seen):
+    if not is_part and is_constant_heat(heat, seen):
         most = 0.0
     unseen = None if seen is None else _UnseenArea(photo, seen)
 

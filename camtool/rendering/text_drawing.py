@@ -5,6 +5,9 @@ Pillow's drawing modules are imported with the first text, so that ``import camt
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from PIL import Image
@@ -25,7 +28,9 @@ __all__ = [
     "Font",
     "draw_text",
     "draw_vertical_text",
+    "find_undrawable",
     "load_font",
+    "load_font_for",
     "shorten_text",
     "wrap_text",
 ]
@@ -37,6 +42,36 @@ PAPER, PANEL = (255, 255, 255), (247, 248, 250)
 
 INK, MUTED, RULE = (28, 30, 34), (112, 116, 124), (222, 225, 230)
 """Colors of main text, of secondary text, and of thin lines."""
+
+# Pillow's own font has ASCII only. Fonts that systems bring, by file name, those for most scripts first; Pillow finds
+# them in the folders of the system.
+_SYSTEM_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "segoeui.ttf",
+    "Arial Unicode.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "msyh.ttc",
+    "YuGothM.ttc",
+    "malgun.ttf",
+    "PingFang.ttc",
+    "Hiragino Sans GB.ttc",
+    "AppleSDGothicNeo.ttc",
+    "wqy-microhei.ttc",
+    "wqy-zenhei.ttc",
+    "DroidSansFallbackFull.ttf",
+    "NotoSansDevanagari-Regular.ttf",
+    "NotoSansBengali-Regular.ttf",
+    "NotoSansTamil-Regular.ttf",
+    "NotoSansThai-Regular.ttf",
+    "NotoSansArabic-Regular.ttf",
+    "NotoSansHebrew-Regular.ttf",
+    "Nirmala.ttf",
+    "leelawui.ttf",
+    "unifont.otf",
+)
+_UNASSIGNED = "\U0010ffff"
+"""No font has a letter for it, so it is drawn as what stands for missing letters."""
 
 # A page as wide as two columns of a paper shows these at 8 to 9 pt.
 TEXT_SIZE, SMALL_TEXT_SIZE = 19, 17
@@ -52,6 +87,73 @@ def load_font(size: int) -> Font:
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
+
+
+def load_font_for(text: str, size: int) -> Font:
+    """Return Pillow's font if it has the letters of a text, or else the first font of the system that has them.
+
+    If none has them all, it is the one that has most; missing letters are drawn as boxes. The letters are joined and
+    ordered as the script demands if Pillow was built with Raqm, as its wheels are.
+
+    Args:
+        text: The text.
+        size: Height of the letters, in pixels.
+    """
+    return _load_named(_choose_font(frozenset(_list_letters(text))), size)
+
+
+def find_undrawable(texts: Iterable[str]) -> list[str]:
+    """Return the texts with letters that no font of this system has."""
+    found = []
+    for text in texts:
+        letters = frozenset(_list_letters(text))
+        name = _choose_font(letters)
+        if not all(_has_letter(name, letter) for letter in letters):
+            found.append(text)
+    return found
+
+
+def _list_letters(text: str) -> list[str]:
+    """Return the characters that need a letter in the font: no spaces, and no marks, which fonts may compose."""
+    kinds = [(each, unicodedata.category(each)) for each in text]
+    return [each for each, kind in kinds if kind[0] not in "ZM" and kind not in ("Cc", "Cf")]
+
+
+@lru_cache(maxsize=4096)
+def _choose_font(letters: frozenset[str]) -> str:
+    """Return the name of a font, empty for Pillow's own."""
+    best, most = "", -1
+    for name in ("", *_SYSTEM_FONTS):
+        if not _is_installed(name):
+            continue
+        count = sum(_has_letter(name, letter) for letter in letters)
+        if count > most:
+            best, most = name, count
+        if most == len(letters):
+            break
+    return best
+
+
+@lru_cache(maxsize=256)
+def _load_named(name: str, size: int) -> Font:
+    from PIL import ImageFont
+
+    return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
+
+
+@lru_cache(maxsize=64)
+def _is_installed(name: str) -> bool:
+    try:
+        _load_named(name, 16)
+    except OSError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _has_letter(name: str, letter: str) -> bool:
+    font = _load_named(name, 16)
+    return letter.isascii() or bytes(font.getmask(letter)) != bytes(font.getmask(_UNASSIGNED))
 
 
 def draw_text(
@@ -77,7 +179,7 @@ def draw_text(
     """
     from PIL import ImageDraw
 
-    font = load_font(size)
+    font = load_font_for(text, size)
     if max_width is not None:
         text = shorten_text(text, font, max_width)
     ImageDraw.Draw(page).text(at, text, fill=color, font=font, anchor=anchor)

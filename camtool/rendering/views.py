@@ -19,6 +19,7 @@ from camtool import maps
 from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.origins import Origin
 from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -46,9 +47,11 @@ class View(ABC):
 
     Attributes:
         kind: Kind of the input: ``"photo"``, ``"signal"``, ``"volume"`` or ``"clip"``.
+        origin: Where the pixels lie in the file and in the world; ``None`` if that is unknown.
     """
 
     kind: ClassVar[str]
+    origin: Origin | None = None
 
     @property
     @abstractmethod
@@ -153,12 +156,13 @@ class Photo(View):
     Attributes:
         photo: ``(H, W, 3)`` uint8, upright.
         geometry: Crop and resize from the photo to the model's input.
+        origin: Where the photo's pixels lie in its file and in the world; ``None`` if that is unknown.
     """
 
     kind = "photo"
 
-    def __init__(self, photo: Pixels, geometry: Geometry) -> None:
-        self._photo, self._geometry = photo, geometry
+    def __init__(self, photo: Pixels, geometry: Geometry, origin: Origin | None = None) -> None:
+        self._photo, self._geometry, self.origin = photo, geometry, origin
 
     @property
     def photo(self) -> Pixels:
@@ -208,7 +212,7 @@ class Photo(View):
 
     def for_detector(self, preparation: Any) -> View:
         """Return the photo with the geometry of the detector's layers."""
-        return Photo(self._photo, self._geometry.resize_for_detector(preparation))
+        return Photo(self._photo, self._geometry.resize_for_detector(preparation), self.origin)
 
     def draw_masked(self, heatmap: Map) -> Pixels:
         """Draw the product of photo and heatmap."""
@@ -256,11 +260,13 @@ class _ImageStack(View):
 
     Attributes:
         images: ``(T, H, W, 3)`` uint8.
+        origin: Where the pixels lie in the file and in the world; ``None`` if that is unknown.
         unit: Name of one image in captions.
         max_tiles: Largest number of images on the sheet.
     """
 
     images: Pixels
+    origin: Origin | None = None
     unit: ClassVar[str]
     max_tiles: ClassVar[int]
 

@@ -2,23 +2,32 @@
 
 The model runs in the thread of the caller. Other threads read and prepare the next photos, and draw and write the
 results of the last ones. The order of the outcomes and all results are those of a run without threads.
+
+Batches have fixed boundaries, also in a run that is continued: the last bits of a result may depend on the other photos
+of its batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
 
 from camtool.arguments.nested_lists import iterate_leaves
 from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError
-from camtool.inputs import image_files
 from camtool.runs.job_list import Job
-from camtool.runs.report_rows import open_manifest
+from camtool.runs.report_rows import parse_row, to_row
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
+from camtool.runs.run_folder.hashes import hash_file, hash_photo
+from camtool.runs.run_folder.photo_records import PhotoRecord
+from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.workers import Workers, count_workers
 
@@ -38,10 +47,13 @@ def run_jobs(
     *,
     batch_size: int = 8,
     workers: int | None = None,
+    start: RunStart | None = None,
+    on_batch: Callable[[Sequence[Job], float], None] | None = None,
 ) -> Generator[Success | Failure, None, None]:
     """Explain photos and write the results, a batch at a time. Every file is complete or absent.
 
-    A photo that cannot be read, explained or written, e.g. for lack of memory, is a failure and never ends the run.
+    A photo that cannot be read, explained or written, e.g. for lack of memory, is a failure and never ends the run. A
+    run that is in the output folder already is continued: batches that are complete are not explained again.
 
     Args:
         explainer: The explainer.
@@ -52,48 +64,83 @@ def run_jobs(
             explained and written.
         workers: The number of threads beside the model; by default that of the cores. With 0 everything is done in
             turn.
+        start: How the run is started in its folder. By default the folder must hold no run.
+        on_batch: Called with the photos of each batch that the model is done with, and the seconds that it took.
 
     Yields:
-        One outcome for each photo, in the order of the jobs.
+        One outcome for each photo, in the order of the jobs, also for those of earlier starts.
 
     Raises:
         TargetError: The model has no such class. This error and the following concern all photos.
         MethodError: The model cannot serve the method. If a method cannot serve only some of the photos, e.g. one that
             is too large, these are failures.
-        CamtoolError: Another run writes to the output folder.
+        CamtoolError: Another run writes to the output folder, or it holds one with other settings.
         OSError: The disk is full, damaged or read-only, or the output folder cannot be used.
     """
+    start = start or RunStart()
     with (
-        open_manifest(output.folder) as manifest,
+        open_run_folder(output.folder, jobs, batch_size, start) as folder,
         Workers(count_workers() if workers is None else workers) as threads,
     ):
         writer = ResultWriter(output)
-        prepared = threads.map_ahead(partial(_prepare_photo, explainer, output.max_side), jobs, batch_size)
-        explained = _explain_photos(explainer, prepared, target, batch_size)
-        for outcome in threads.map_ahead(writer.write_results, explained, batch_size):
-            if isinstance(outcome, Success):
-                manifest.add(outcome.lines)
-                manifest.mark_complete(str(outcome.job.source))
-            yield outcome
+        pending = [batch for batch in folder.batches if not batch.is_complete]
+        prepare = partial(_read_photo, explainer, output.max_side)
+        prepared = threads.map_ahead(prepare, (job for batch in pending for job in batch.jobs), batch_size)
+        first_explained = None
+        for record in folder.read_complete() if pending else ():
+            writer.reserve_recorded(record.files)
+            if first_explained is None and record.explanations is not None:
+                first_explained = record.batch
+        if first_explained is not None and start.uses_engine:
+            _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
+        sizes = [len(batch.jobs) for batch in pending]
+        explained = _explain_photos(
+            explainer, prepared, target, sizes, any_explained=first_explained is not None, on_batch=on_batch
+        )
+        written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
+        for batch in folder.batches:
+            if batch.is_complete:
+                yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
+                continue
+            folder.begin_batch(batch)
+            for outcome, results in islice(written, len(batch.jobs)):
+                folder.add(str(outcome.job.source), results)
+                yield outcome
 
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo on its way to the model: prepared, or the reason why it cannot be."""
+    """A photo on its way to the model: prepared, or the reason why it cannot be; and what its file holds."""
 
     job: Job
     prepared: PreparedInput | str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
+    # The hash is taken first: if the photo changes meanwhile, the next start sees another hash and explains it again.
+    facts = _describe_photo(job.source)
+    return replace(_prepare_photo(explainer, max_side, job), facts=facts)
+
+
+def _describe_photo(source: Path | str) -> dict[str, Any]:
+    """Return size and hash of a photo; nothing if it cannot be read, or is downloaded."""
+    if isinstance(source, str):
+        return {}
+    digest = hash_photo(source)
+    return {} if digest is None else {"bytes": source.stat().st_size, "sha256": digest}
 
 
 def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
     """Read a photo, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
     try:
-        image = image_files.read_image(job.source, max_side=max_side)
+        image = explainer.read(job.source, max_side=max_side)
     except ImageError as error:
         return _Photo(job, str(error))
     except MemoryError as error:
         return _Photo(job, f"{job.source}: {describe_error(error)}")
-    may_be_reduced = max_side is not None and max(image.size) >= max_side
+    # Bands and volumes are not reduced.
+    may_be_reduced = max_side is not None and isinstance(image, Image) and max(image.size) >= max_side
     try:
         prepared = explainer.prepare(image)
     except Exception as error:  # noqa: BLE001  a user's transform may raise anything
@@ -106,19 +153,47 @@ def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) ->
     return _Photo(job, prepared)
 
 
+@dataclass(frozen=True)
+class _Explained:
+    """A photo that the model is done with: its explanations, or the reason why there are none."""
+
+    job: Job
+    facts: Mapping[str, Any]
+    result: list[Explanation] | str
+
+
 def _explain_photos(
-    explainer: Explainer[Any], photos: Iterator[_Photo], target: Any, batch_size: int
-) -> Iterator[tuple[Job, list[Explanation] | str]]:
+    explainer: Explainer[Any],
+    photos: Iterator[_Photo],
+    target: Any,
+    sizes: Iterable[int],
+    *,
+    any_explained: bool,
+    on_batch: Callable[[Sequence[Job], float], None] | None = None,
+) -> Iterator[_Explained]:
     """Yield each photo's explanations, or the reason why there are none.
+
+    Args:
+        explainer: The explainer.
+        photos: The photos of all batches.
+        target: What is explained.
+        sizes: The number of photos in each batch.
+        any_explained: Whether the method has served a photo of this run before.
+        on_batch: As for :func:`run_jobs`.
 
     Raises:
         MethodError: The method can serve none of the photos of the first batches.
     """
-    any_explained = False
-    while batch := list(islice(photos, batch_size)):
-        for job, result in _explain_batch(explainer, batch, target, strict=not any_explained):
+    for size in sizes:
+        batch = list(islice(photos, size))
+        started = time.perf_counter()
+        results = [*_explain_batch(explainer, batch, target, strict=not any_explained)]
+        if on_batch is not None:
+            on_batch([photo.job for photo in batch], time.perf_counter() - started)
+        for photo, (job, result) in zip(batch, results, strict=True):
             any_explained = any_explained or not isinstance(result, str)
-            yield job, result
+            yield _Explained(job, photo.facts, result)
+        results.clear()  # explanations that are written are not kept while the next batch is explained
 
 
 def _explain_batch(
@@ -150,6 +225,16 @@ def _explain_batch(
             yield photo.job, list(iterate_leaves(result))
 
 
+def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, max_side: int | None) -> None:
+    """Explain the first photos of a continued run once more, without a result.
+
+    The first photos in a process decide whether an engine can be used. They must be those that decided it before.
+    """
+    photos = [_prepare_photo(explainer, max_side, job) for job in jobs]
+    for _ in _explain_batch(explainer, photos, target, strict=False):
+        pass
+
+
 def _try_explaining(explainer: Explainer[Any], photos: list[Any], target: Any) -> list[Any] | str | MethodError:
     """Return the explanations of each photo, or why there are none; a MethodError if the method cannot serve them."""
     try:
@@ -163,3 +248,25 @@ def _try_explaining(explainer: Explainer[Any], photos: list[Any], target: Any) -
     except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
         return describe_error(error)
     return found
+
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+def _write_results(
+    writer: ResultWriter, folder: Path, explained: _Explained
+) -> tuple[Success | Failure, dict[str, Any]]:
+    """Write the files of a photo, and return the outcome and what is recorded of it."""
+    outcome = writer.write_results((explained.job, explained.result))
+    if isinstance(outcome, Failure):
+        return outcome, {**explained.facts, "failure": outcome.reason}
+    names = [name for line in outcome.lines for name in line.files.values()]
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": hash_file(folder / name)} for name in names}
+    return outcome, {**explained.facts, "explanations": [to_row(line) for line in outcome.lines], "files": files}
+
+
+def _restore_outcome(job: Job, record: PhotoRecord) -> Success | Failure:
+    """Return the outcome of an earlier start."""
+    if record.explanations is None:
+        return Failure(job, record.failure or "", is_recorded=True)
+    return Success(job, [parse_row(row) for row in record.explanations], is_recorded=True)

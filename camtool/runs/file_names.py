@@ -1,4 +1,4 @@
-"""Names of result files: short enough for any file system, readable, and distinct."""
+"""Names of result files: short enough for any file system, readable, distinct, and inside their folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["fold_name", "make_distinct", "name_result", "shorten"]
+from camtool.errors import CamtoolError
+
+__all__ = ["check_inside", "fold_name", "make_distinct", "name_result", "name_url", "shorten"]
 
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
@@ -17,6 +21,21 @@ _RESERVED_BYTES = 20
 
 _HASH_DIGITS = 8
 """Hexadecimal digits of a hash in a name: 32 bits, so that two of a thousand names agree once in 10,000 runs."""
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Check that no link leads a file out of the output folder: somebody else may have prepared the folder.
+
+    Args:
+        folder: The output folder. It may itself be a link, as the user has named it.
+        path: The file, relative to the folder; it need not exist.
+
+    Raises:
+        CamtoolError: The file, or a folder on the way to it, is a link that leads outside.
+    """
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise CamtoolError(f"{folder / path}: a link in the output folder leads out of it, to {target}; remove it.")
 
 
 def name_result(stem: str, method: str, label: str, index: int | None) -> str:
@@ -37,6 +56,14 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
     # A short stem leaves its bytes to the subject; a long one is cut to half of the space at most.
     subject = shorten(subject, max(space // 2, space - _count_bytes(stem)))
     return f"{shorten(stem, space - _count_bytes(subject))}.{subject}"
+
+
+def name_url(url: str) -> str:
+    """Return the name of the file at a URL, without what leads out of a folder; the host's if it names no file."""
+    parts = urlsplit(url)
+    # Unquoted, "%2f" is a slash.
+    name = re.sub(r"[^\w.+-]+", "-", unquote(parts.path.rstrip("/").rpartition("/")[2])).strip(".-")
+    return name or _make_slug(parts.hostname or "") or "download"
 
 
 def shorten(text: str, most: int) -> str:

@@ -6,15 +6,17 @@ import glob
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
-from camtool.arguments.checks import check_not_url
+from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.errors import ImageError
 from camtool.inputs import image_files
+from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
-__all__ = ["Job", "Plan", "Skipped", "fold_path", "plan_run"]
+__all__ = ["Job", "Plan", "Skipped", "fold_path", "parse_source", "plan_run", "select_jobs"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,22 @@ class Job:
     """A photo to explain.
 
     Attributes:
-        source: The path of the photo.
+        source: The path of the photo, or its URL as a string.
         stem: The path of its results, relative to the output folder; each result adds its own ending.
     """
 
-    source: Path
+    source: Path | str
     stem: Path
+
+    @property
+    def name(self) -> str:
+        """The file name of the photo."""
+        return file_names.name_url(self.source) if isinstance(self.source, str) else self.source.name
+
+
+def parse_source(text: str) -> Path | str:
+    """Return the source of a job that was written as text: a URL, or else a path."""
+    return text if is_web_address(text) else Path(text)
 
 
 @dataclass(frozen=True)
@@ -50,18 +62,20 @@ class Plan:
     Attributes:
         jobs: The photos, in a stable order, each once.
         skipped: What is left out although the user may expect it.
+        folders: The folders that the results mirror.
     """
 
     jobs: list[Job]
     skipped: list[Skipped]
+    folders: tuple[Path, ...] = ()
 
 
 def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> Plan:
     """List the photos in paths, and where the results of each go.
 
     Args:
-        paths: Files, folders, or patterns such as ``"photos/**/*.jpg"``. Of a folder, all images are taken. A file is
-            taken regardless of its suffix.
+        paths: Files, folders, patterns such as ``"photos/**/*.jpg"``, or URLs of photos. Of a folder, all images are
+            taken. A file is taken regardless of its suffix.
         recursive: Include subfolders. Links to folders are not followed.
         out: The output folder. Images below it are results, not photos, and are left out.
 
@@ -72,22 +86,46 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
     Raises:
         ImageError: A path does not exist, is neither file nor folder, holds no image, or is the output folder.
     """
+    check_not_url("out", out, ImageError)
     branches = [_build_branch(path, recursive=recursive, out=out) for path in paths]
     folders = [branch.base for branch in branches if branch.base is not None]
-    placed: dict[Path, Path] = {}
-    seen: set[Path] = set()
+    placed: dict[Path | str, Path] = {}
+    seen: set[Path | str] = set()
     for base, photos in ((branch.base, branch.photos) for branch in branches):
         for photo in photos:
             # Only the folder is resolved: a link to a photo is a photo of its own, with its own name.
-            resolved = photo.parent.resolve() / photo.name
+            resolved = photo if isinstance(photo, str) else photo.parent.resolve() / photo.name
             if resolved in seen:
                 continue
             seen.add(resolved)
-            below = photo.relative_to(base) if base is not None else Path(photo.name)
+            below = _find_place(photo, base)
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
     skipped = {each.path: each for branch in branches for each in branch.skipped}
-    return Plan(_build_jobs(placed), [*skipped.values()])
+    return Plan(_build_jobs(placed), [*skipped.values()], tuple(dict.fromkeys(folders)))
+
+
+def select_jobs(plan: Plan, *, limit: int | None = None, shuffle: bool = False, seed: int = 0) -> Plan:
+    """Return the plan with its jobs in random order, or with the first ones only, or both.
+
+    The order depends on the seed and the names of the results alone. So it is the same on every machine and in every
+    version of Python; a lower limit gives a part of the same sample; a further photo leaves the others in their order.
+
+    Args:
+        plan: The plan.
+        limit: The largest number of photos; by default all.
+        shuffle: Put the photos into random order before the first ones are taken.
+        seed: Number that chooses the random order.
+    """
+    jobs = plan.jobs
+    if shuffle:
+        jobs = sorted(jobs, key=lambda job: (_compute_rank(job, seed), job.stem))
+    return replace(plan, jobs=jobs[:limit])
+
+
+def _compute_rank(job: Job, seed: int) -> bytes:
+    name = job.stem.as_posix().encode("utf-8", "surrogatepass")
+    return sha256(str(seed).encode() + b"/" + name).digest()
 
 
 @dataclass(frozen=True)
@@ -95,11 +133,20 @@ class _Branch:
     """The contents of one path: its photos, the folder that their results mirror (if any), and what is skipped."""
 
     base: Path | None
-    photos: list[Path]
+    photos: Sequence[Path | str]
     skipped: list[Skipped]
 
 
+def _find_place(photo: Path | str, base: Path | None) -> Path:
+    """Return the path of a photo below the folder or pattern it was found by; for others only its name."""
+    if isinstance(photo, str):
+        return Path(file_names.name_url(photo))
+    return photo.relative_to(base) if base is not None else Path(photo.name)
+
+
 def _build_branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
+    if is_web_address(path):
+        return _Branch(None, [path], [])
     check_not_url("path", path, ImageError)
     if Path(path).is_file():
         return _Branch(None, [Path(path)], [])
@@ -142,7 +189,9 @@ def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
     """Return what a path is, if the user may expect it to be read but it is not; else None."""
     if is_entered and path.is_symlink() and path.is_dir():
         return "a link to a folder, which is not followed"
-    return _describe_special(path) if path.suffix.lower() in image_files.IMAGE_SUFFIXES else None
+    if not is_entered and path.is_dir():
+        return "a folder" if image_files.has_image_suffix(path) else None
+    return _describe_special(path) if image_files.has_image_suffix(path) else None
 
 
 def _describe_special(path: Path) -> str | None:
@@ -171,12 +220,14 @@ def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_photo(path: Path, results: Path | None) -> bool:
-    if path.suffix.lower() not in image_files.IMAGE_SUFFIXES or path.name.startswith(".") or not path.is_file():
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    if not image_files.has_image_suffix(path) and not is_dicom_file(path):
         return False
     return results is None or not path.resolve().is_relative_to(results.resolve())
 
 
-def _build_jobs(placed: dict[Path, Path]) -> list[Job]:
+def _build_jobs(placed: dict[Path | str, Path]) -> list[Job]:
     """Name the results of each photo so that no two names are equal.
 
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.

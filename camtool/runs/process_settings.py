@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import os
 import platform
 
@@ -16,12 +18,16 @@ _LARGEST = 2**31 - 1
 
 
 def tune_process() -> None:
-    """Make explanations faster in this process. Call it before torch is imported.
+    """Make explanations faster in this process, and its end. Call it before torch is imported.
 
     Threads of torch that wait for work sleep, instead of taking the cores from engines and workers. What the user has
     set in the environment is not changed.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # At its end Python looks for cycles among all objects of torch several times, which takes a second. The system
+    # frees the memory anyway.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     _keep_large_blocks()
 
 

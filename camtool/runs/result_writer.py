@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
 from camtool.runs.report_rows import ManifestLine
+from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
+    from camtool.rendering.contact_sheet import Caption
+    from camtool.runs.true_labels import TrueClass
 
 __all__ = ["Failure", "ResultWriter", "Success", "describe_error"]
 
@@ -25,18 +28,30 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True)
 class Success:
-    """A photo that was explained, and the lines of the manifest about it."""
+    """A photo that was explained.
+
+    Attributes:
+        job: The photo.
+        lines: The lines of the manifest about it; none if only photos that are classified wrongly get lines.
+        is_recorded: True if an earlier start of the run explained it.
+        size: Its height and width in pixels; None if an earlier start explained it.
+        correct: True if the model's top class is the true one; None if one of them is not known.
+    """
 
     job: Job
     lines: list[ManifestLine]
+    is_recorded: bool = False
+    size: tuple[int, int] | None = None
+    correct: bool | None = None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A photo that could not be explained, and why."""
+    """A photo that could not be explained, and why; ``is_recorded`` if an earlier start tried it."""
 
     job: Job
     reason: str
+    is_recorded: bool = False
 
 
 def describe_error(error: Exception) -> str:
@@ -61,6 +76,11 @@ class ResultWriter:
         self._taken: set[str] = set()
         self._lock = threading.Lock()
 
+    def reserve_recorded(self, names: Iterable[str]) -> None:
+        """Reserve the files of results that are kept, relative to the output folder, so that none is overwritten."""
+        with self._lock:
+            self._taken.update(fold_path(Path(name)) for name in names)
+
     def write_results(self, result: tuple[Job, Sequence[Explanation] | str]) -> Success | Failure:
         """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
 
@@ -73,25 +93,40 @@ class ResultWriter:
         job, explanations = result
         if isinstance(explanations, str):
             return Failure(job, explanations)
+        true_class = self._output.true_classes.get(job.source)
+        correct = _is_correct(explanations, true_class)
+        size = _get_size(explanations)
+        if self._output.only_wrong and correct is None:
+            return Failure(job, f"{job.source}: the model predicts no class for it, so it is neither right nor wrong")
+        if self._output.only_wrong and correct:
+            return Success(job, [], size=size, correct=correct)
         try:
             lines = [
-                _build_line(job, explanation, self._write_files(explanation, job.stem.with_name(name)))
+                self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
                 for name, explanation in zip(_name_results(job, explanations), explanations, strict=True)
             ]
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
-        return Success(job, lines)
+        return Success(job, lines, size=size, correct=correct)
 
-    def _write_files(self, explanation: Explanation, stem: Path) -> dict[str, str]:
+    def _write_explanation(
+        self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None
+    ) -> ManifestLine:
+        line = _build_line(job, explanation, true_class)
+        caption = build_caption(line) if self._output.has_captions else None
+        return replace(line, files=self._write_files(explanation, stem, caption))
+
+    def _write_files(self, explanation: Explanation, stem: Path, caption: Caption | None) -> dict[str, str]:
         """Write each kind of file; return kind → path, relative to the output folder."""
         files = {}
         for name in self._output.kinds:
             kind = SAVE_KINDS[name]
             path = stem.with_name(f"{stem.name}{kind.marker}.{kind.choose_suffix(self._output.format)}")
             self._reserve(path)
-            kind.write(explanation, self._output.folder / path, self._output)
+            file_names.check_inside(self._output.folder, path)
+            kind.write(explanation, self._output.folder / path, self._output, caption)
             files[name] = path.as_posix()
         return files
 
@@ -108,7 +143,20 @@ def _name_results(job: Job, explanations: Sequence[Explanation]) -> list[str]:
     return file_names.make_distinct(names)
 
 
-def _build_line(job: Job, explanation: Explanation, files: dict[str, str]) -> ManifestLine:
+def _is_correct(explanations: Sequence[Explanation], true_class: TrueClass | None) -> bool | None:
+    """Return True if the top class is the true one. All explanations of a photo have the same top class."""
+    predicted = next((each.predicted_index for each in explanations), None)
+    return None if predicted is None or true_class is None else predicted == true_class.index
+
+
+def _get_size(explanations: Sequence[Explanation]) -> tuple[int, int] | None:
+    """Return height and width of the photo."""
+    size = next((each.view.size for each in explanations), ())
+    return (size[0], size[1]) if len(size) == 2 else None
+
+
+def _build_line(job: Job, explanation: Explanation, true_class: TrueClass | None) -> ManifestLine:
+    """Return the line about an explanation, without its files."""
     return ManifestLine(
         image=str(job.source),
         method=explanation.method,
@@ -119,5 +167,9 @@ def _build_line(job: Job, explanation: Explanation, files: dict[str, str]) -> Ma
         probability=explanation.probability,
         warnings=explanation.warnings,
         box=explanation.box,
-        files=files,
+        files={},
+        warning_codes=tuple(warning.code for warning in explanation.warnings),
+        predicted_label=explanation.predicted_label,
+        true_label=None if true_class is None else true_class.label,
+        correct=_is_correct([explanation], true_class),
     )

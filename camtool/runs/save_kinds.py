@@ -5,17 +5,19 @@ To add one, write a function that saves it, and add an entry to :data:`SAVE_KIND
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
+    from camtool.rendering.contact_sheet import Caption
+    from camtool.runs.true_labels import TrueClass
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
-__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind"]
+__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write"]
 
 
 def _get_default_colormap() -> str:
@@ -37,6 +39,9 @@ class OutputSettings:
         enlarge: Write overlays of small photos enlarged.
         max_side: The longest side of the pictures in pixels. Larger photos are reduced while they are read, but not
             below what the model needs.
+        has_captions: Write label, probability, method, and right or wrong if it is known, below the overlays.
+        true_classes: Path of a photo → its true class, of the photos whose class is known.
+        only_wrong: Write results only for photos whose top class is not the true one.
     """
 
     folder: Path
@@ -46,6 +51,18 @@ class OutputSettings:
     colormap: str = field(default_factory=_get_default_colormap)
     enlarge: bool = True
     max_side: int | None = None
+    has_captions: bool = False
+    true_classes: Mapping[Path | str, TrueClass] = field(default_factory=dict)
+    only_wrong: bool = False
+
+
+class Write(Protocol):
+    """Function that writes an explanation to a path; overlays get the caption, if there is one."""
+
+    def __call__(
+        self, explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None, /
+    ) -> None:
+        """Write the file, completely or not at all."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +75,23 @@ class SaveKind:
         marker: What stands before the suffix, so that the files of an explanation have different names.
     """
 
-    write: Callable[[Explanation, Path, OutputSettings], None]
+    write: Write
     choose_suffix: Callable[[str], str]
     marker: str
 
 
-def _write_overlay(explanation: Explanation, path: Path, output: OutputSettings) -> None:
-    explanation.save(path, alpha=output.alpha, colormap=output.colormap, enlarge=output.enlarge)
+def _write_overlay(
+    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
+) -> None:
+    from camtool.rendering import contact_sheet, image_writing
+
+    pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge)
+    image_writing.write_image(path, pixels if caption is None else contact_sheet.add_caption(pixels, caption))
 
 
-def _write_heatmap(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+def _write_heatmap(
+    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
+) -> None:
     """Write the heatmap in colors; transparent where the model did not see the photo."""
     import numpy as np
 
@@ -80,19 +104,43 @@ def _write_heatmap(explanation: Explanation, path: Path, output: OutputSettings)
     image_writing.write_image(path, pixels)
 
 
-def _write_mask(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+def _write_mask(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
     from camtool.rendering import image_writing
 
     image_writing.write_image(path, explanation.masked())
 
 
-def _write_raw(explanation: Explanation, path: Path, output: OutputSettings) -> None:
+def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
     import numpy as np
 
     from camtool.rendering import image_writing
 
     with image_writing.open_atomically(path) as file:
         np.save(file, explanation.raw)
+
+
+def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
+    """Write all arrays and numbers of an explanation as one compressed file, without pickled objects."""
+    import numpy as np
+
+    from camtool.rendering import image_writing
+
+    with image_writing.open_atomically(path) as file:
+        np.savez_compressed(
+            file,
+            raw=explanation.raw,
+            # A byte is as fine as a screen shows; a float16 would take ten times the space.
+            heatmap=np.rint(255 * explanation.heatmap).astype(np.uint8),
+            seen=explanation.seen,
+            score=np.float64(explanation.score),
+            probability=np.float64(np.nan if explanation.probability is None else explanation.probability),
+            index=np.int64(-1 if explanation.index is None else explanation.index),
+            label=np.str_(explanation.label),
+            method=np.str_(explanation.method),
+            layer=np.str_(explanation.layer),
+            box=np.array([np.nan] * 4 if explanation.box is None else explanation.box, np.float64),
+            warning_codes=np.array([warning.code for warning in explanation.warnings], np.str_),
+        )
 
 
 def _keep_format(format: str) -> str:  # noqa: A002
@@ -113,5 +161,7 @@ SAVE_KINDS: dict[str, SaveKind] = {
     "mask": SaveKind(_write_mask, _keep_format, ".mask"),
     # The method's own values as an array (h, w), on what the model saw of the photo.
     "raw": SaveKind(_write_raw, lambda _: "npy", ".raw"),
+    # The raw values, the heatmap at the size of the photo, and the numbers, in one compressed file of NumPy.
+    "npz": SaveKind(_write_arrays, lambda _: "npz", ""),
 }
 """Name → kind of file, in the order that the help shows."""

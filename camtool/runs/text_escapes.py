@@ -1,4 +1,4 @@
-"""Escapes for text of unknown origin, so that a terminal or a JSON line shows it and does not interpret it."""
+"""Escapes for text of unknown origin, so that a terminal, a JSON line or a spreadsheet shows it, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["escape_hidden", "to_json"]
+__all__ = ["escape_formula", "escape_hidden", "to_json"]
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
@@ -19,6 +19,17 @@ _JOINERS = "\u200c\u200d"
 def escape_hidden(text: str) -> str:
     """Return the text on one line, with Python's escape for each character that a terminal would interpret."""
     return _escape(text, lambda character: character.encode("unicode_escape").decode("ascii"))
+
+
+def escape_formula(value: Any) -> Any:
+    """Return a cell for a CSV file: on one line, and with an apostrophe before what a spreadsheet takes for a formula.
+
+    Numbers are returned unchanged.
+    """
+    if not isinstance(value, str):
+        return value
+    text = escape_hidden(value)  # a tab or a line end before "=" would be skipped
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def to_json(value: Any) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -79,10 +79,18 @@ TINY, SLOW, SLEEPING = (f"{__name__}:{factory.__name__}" for factory in (tiny, s
 class Result:
     code: int
     out: str
-    err: str
+    err: str  # without notes
+    notes: list[str] = field(default_factory=list, compare=False)
 
 
 Command = Callable[..., Result]
+
+
+def split_notes(err: str) -> tuple[str, list[str]]:
+    """Return standard error without its notes, and the notes."""
+    lines = err.splitlines(keepends=True)
+    notes = [line.removeprefix("Note: ").rstrip() for line in lines if line.startswith("Note: ")]
+    return "".join(line for line in lines if not line.startswith("Note: ")), notes
 
 
 @pytest.fixture
@@ -97,7 +105,8 @@ def camtool_(monkeypatch, capsys, tmp_path) -> Command:
             app.main()
         code = end.value.code
         result = capsys.readouterr()
-        return Result(code if isinstance(code, int) else -1, result.out, result.err)
+        err, notes = split_notes(result.err)
+        return Result(code if isinstance(code, int) else -1, result.out, err, notes)
 
     return command
 
@@ -168,7 +177,8 @@ def read_lines(out: str | Path = "out") -> list[dict[str, Any]]:
 
 def list_files(out: str | Path = "out") -> list[str]:
     """List the images and arrays below a folder, by their paths inside it."""
-    found = [path for path in Path(out).rglob("*") if path.is_file() and path.name != "explanations.jsonl"]
+    other = (".json", ".jsonl", ".html")
+    found = [path for path in Path(out).rglob("*") if path.is_file() and path.suffix not in other]
     return sorted(path.relative_to(out).as_posix() for path in found)
 
 
@@ -279,7 +289,7 @@ def test_targets_are_ranks_indices_or_names(explained, photos, targets, indices)
 def test_layer_can_be_repeated(explained, photos):
     assert explained("photos/a.png", "--layer", "first").code == 0
     assert [line["layer"] for line in read_lines()] == ["first"]
-    assert explained("photos/a.png", "--layer", "first", "--layer", "second").code == 0
+    assert explained("photos/a.png", "--layer", "first", "--layer", "second", "--overwrite").code == 0
     assert [line["layer"] for line in read_lines()] == ["first + second"]
 
 
@@ -293,7 +303,7 @@ def test_images_are_written_in_the_given_format(explained, photos, suffix, kind)
 
 def test_alpha_and_colormap_change_the_colors(explained, photos):
     def draw(*options: object) -> np.ndarray:
-        assert explained("photos/a.png", "--no-enlarge", *options).code == 0
+        assert explained("photos/a.png", "--no-enlarge", "--overwrite", *options).code == 0
         return np.asarray(open_image(Path("out", list_files()[0]))).astype(int)
 
     given = np.asarray(open_image("photos/a.png")).astype(int)
@@ -334,6 +344,114 @@ def test_results_inside_the_input_folder_are_not_explained_by_the_next_run(expla
     assert len(read_lines("photos/results")) == len(list_files("photos/results")) == 3
 
 
+# --------------------------------------------------------------------------------------------- the user's own model
+
+
+class Small(nn.Module):
+    """A model of gray images of 16 x 16 alone, as many users have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.head = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(6 * 16 * 16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu().flatten(1))
+
+
+def prepare_small(image: Image.Image) -> torch.Tensor:
+    return (torch.from_numpy(np.asarray(image.convert("L").resize((16, 16))).copy())[None] / 255 - 0.5) / 0.25
+
+
+SMALL, PREPARE_SMALL = f"{__name__}:Small", f"{__name__}:prepare_small"
+STATED = ("--size", "16", "--mean", "0.5", "--std", "0.25", "--channels", "gray")
+
+
+def test_the_preprocessing_of_a_users_model_is_stated_by_numbers_or_by_a_function(camtool_, photos):
+    Image.effect_noise((16, 16), 60).save("square.png")
+    assert camtool_("square.png", "--model", SMALL, *STATED, "--out", "numbers").code == 0
+    assert camtool_("square.png", "--model", SMALL, "--transform", PREPARE_SMALL, "--out", "function").code == 0
+    (numbers,), (function,) = read_lines("numbers"), read_lines("function")
+    assert numbers["warnings"] == function["warnings"] == []
+    assert numbers["score"] == pytest.approx(function["score"], abs=1e-5)
+    by_bytes = ("--size", "16x16", "--mean", "127.5", "--std", "63.75", "--channels", "gray")
+    assert camtool_("square.png", "--model", SMALL, *by_bytes, "--out", "bytes").code == 0
+    assert read_lines("bytes")[0]["score"] == pytest.approx(function["score"], abs=1e-5)
+
+
+def test_a_size_alone_warns_that_the_normalization_was_assumed(camtool_, photos):
+    assert camtool_("photos/a.png", "--model", SMALL, "--size", "16", "--channels", "gray").code == 0
+    assert any("No mean and std" in warning for warning in read_lines()[0]["warnings"])
+
+
+def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtool_, photos):
+    assert camtool_("photos/a.png", "--model", f"{__name__}:Net").code == 0
+    (warning,) = [each for each in read_lines()[0]["warnings"] if "was assumed" in each]
+    named = re.findall(r"--\w+", warning)
+    assert "--transform" in named
+    shown = camtool_("run", "--help").out
+    assert [option for option in named if option not in shown] == []
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
+def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
+    shown = on_screen(200)(command, "--help").out
+    channels = "--channel-order" if command == "features" else "--channels"
+    options = ("--transform", "--size", "--mean", "--std", channels)
+    assert [option for option in options if option not in shown] == []
+    assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--transform", PREPARE_SMALL, "--mean", "0.5", "--size", "9"],
+            ["--transform is the whole", "--size and --mean"],
+        ),
+        (["--mean", "0.5"], ["--mean is given alone"]),
+        (["--std", "0.5"], ["--std is given alone"]),
+        (["--mean", "a", "--std", "1"], ["--mean 'a' is not one number or three", "0.485,0.456,0.406"]),
+        (["--mean", "1,2", "--std", "1"], ["--mean '1,2' is not"]),
+        (["--mean", "1,2,3", "--std", "1", "--channels", "gray"], ["--mean '1,2,3' is not one number for gray"]),
+        (["--mean", "nan", "--std", "1"], ["mean must be a finite number"]),
+        (["--mean", "0", "--std", "0"], ["std must be a finite number above 0"]),
+        (["--mean", "123.7", "--std", "0.2"], ["different scales"]),
+        (["--size", "16xx"], ["--size '16xx'"]),
+        (["--transform", "tests.nowhere:f"], ["transform 'tests.nowhere:f'", "no module"]),
+        (["--size", "16"], ["makes inputs of 3 channels", "takes 1", "--channels"]),
+        (["--size", "20", "--channels", "gray"], ["1 x 20 x 20", "on which the model fails", "--size"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
+)
+def test_a_preprocessing_that_is_impossible_or_does_not_fit_is_refused(camtool_, photos, options, words):
+    assert_refused(camtool_("photos", "--model", SMALL, *options), *words)
+
+
+def test_a_file_beside_the_weights_is_read_and_named(camtool_, photos):
+    Path("mine").mkdir()
+    save_file(Net().state_dict(), "mine/model.safetensors")
+    settings = {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+    Path("mine/config.json").write_text(json.dumps({"pretrained_cfg": settings}))
+    run = ("photos/a.png", "--model", f"{__name__}:Net", "--weights", "mine/model.safetensors")
+    result = camtool_(*run)
+    assert (result.code, result.notes[-1]) == (0, f"Preprocessing is that of {Path('mine', 'config.json')}.")
+    assert "assumed" not in " ".join(read_lines()[0]["warnings"])
+    stated = camtool_(*run, "--size", "16", "--mean", "0.5", "--std", "0.25", "--overwrite")
+    assert (stated.code, len(stated.notes)) == (0, 1)
+
+
+def test_code_of_the_users_is_announced_unless_quiet(camtool_, photos):
+    run = ("photos/a.png", "--model", SMALL, "--transform", PREPARE_SMALL)
+    assert camtool_(*run).notes == [
+        f"--transform {PREPARE_SMALL} runs the Python code of {__name__}.",
+        f"--model {SMALL} runs the Python code of {__name__}.",
+    ]
+    assert camtool_(*run, "--quiet").notes == []
+    assert camtool_("layers", TINY, "--size", "16").notes == [f"--model {TINY} runs the Python code of {__name__}."]
+    assert camtool_("photos/a.png", "--model", "demo").notes == []
+
+
 # ------------------------------------------------------------------------------------------- output
 
 
@@ -344,13 +462,13 @@ def test_a_run_ends_with_a_summary(explained, photos):
     assert "3 files and explanations.jsonl are in out\n" in result.out
 
 
-def test_verbose_prints_an_unbroken_line_for_each_explanation(explained, tmp_path):
+def test_verbose_prints_an_unbroken_line_for_each_photo(explained, tmp_path):
     long = write_photo(tmp_path / ("deep" * 20) / "[red]a[/].png")
-    result = explained(long, "--verbose", "--target", "top2")
-    shown = [line for line in result.out.splitlines() if line.startswith(str(long))]
-    assert [re.sub(r" [\d.]+%", "", line).split()[-2:] for line in shown] == [
-        [line["label"], "gradcam"] for line in read_lines()
-    ]
+    result = explained(long, "--verbose", "--target", "top2", "--method", "gradcam,layercam")
+    first, second = (line for line in read_lines() if line["method"] == "gradcam")
+    labels = [f"{line['label']} {line['probability']:.1%}" for line in (first, second)]
+    line = result.out.splitlines()[0]
+    assert re.sub(r", [\d.]+ms$", "", line) == (f"image 1/1 {long}: 20x28 {labels[0]}, {labels[1]}, gradcam, layercam")
 
 
 def test_quiet_prints_errors_only(explained, photos):
@@ -395,7 +513,7 @@ def test_a_file_name_that_is_not_utf8_is_printed(explained, photos):
     result = explained(odd, "--json")
     assert result.code == 0
     assert json.loads(result.out)["explained"][0]["image"] == odd == read_lines()[0]["image"]
-    assert r"caf\udce9.png" in explained(odd, "--verbose").out
+    assert r"caf\udce9.png" in explained(odd, "--verbose", "--overwrite").out
 
 
 def test_all_methods_are_listed(camtool_):
@@ -433,7 +551,7 @@ def test_a_method_is_described_with_its_options_and_its_paper(on_screen):
 
 def test_options_reach_the_method(explained, photos):
     assert explained("--method", "rivalcam", "--option", "rivals=1", "--option", "temperature=2.5").code == 0
-    result = explained("--method", "rivalcam", "--option", "rivals=0")
+    result = explained("--method", "rivalcam", "--option", "rivals=0", "--overwrite")
     assert (result.code, "rivals must be a whole number" in result.err) == (2, True)
 
 
@@ -482,7 +600,7 @@ def test_layers_are_listed_for_an_image_that_is_not_square(camtool_):
     assert chosen.split()[:6] == ["layer4", "512", "x", "2", "x", "3"]
 
 
-@pytest.mark.parametrize("size", ["16", "64x", "64x8", "large"])
+@pytest.mark.parametrize("size", ["0", "64x", "64x0", "large", "123456"])
 def test_an_invalid_size_is_refused(camtool_, size):
     assert_refused(camtool_("layers", "resnet18", "--size", size), f"--size '{size}'", "224x320")
 
@@ -538,7 +656,8 @@ def test_help_and_version(camtool_):
         (["--layer", "stage4"], ["'stage4'", "camtool layers MODEL"]),
         (["--weights", "none.pth"], ["'none.pth'", "no such file"]),
         (["--weights", "https://x.org/a.pth"], ["weights 'https://x.org/a.pth': URLs are not read; download"]),
-        (["https://x.org/a.jpg?b=1"], ["path 'https://x.org/a.jpg?b=1': URLs are not read; download"]),
+        (["ftp://x.org/a.jpg?b=1"], ["path 'ftp://x.org/a.jpg?b=1': URLs are not read; download"]),
+        (["--out", "https://x.org/out"], ["out 'https:/x.org/out' is a URL"]),
         (["--model", "https://x.org/a.pth"], ["model 'https://x.org/a.pth': URLs are not read"]),
         (["--model", "photos/a.png"], ["'photos/a.png' is unknown", "looks like a photo"]),
         (["mobilenet_v2"], ["'mobilenet_v2' is the name of a model, not a photo; give it as --model mobilenet_v2"]),
@@ -628,13 +747,14 @@ def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args,
     process = start_process(*args, "--model", TINY, cwd=tmp_path)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, "Traceback" in err) == (code, False)
-    assert (bool(out), bool(err)) == (code != 2, code != 0)
+    assert (bool(out), bool(split_notes(err)[0])) == (code != 2, code != 0)
 
 
 def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     (tmp_path / "mynets.py").write_text(f"from {__name__} import tiny as make\n")
     process = start_process("photos", "--model", "mynets:make", cwd=tmp_path)
-    assert (process.communicate(timeout=120)[1], process.returncode) == ("", 0)
+    err, notes = split_notes(process.communicate(timeout=120)[1])
+    assert (err, notes, process.returncode) == ("", ["--model mynets:make runs the Python code of mynets."], 0)
 
 
 @posix
@@ -661,6 +781,7 @@ def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
 def test_ctrl_c_during_loading_exits_without_a_traceback(photos, tmp_path):
     process = start_process("photos", "--model", SLEEPING, cwd=tmp_path)
     assert process.stderr
+    assert process.stderr.readline().startswith("Note: --model")
     assert process.stderr.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from camtool.cli import run_summary, terminal
+from camtool.cli import terminal
+from camtool.cli.progress import run_summary
 from tests.cli.test_commands import (
     SLOW,
     TINY,
@@ -32,8 +33,11 @@ from tests.cli.test_commands import (
     photos,
     posix,
     read_lines,
+    split_notes,
     start_process,
+    write_photo,
 )
+from tests.runs.report.folders import read_payload
 
 
 @posix
@@ -48,10 +52,11 @@ def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, co
         time.sleep(0.02)
     process.send_signal(sent)
     out_text, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, "")
+    assert (process.returncode, split_notes(err)[0]) == (code, "")
     assert re.search(r"Stopped after \d+ of 202 photos", out_text)
     found = read_lines(out)
     assert 1 <= len(found) < 202
+    assert len(read_payload(out / "index.html")["ids"]) == len(found)
     assert [path.name for path in out.rglob("*") if path.name.startswith(".") or path.suffix in (".part", ".tmp")] == []
     assert {file for line in found for file in line["files"].values()} <= {*list_files(out)}
     for name in list_files(out):
@@ -59,17 +64,18 @@ def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, co
 
 
 @posix
-def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(explained, photos, tmp_path):
+def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(camtool_, photos, tmp_path):
     process = start_process("photos", "--model", SLOW, "--batch-size", 1, cwd=tmp_path)
     lock, deadline = tmp_path / "out" / ".explanations.jsonl.lock", time.monotonic() + 120
     while not lock.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
     try:
-        assert_refused(explained(), "'out'", f"process {process.pid} on", "--out")
+        second = camtool_("photos", "--model", SLOW, "--batch-size", 1)
+        assert_refused(second, "'out'", f"process {process.pid} on", "--out")
     finally:
         process.send_signal(signal.SIGCONT)
-    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+    assert (split_notes(process.communicate(timeout=60)[1])[0], process.returncode) == ("", 0)
     assert len(read_lines(tmp_path / "out")) == 2
     assert not lock.exists()
 
@@ -83,7 +89,7 @@ def test_sigterm_is_handled_only_during_a_run_in_the_main_thread(explained, phot
     assert signal.getsignal(signal.SIGTERM) == before
     found.clear()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(explained).result()
+        pool.submit(explained, "--overwrite").result()
     assert {*found} == {before}
 
 
@@ -97,15 +103,22 @@ def test_an_ignored_sigterm_stays_ignored(explained, photos):
 
 
 def test_the_error_for_a_full_disk_names_the_file(explained, photos, monkeypatch):
-    explained("photos/a.png")
-    earlier = read_lines()
+    explained()
+    earlier, real = read_lines(), Path.replace
+    write_photo(photos / "c.png")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fill(self: Path, target: Path) -> Path:
+        if target.suffix == ".png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, target)
 
-    monkeypatch.setattr(Path, "replace", full)
-    assert_refused(explained(), "out/a.gradcam.", "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fill)
+        assert_refused(explained(), "out/c.gradcam.", "No space left on device")
     assert read_lines() == earlier
+    assert explained().code == 0
+    assert read_lines()[: len(earlier)] == earlier
+    assert [Path(line["image"]).name for line in read_lines()] == ["a.png", "b.jpg", "c.png"]
 
 
 @posix
@@ -115,7 +128,7 @@ def test_skipped_paths_are_listed_at_the_end(explained, photos):
         os.mkfifo(photos / f"pipe{number}.png")
     result = explained()
     assert (result.code, result.err) == (0, "")
-    assert result.out.splitlines()[-1] == (
+    assert result.out.splitlines()[-2] == (
         "Skipped: photos/gone.png (a broken link), photos/pipe0.png (a named pipe), photos/pipe1.png (a named pipe), "
         "photos/pipe2.png (a named pipe), photos/pipe3.png (a named pipe) and 2 more"
     )
@@ -144,7 +157,7 @@ def test_control_characters_in_names_and_labels_are_escaped(explained, odd):
     assert (result.code, result.err) == (0, "")
     assert result.out.replace("\n", "").isprintable()
     first = result.out.splitlines()[0]
-    assert f"/photos/{SHOWN}.png  {SHOWN}" in first
+    assert f"/photos/{SHOWN}.png: 20x28 {SHOWN}" in first
     (line,) = read_lines()
     assert (line["image"], line["label"][: len(ODD)]) == (str(odd), ODD)
     assert Path("out", "explanations.jsonl").read_text(encoding="utf-8").rstrip("\n").isprintable()

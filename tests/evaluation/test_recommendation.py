@@ -7,15 +7,20 @@ import logging
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import camtool
 from camtool.demo.bundled import load_cheating_model, load_honest_model
 from camtool.demo.measure import UNSEEN
 from camtool.demo.scenes import draw_scene
-from camtool.errors import CamtoolError, MethodError
-from camtool.evaluation import recommendation
-from camtool.evaluation.recommendation import Tried
+from camtool.errors import CamtoolError, MethodError, MetricError
+from camtool.evaluation import recommendation, trials
+from camtool.evaluation.candidates import Candidate
+from camtool.evaluation.pointing import prepare_pointing
+from camtool.evaluation.subject import Subject
+from camtool.evaluation.trials import REFERENCE, Tried
+from camtool.trust.metrics.mosaics import compute_grid_pointing
 
 IMAGES = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -41,19 +46,82 @@ def test_the_quickest_of_those_that_are_not_measurably_worse_is_chosen():
     all_of_them = [gradcam, best, close, below]
     found = recommendation._decide(all_of_them, all_of_them, 4)
     assert found.method == "close"
-    assert "best has 0.60, which is not measurably better, and takes 10.0 times as long" in found.reason
-    assert "that of gradcam at the default layer 0.15" in str(found)
+    assert (
+        "best has 0.60 in single deletion, which is not measurably better, and takes 10.0 times as long" in found.reason
+    )
+    assert "single deletion is 0.59 on 4 images (gradcam at the default layer: 0.15)" in str(found)
     assert found.tried[0] is best
     assert {each.method for each in found.front} == {"best", "below", "gradcam"}  # as good as close, and quicker
     alone = recommendation._decide([gradcam, best], [gradcam, best], 4)
     assert (alone.method, alone.reason[-15:]) == ("best", "None is better.")
 
 
+def test_of_those_that_are_as_faithful_the_quickest_that_is_as_well_localized_is_chosen():
+    gradcam = tried("gradcam", [0.1, 0.2], 1, localization=0.7)
+    best = tried("best", [0.5, 0.7], 50, localization=0.6)
+    sharp = tried("sharp", [0.6, 0.58], 8, localization=0.8)
+    blurred = tried("blurred", [0.6, 0.58], 5, localization=0.5)
+    all_of_them = [gradcam, best, sharp, blurred]
+    found = recommendation._decide(all_of_them, all_of_them, 2)
+    assert found.method == "sharp"
+    assert "80% of the heat is on the right image of mosaics (70%), and an image takes 8 ms (1)" in found.reason
+    quick = tried("best", [0.5, 0.7], 2, localization=0.6)
+    found = recommendation._decide([gradcam, quick, sharp], [gradcam, quick, sharp], 2)
+    assert found.method == "sharp"
+    assert found.reason.endswith("which is not measurably better, and less of its heat is in the right place.")
+    unknown = [tried(each.method, each.faithfulness, each.milliseconds) for each in all_of_them]
+    found = recommendation._decide(unknown, unknown, 2)
+    assert found.method == "blurred"
+    assert "localization was not measured" in found.reason
+
+
+class FixedSize(nn.Module):
+    """A model that takes images of one size only."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        if x.shape[2:] != (128, 128):
+            raise ValueError("only 128 x 128")
+        return self.model(x)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_localization_is_the_grid_pointing_game_on_images_that_are_recognized(is_fixed):
+    model = load_honest_model().model
+    scenes = [draw_scene(UNSEEN + 50 + seed, classes=[seed % 5]).image for seed in range(7)]
+    subject = Subject(FixedSize(model) if is_fixed else model, load_honest_model().transform)
+    batches = [*subject.iterate_batches([Image.fromarray(each) for each in scenes], [None] * 7, 4)]
+    game, shares = prepare_pointing(subject, batches, REFERENCE)
+    assert game.is_shrunk == is_fixed
+    assert len(shares) == 6
+    assert len(game.classes[:5].unique()) == 5  # one of each class before the second of any
+
+    def explain(mosaics, rows):
+        targets = [camtool.targets.ClassScore(int(game.classes[row])) for row in rows]
+        results = camtool.explain(subject.model, mosaics, targets)
+        return torch.stack([torch.as_tensor(each.heatmap) for each in results])
+
+    expected = compute_grid_pointing(explain, game.images, game.classes, shrink=is_fixed)
+    torch.testing.assert_close(shares, expected, atol=1e-4, rtol=0)
+    assert shares.mean() > 0.5  # Grad-CAM of a trained model finds the right image
+    with pytest.raises(MetricError, match="over"):
+        game.play(Candidate("layercam"), lambda: trials._check_time(lambda: True))
+
+
+def test_without_four_recognized_classes_there_is_no_game():
+    subject = Subject(build_net())
+    batches = [*subject.iterate_batches(IMAGES, [None] * 6, 4)]
+    assert prepare_pointing(subject, batches, REFERENCE) is None
+
+
 def test_what_is_beaten_in_everything_is_not_on_the_front():
     one, other = tried("one", [0.5, 0.6], 1, localization=0.5), tried("other", [0.4, 0.5], 2, localization=0.4)
     sharp = tried("sharp", [0.3, 0.4], 3, localization=0.9)
     found = recommendation._decide([one, other, sharp], [one, other, sharp], 2)
-    assert [each.method for each in found.front] == ["sharp", "one"]
+    assert [each.method for each in found.front] == ["one", "sharp"]
 
 
 def test_each_candidate_has_the_single_deletion_that_evaluate_finds():
@@ -86,7 +154,7 @@ def test_truth_counts_half():
     found = camtool.recommend(net, IMAGES, truth=[mask] * 6)
     first = found.tried[0]
     np.testing.assert_allclose(first.quality, (first.faithfulness + first.localization) / 2)
-    assert "heat on the object" in found.reason
+    assert "of the heat is on the object" in found.reason
 
 
 def test_auto_explains_with_what_is_recommended_and_keeps_it(caplog):

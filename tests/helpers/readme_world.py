@@ -43,6 +43,29 @@ def make():
     return squeezenet1_1(num_classes={CLASSES})
 """
 
+PREPARE = """
+import torch
+from torchvision.transforms import v2
+
+prepare = v2.Compose([v2.Resize((64, 64)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+"""
+
+NOT_RUN = {
+    "https://": "needs the network; tests/inputs/test_downloads.py",
+    "s3://": "needs the network; tests/runs/cluster",
+    "--cluster": "starts processes that talk over sockets; tests/runs/cluster",
+    "report shards/": "needs shards of a cluster run; tests/runs/report/test_shards.py",
+    "slide.svs": "needs a slide and a model of its classes; tests/slides",
+    "result.tiles": "is about the result of a slide; tests/slides",
+    "r3d_18": "needs weights of a large model of clips; tests/videos",
+}
+"""Text in a block or a command that does not run here → why, and the tests that run such code."""
+
+
+def is_run(text: str) -> bool:
+    """Return True if a block or a command runs here."""
+    return not any(each in text for each in NOT_RUN)
+
 
 def list_blocks(language: str) -> list[tuple[Path, int, str]]:
     """Return the code blocks of all pages in a language: the page, the line before the block, and its text."""
@@ -61,18 +84,37 @@ def list_blocks(language: str) -> list[tuple[Path, int, str]]:
 def furnish(folder: Path) -> None:
     """Fill a working directory with the photos, the folders and the files that README's blocks name."""
     from camtool.demo.scenes import draw_scene
+    from tests.helpers.medical_files import write_examples
 
+    write_examples(folder)
     for number, name in enumerate(PHOTOS):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw_scene(number, objects=2).image).resize((160, 140)).save(path)
     (folder / "mypackage").mkdir()
     (folder / "mypackage" / "models.py").write_text(FACTORY)
+    (folder / "mynets.py").write_text(FACTORY + PREPARE)
+    (folder / "labels.csv").write_text("image,label\nfirst.jpg,281\ndeeper/second.jpg,tabby\n")
+    _save_clip_of_frames(folder / "clip.mp4")
     (folder / "classes.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))
     _save_factorys_weights(folder / "mine.safetensors")
     _save_yolo(folder / "yolo11n.pt")
     _save_vit(folder / "google" / "vit-base-patch16-224")
     _save_clip(folder / "openai" / "clip-vit-base-patch32")
+
+
+def _save_clip_of_frames(path: Path) -> None:
+    import av
+
+    from camtool.demo.scenes import draw_scene
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 128, 128, "yuv420p"
+        for number in range(4):
+            frame = av.VideoFrame.from_ndarray(draw_scene(number, objects=2).image, format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
 
 
 def _save_factorys_weights(path: Path) -> None:
@@ -215,6 +257,7 @@ def given() -> dict[str, Any]:
     images = torch.rand(2, 3, 64, 64)
     import timm
 
+    from tests.helpers.band_nets import BandNet
     from tests.helpers.text_processors import make_llava_processor
     from tests.zoo.hugging_face import DETECTORS
     from tests.zoo.vision_language import WITH_GRID
@@ -230,6 +273,8 @@ def given() -> dict[str, Any]:
         "masked": Masked().eval(),
         "siamese": Siamese().eval(),
         "heart": heart.eval(),
+        "volume_model": BandNet(1, axes=3).eval(),
+        "satellite": BandNet(13).eval(),
         "faces": Faces().eval(),
         "images": images,
         "mask": (images[:, :1] > 0.3).float(),
@@ -264,6 +309,8 @@ def main() -> None:
     """Run the Python blocks of all pages in one namespace; a failure names the page and the line."""
     namespace = given()
     for page, line, block in list_blocks("python"):
+        if not is_run(block):
+            continue
         exec(compile("\n" * line + block, str(page), "exec"), namespace)
     names = [name for name in namespace if not name.startswith("_")]
     sys.stdout.write(json.dumps(names))

@@ -187,6 +187,10 @@ def test_damage_behind_the_first_frame_is_ignored() -> None:
 def test_pages_without_a_description_count_as_frames() -> None:
     data = encode_tiff(by_channels(make_bands(13)), metadata=None)
     assert "13 frames or pages" in "".join(get_reading_notes(read_image(data)))
+
+
+def test_pages_that_are_declared_as_slices_are_refused() -> None:
     depth = encode_tiff(by_channels(make_bands(13)), metadata={"axes": "ZYX"})
     assert json.loads(Image.open(BytesIO(depth)).tag_v2[270])["axes"] == "ZYX"
-    assert "13 frames or pages" in "".join(get_reading_notes(read_image(depth)))
+    with pytest.raises(ImageError, match=r"13 slices or pages.*choose one with slice=, from 0 to 12"):
+        read_image(depth)

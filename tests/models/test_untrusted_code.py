@@ -17,7 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import camtool
 from camtool import ModelError
-from tests.cli.test_commands import TINY, camtool_, photos, start_process
+from tests.cli.test_commands import TINY, camtool_, photos, split_notes, start_process
 from tests.models.sources.test_hugging_face import PHOTO, TEXT, build_tokenizer, clip, vit
 
 MALICIOUS = """
@@ -108,7 +108,7 @@ def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_pat
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
     ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
     process = start_process("photos", "--model", model, cwd=tmp_path)
-    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 
 
@@ -132,7 +132,7 @@ def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(p
         "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
     )
     process = start_process("photos", "--model", "nets_of_mine:make", cwd=tmp_path)
-    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 
 

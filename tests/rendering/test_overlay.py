@@ -93,6 +93,15 @@ def test_constant_heatmap_gives_the_photo(photo: np.ndarray, value: float) -> No
     np.testing.assert_array_equal(blend(photo, value + noise), photo)
 
 
+def test_a_constant_part_of_a_larger_heatmap_keeps_its_color(photo: np.ndarray) -> None:
+    heat = np.full(photo.shape[:2], 1.0)
+    np.testing.assert_array_equal(blend(photo, heat), photo)
+    whole = np.concatenate([heat, np.zeros_like(heat)])
+    expected = blend(np.concatenate([photo, photo]), whole)[: len(photo)]
+    np.testing.assert_array_equal(blend(photo, heat, is_part=True), expected)
+    assert (expected != photo).any()
+
+
 def test_float32_rounding_above_one_is_clipped(photo: np.ndarray) -> None:
     exact, off = np.zeros((40, 60)), np.zeros((40, 60))
     exact[3, 4], off[3, 4] = 1, 1 + 2e-7

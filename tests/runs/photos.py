@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals, links and killed processes are POSIX's")
 
 
 def write_photo(path: Path, level: int | None = None) -> Path:

@@ -23,6 +23,7 @@ from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.report_rows import MANIFEST
 from camtool.runs.result_writer import Failure, Success
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 from camtool.targets import Top
 from tests.helpers.comparison import assert_same_raw
@@ -89,7 +90,8 @@ def test_each_photo_class_and_method_has_a_line_and_its_files(tmp_path, photos):
     lines = read_manifest(out)
     assert len(lines) == 5 * 2 * 2 == len({(line["image"], line["label"], line["method"]) for line in lines})
     named = [out / file for line in lines for file in line["files"].values()]
-    assert {*named} == {path for path in out.rglob("*") if path.is_file()} - {out / MANIFEST}
+    lists = {out / name for name in ("run.json", "photos.jsonl", "failures.jsonl", MANIFEST)}
+    assert {*named} == {path for path in out.rglob("*") if path.is_file()} - lists
     assert len(named) == len({*named}) == 20 * len(SAVE_KINDS)
     assert [line["image"] for line in lines[::4]] == [str(outcome.job.source) for outcome in found]
 
@@ -229,8 +231,9 @@ def test_a_photo_is_read_whole_if_it_cannot_be_prepared_reduced(tmp_path):
 
 def test_a_single_target_equals_a_list_of_one(tmp_path, photos):
     jobs = plan_run([str(photos)]).jobs
-    output = OutputSettings(tmp_path / "out")
-    found = [[*run_jobs(build_explainer(), jobs, target, output)] for target in (None, [None], "bee", ["bee"])]
+    targets = (None, [None], "bee", ["bee"])
+    outputs = [OutputSettings(tmp_path / str(number)) for number in range(4)]
+    found = [[*run_jobs(build_explainer(), jobs, *each)] for each in zip(targets, outputs, strict=True)]
     assert {type(outcome) for outcomes in found for outcome in outcomes} == {Success}
     assert found[2] == found[3]
 
@@ -338,10 +341,17 @@ def test_an_error_that_concerns_all_photos_ends_the_run(tmp_path, photos, option
         run_folder(photos, tmp_path / "out", **options)
 
 
-def test_an_invalid_request_keeps_the_earlier_read_manifest(tmp_path, photos):
-    run_folder(photos, tmp_path / "out")
+def test_an_invalid_request_leaves_no_run_behind(tmp_path, photos):
     with pytest.raises(camtool.TargetError):
         run_folder(photos, tmp_path / "out", target=["wasp"])
+    assert [*(tmp_path / "out").iterdir()] == []
+    assert len(run_folder(photos, tmp_path / "out")) == 5
+
+
+def test_results_of_unknown_settings_are_not_continued(tmp_path, photos):
+    run_folder(photos, tmp_path / "out")
+    with pytest.raises(camtool.CamtoolError, match=r"settings are unknown.*--out.*--overwrite"):
+        run_folder(photos, tmp_path / "out")
     assert len(read_manifest(tmp_path / "out")) == 5
 
 
@@ -374,8 +384,8 @@ def test_an_unusable_output_folder_raises_an_oserror(tmp_path, photos):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(FileExistsError):
         run_folder(photos, tmp_path / "out")
-    (tmp_path / "locked" / f".{MANIFEST}.part").mkdir(parents=True)
-    with pytest.raises(OSError, match=MANIFEST):
+    (tmp_path / "locked" / JOURNAL).mkdir(parents=True)
+    with pytest.raises(OSError, match=PHOTOS):
         run_folder(photos, tmp_path / "locked")
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.runs.executor import run_jobs
-from camtool.runs.file_names import fold_name, make_distinct, name_result, shorten
+from camtool.runs.file_names import fold_name, make_distinct, name_result, name_url, shorten
 from camtool.runs.job_list import Job, plan_run
 from camtool.runs.report_rows import MANIFEST
-from camtool.runs.result_writer import Failure, Success
+from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.save_kinds import OutputSettings
 from camtool.targets import Top
 
@@ -99,8 +99,8 @@ def test_similar_texts_have_separate_files_in_all_runs(tmp_path):
     texts = ["a dog?", "a dog!", "a-dog", "A dog", "a dog"]
     image = write_noise(tmp_path / "a.png")
     together = [line["files"]["raw"] for line in explain(model, tmp_path / "one", [image], texts)]
-    single = [explain(model, tmp_path / "two", [image], [text])[0]["files"]["raw"] for text in texts]
-    assert len(list_results(tmp_path / "one")) == len(list_results(tmp_path / "two")) == len(texts)
+    single = [explain(model, tmp_path / text, [image], [text])[0]["files"]["raw"] for text in texts]
+    assert len(list_results(tmp_path / "one")) == len({*single}) == len(texts)
     assert together == single
     assert together[-1] == "a.gradcam.a-dog.raw.npy"
 
@@ -142,10 +142,21 @@ def test_photos_that_some_file_systems_confuse_have_separate_results(tmp_path, n
 def test_a_result_never_overwrites_another_of_the_same_run(tmp_path):
     model = camtool.Loaded(Towers().eval(), prepare, text=encode)
     jobs = [Job(write_noise(tmp_path / "a.png"), Path("same")), Job(write_noise(tmp_path / "b.png", 7), Path("Same"))]
-    outcomes = list(run_jobs(camtool.Explainer(model), jobs, "a dog", OutputSettings(tmp_path / "out", ("raw",))))
+    writer, explainer = ResultWriter(OutputSettings(tmp_path / "out", ("raw",))), camtool.Explainer(model)
+    outcomes = [writer.write_results((job, [explainer(str(job.source), "a dog")])) for job in jobs]
     assert [type(outcome) for outcome in outcomes] == [Success, Failure]
     assert "would overwrite" in outcomes[1].reason
-    assert [line["image"] for line in read_lines(tmp_path / "out")] == [str(tmp_path / "a.png")]
+    assert list_results(tmp_path / "out") == [*outcomes[0].lines[0].files.values()]
+
+
+def test_a_result_never_overwrites_a_recorded_one(tmp_path):
+    model = camtool.Loaded(Towers().eval(), prepare, text=encode)
+    job = Job(write_noise(tmp_path / "a.png"), Path("Same"))
+    writer = ResultWriter(OutputSettings(tmp_path / "out", ("raw",)))
+    writer.reserve_recorded(["same.gradcam.a-dog.raw.npy"])
+    outcome = writer.write_results((job, [camtool.Explainer(model)(str(job.source), "a dog")]))
+    assert "would overwrite" in outcome.reason
+    assert list_results(tmp_path / "out") == []
 
 
 # ------------------------------------------------------------------------------------------------------------ names
@@ -183,3 +194,19 @@ def test_repeated_names_are_numbered():
     assert make_distinct(["cat", "Cat", "cat-2", "dog", "cat"]) == ["cat", "Cat-2", "cat-2-2", "dog", "cat-3"]
     composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
     assert make_distinct([composed, decomposed]) == [composed, f"{decomposed}-2"]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://x.org/album/photo.jpg?size=1#part", "photo.jpg"),
+        ("https://x.org/my%20photo.jpg", "my-photo.jpg"),
+        ("https://x.org/%2e%2e%2f%2e%2e%2fetc", "etc"),
+        ("https://x.org/a%2fb%00.png", "a-b-.png"),
+        ("https://x.org/album/", "album"),
+        ("https://x.org", "x-org"),
+        ("https://x.org/..", "x-org"),
+    ],
+)
+def test_the_name_of_a_url_stays_in_its_folder(url, name):
+    assert name_url(url) == name

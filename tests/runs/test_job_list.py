@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import camtool
-from camtool.runs.job_list import Job, plan_run
+from camtool.runs.job_list import Job, Plan, plan_run, select_jobs
 from tests.runs.photos import write_photo
 
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and such links exist on POSIX only")
@@ -177,3 +178,55 @@ def test_the_error_for_a_pipe_names_it(tmp_path):
         plan_run([str(tmp_path / "pipe.png")])
     with pytest.raises(camtool.ImageError, match=r"no images found\. .*pipe\.png is a named pipe"):
         plan_run([str(tmp_path)])
+
+
+def test_urls_are_photos_whose_results_have_their_names(tmp_path):
+    urls = ["https://x.org/a/cat.jpg", "https://y.org/cat.png?x=[1]*", "https://x.org/a/cat.jpg"]
+    plan = plan_run(urls, out=tmp_path)
+    assert [(job.source, job.stem.as_posix()) for job in plan.jobs] == [(urls[0], "cat.jpg"), (urls[1], "cat.png")]
+    for out in ("https://x.org/out", "s3://bucket/out"):
+        with pytest.raises(camtool.ImageError, match="is a URL in a Path"):
+            plan_run(urls, out=Path(out))
+
+
+# ------------------------------------------------------------------------------------------- samples
+
+
+def build_plan(names: list[str]) -> Plan:
+    return Plan([Job(Path("photos", f"{name}.jpg"), Path(name)) for name in names], [])
+
+
+def list_stems(plan: Plan) -> list[str]:
+    return [str(job.stem) for job in plan.jobs]
+
+
+NAMES = [f"{number:03}" for number in range(60)]
+
+
+def test_a_limit_takes_the_first_photos():
+    assert list_stems(select_jobs(build_plan(NAMES), limit=3)) == ["000", "001", "002"]
+    assert select_jobs(build_plan(NAMES)).jobs == build_plan(NAMES).jobs
+    assert len(select_jobs(build_plan(NAMES), limit=99).jobs) == 60
+
+
+def test_a_shuffle_is_a_function_of_seed_and_names():
+    shuffled = [list_stems(select_jobs(build_plan(NAMES), shuffle=True, seed=seed)) for seed in (0, 0, 1)]
+    assert shuffled[0] == shuffled[1] != shuffled[2]
+    assert sorted(shuffled[0]) == NAMES != shuffled[0]
+    # The same on every machine and in every version of Python.
+    assert shuffled[0][:4] == ["014", "017", "058", "021"]
+    assert list_stems(select_jobs(build_plan(NAMES[::-1]), shuffle=True)) == shuffled[0]
+
+
+def test_a_lower_limit_gives_a_part_of_the_sample_and_more_photos_keep_the_order():
+    sample = list_stems(select_jobs(build_plan(NAMES), shuffle=True, seed=5, limit=20))
+    assert list_stems(select_jobs(build_plan(NAMES), shuffle=True, seed=5, limit=7)) == sample[:7]
+    more = list_stems(select_jobs(build_plan([*NAMES, "new"]), shuffle=True, seed=5))
+    assert [name for name in more if name != "new"][:20] == sample
+
+
+def test_a_sample_holds_each_photo_equally_often():
+    plan = build_plan(NAMES[:10])
+    samples = [list_stems(select_jobs(plan, shuffle=True, seed=seed, limit=5)) for seed in range(400)]
+    counts = Counter(name for sample in samples for name in sample)
+    assert all(150 < counts[name] < 250 for name in NAMES[:10])

@@ -8,7 +8,7 @@ import pytest
 
 from camtool.runs import locking
 from camtool.runs.locking import LockedError, hold_lock
-from tests.runs.test_report_rows import posix
+from tests.runs.photos import posix
 
 
 @posix

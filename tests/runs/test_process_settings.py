@@ -50,3 +50,9 @@ def test_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(process_settings.ctypes, "CDLL", lambda _: pytest.fail("there may be no mallopt"))
     process_settings.tune_process()
+
+
+def test_the_end_of_the_process_does_not_look_for_cycles():
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))"
+    answer = subprocess.run([sys.executable, "-c", f"{code}\n{TUNE}"], capture_output=True, text=True, check=True)
+    assert answer.stdout == "True\n"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from os import PathLike
 
-__all__ = ["HuggingFaceSource", "ProcessorTransform"]
+__all__ = ["HuggingFaceSource", "ProcessorTransform", "read_processor"]
 
 
 class HuggingFaceSource(Source):
@@ -169,6 +169,29 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     # The processor of a timm model contains timm's transform, whose geometry can be read exactly.
     timm_transform: Transform | None = getattr(processor, "val_transforms", None)
     return timm_transform or ProcessorTransform(processor)
+
+
+def read_processor(path: Path) -> Transform:
+    """Return the transform in a file ``preprocessor_config.json``. No code is run, and nothing is downloaded.
+
+    Raises:
+        ModelError: transformers is not installed, the file is none of its, or it needs Python code of its own.
+    """
+    library = _import_transformers()
+    try:
+        transform = _read_transform(str(path.parent), local_files_only=True)
+        if transform is not None:
+            transform(Image.new("RGB", (320, 256)))
+    except ModelError:
+        raise
+    except Exception as error:  # a setting may be of any type
+        raise ModelError(f"{path} cannot be read as an image processor: {get_first_line(error)}.") from error
+    if transform is None:
+        raise ModelError(
+            f"{path} cannot be read as an image processor of transformers {library.__version__}; state "
+            "the preprocessing instead: --size, --mean and --std, or --transform."
+        )
+    return transform
 
 
 # -------------------------------------------------------------------------------------------------------- texts

@@ -64,6 +64,10 @@ class Source(ABC):
         """List the names of a family without a prefix."""
         return ()
 
+    def runs_code(self, name: str) -> bool:
+        """Return True if loading a model by this name runs code of the user's, or code that a file may contain."""
+        return False
+
     def find_transform(self, model: nn.Module) -> Transform | None:
         """Return the preprocessing of a model of this family."""
         return None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
+from PIL import Image
 from torch import nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
-from camtool.models.sources.torchvision import read_imagenet_labels
+from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, read_state
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["TimmSource"]
+__all__ = ["TimmSource", "build_configured_transform"]
 
 
 class TimmSource(Source):
@@ -70,6 +72,22 @@ def _build_transform(model: nn.Module) -> Transform:
     timm = _import_timm()
     transform: Transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     return transform
+
+
+def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Transform:
+    """Return the transform that the ``pretrained_cfg`` of a file describes.
+
+    Raises:
+        ModelError: timm is not installed, or the settings are not timm's.
+    """
+    timm = _import_timm()
+    try:
+        data = timm.data.resolve_data_config(pretrained_cfg={**settings}, use_test_size=False)
+        transform: Transform = timm.data.create_transform(**data)
+        transform(Image.new("RGB", (320, 256)))
+    except Exception as error:
+        raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
+    return build_gray(transform) if data["input_size"][0] == 1 else transform
 
 
 def _read_labels(model: Any) -> list[str] | None:

@@ -20,7 +20,7 @@ from camtool.structures.module_names import find_detector_transform
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["TorchvisionSource", "build_default_transform", "build_resize", "read_imagenet_labels"]
+__all__ = ["TorchvisionSource", "build_default_transform", "build_gray", "build_resize", "read_imagenet_labels"]
 
 
 class TorchvisionSource(Source):
@@ -107,6 +107,14 @@ def build_resize(size: int | tuple[int, int], *, crop: bool = False) -> Transfor
     steps = [transforms.Resize(size), *([transforms.CenterCrop(size)] if crop else []), transforms.ToTensor()]
     transform: Transform = transforms.Compose(steps)
     return transform
+
+
+def build_gray(composed: Any) -> Transform:
+    """Return a composed transform that makes photos gray first."""
+    from torchvision.transforms import Compose, Grayscale
+
+    gray: Transform = Compose([Grayscale(), *composed.transforms])
+    return gray
 
 
 def read_imagenet_labels() -> list[str]:

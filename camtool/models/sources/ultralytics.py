@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,8 +66,8 @@ class Letterbox:
 class UltralyticsSource(Source):
     """Models of Ultralytics, by the name of a file: ``"ultralytics:yolov8n.pt"``, ``"ultralytics:yolo11n-seg.yaml"``.
 
-    A ``.pt`` file has weights, and is downloaded if Ultralytics publishes it. It can contain code that runs when it is
-    loaded, so it must come from a source that the user trusts. A ``.yaml`` file describes a model without weights.
+    A ``.pt`` file has weights, and is downloaded if Ultralytics publishes it. It is a pickle, of which only the known
+    classes of Ultralytics and torch are built. A ``.yaml`` file describes a model without weights.
     """
 
     prefix = "ultralytics"
@@ -82,13 +84,18 @@ class UltralyticsSource(Source):
             load_state(model, read_state(weights), weights)
         return Loaded(model, self.find_transform(model), self.find_labels(model))
 
+    def runs_code(self, name: str) -> bool:
+        """Return True for a pickle that this version of Ultralytics cannot load without running code in it."""
+        return not name.lower().endswith((".yaml", ".yml")) and not _can_load_safely()
+
     def build_untrained(self, name: str) -> nn.Module:
         """Build the model that a file describes."""
         library = _import_ultralytics()
         kind = library.RTDETR if "rtdetr" in name.lower() else library.YOLO
         try:
-            model = kind(name).model
-        except (OSError, ValueError, KeyError, NotImplementedError) as error:
+            with _load_safely():
+                model = kind(name).model
+        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
             raise ModelError(
                 f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
                 "e.g. 'ultralytics:yolo11n.pt', or 'ultralytics:yolo11n.yaml' for random weights."
@@ -131,6 +138,30 @@ def _import_ultralytics() -> Any:
             "ultralytics is not installed, which 'ultralytics:' models need: pip install 'camtool[ultralytics]'."
         ) from error
     return ultralytics
+
+
+def _can_load_safely() -> bool:
+    """Return True if this version of Ultralytics can restrict pickles to the classes that it knows."""
+    _import_ultralytics()
+    return hasattr(import_module("ultralytics.nn.tasks"), _SAFE_LOAD)
+
+
+@contextmanager
+def _load_safely() -> Iterator[None]:
+    """Load pickles during the block with ``weights_only=True``, as the variable ULTRALYTICS_SAFE_LOAD does."""
+    if not _can_load_safely():
+        yield
+        return
+    tasks = import_module("ultralytics.nn.tasks")
+    before = getattr(tasks, _SAFE_LOAD)
+    setattr(tasks, _SAFE_LOAD, True)
+    try:
+        yield
+    finally:
+        setattr(tasks, _SAFE_LOAD, before)
+
+
+_SAFE_LOAD = "SAFE_LOAD"
 
 
 def _is_of_ultralytics(model: nn.Module) -> bool:

@@ -105,7 +105,7 @@ def test_a_model_is_loaded_by_its_prefix() -> None:
     assert isinstance(loaded.model, Staged)
     assert (loaded.name, loaded.labels, loaded.transform) == ("toy:staged", LABELS, TRANSFORM)
     assert not loaded.model.training
-    assert camtool.load("toy:staged", labels="wxyz").labels == [*"wxyz"]
+    assert camtool.load("toy:staged", labels=[*"wxyz"]).labels == [*"wxyz"]
 
 
 def test_weights_come_from_a_file(tmp_path) -> None:

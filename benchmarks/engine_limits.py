@@ -1,0 +1,115 @@
+"""Where the time of an explanation by an engine goes: ``python -m benchmarks engine_limits``.
+
+Grad-CAM of one prepared image in ONNX Runtime. Timers inside of one call give the time of each stage, without the
+stages inside it; they are medians over many calls. The last stage is everything else. The graphs of the engine are the
+limit of what can be reached: the other stages are camtool's and PyTorch's own work. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+from unittest import mock
+
+import torch
+import torchvision
+import typer
+
+import camtool
+from benchmarks.paired import describe_machine, make_forward, time_run
+from camtool import batch_explainer
+from camtool.batch_explainer import BatchExplainer
+from camtool.engines import compiled
+from camtool.engines.observers import CompiledObserver
+from camtool.inputs.input_preparer import InputPreparer
+
+_MODELS = ("mobilenet_v2", "resnet18", "resnet50")
+_OUT = Path(__file__).with_suffix(".json")
+
+_STAGES: dict[str, tuple[Any, str]] = {
+    "graphs of the engine": (compiled, "_run"),
+    "check that modules and weights are unchanged": (CompiledObserver, "_find"),
+    "preparation and checks of the input": (InputPreparer, "_prepare_tensor"),
+    "PyTorch's backward call": (torch.autograd, "grad"),
+    "method": (BatchExplainer, "_compute_maps"),
+    "warnings": (batch_explainer, "find_map_warnings"),
+}
+"""Stage → the owner and the name of the function that does it."""
+
+_REST = "the rest: hooks on modules, random states, targets, result"
+
+
+class _Timers:
+    """Time of each stage in one call, without the stages inside it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inside = [0.0]
+
+    def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that adds its time to a stage."""
+
+        @wraps(function)
+        def run_timed(*args: Any, **kwargs: Any) -> Any:
+            self._inside.append(0.0)
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = time.perf_counter() - started
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + taken - self._inside.pop()
+                self._inside[-1] += taken
+
+        return run_timed
+
+
+def main(
+    turns: Annotated[int, typer.Option(help="Measured explanations.")] = 200,
+    threads: Annotated[int, typer.Option(help="Threads of torch and the engine.")] = 2,
+) -> None:
+    """Measure, print a table, and write the numbers to a JSON file."""
+    torch.set_num_threads(threads)
+    rows = {name: _measure(name, turns) for name in _MODELS}
+    for name, row in rows.items():
+        print(name)
+        for stage, milliseconds in row.items():
+            print(f"  {milliseconds:6.2f} ms  {stage}")
+    result = {"machine": describe_machine(threads), "turns": turns, "rows": rows}
+    _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _measure(name: str, turns: int) -> dict[str, float]:
+    """Return the milliseconds of each stage, of all together, and of the plain forward pass."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None).eval()
+    batch = torch.randn(1, 3, 224, 224)
+    classes = [int(model(batch)[0].detach().argmax())]
+    explainer = camtool.Explainer(model, engine="onnxruntime")
+    for _ in range(5):  # the first calls compile and compare
+        explainer(batch, classes)
+    forward = make_forward(model, batch)
+    plain = statistics.median(time_run(forward) for _ in range(turns))
+    calls = [_time_stages(lambda: explainer(batch, classes)) for _ in range(turns)]
+    row = {stage: 1000 * statistics.median(call[stage] for call in calls) for stage in calls[0]}
+    return {stage: round(each, 2) for stage, each in {**row, "plain forward pass of PyTorch": 1000 * plain}.items()}
+
+
+def _time_stages(run: Callable[[], object]) -> dict[str, float]:
+    timers = _Timers()
+    with ExitStack() as stack:
+        for stage, (owner, function) in _STAGES.items():
+            timed = timers.wrap(stage, getattr(owner, function))
+            stack.enter_context(mock.patch.object(owner, function, timed))
+        whole = time_run(run)
+    found = {stage: timers.seconds.get(stage, 0.0) for stage in _STAGES}
+    return {**found, _REST: whole - sum(found.values()), "explanation": whole}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,240 @@
+"""``camtool.recommend`` and PnPXAI: ``python -m benchmarks recommenders --photos FOLDER --weights NAME=FILE``.
+
+Each chooses a method for a model on one set of images, in about the same time. What it chose then explains other images
+that it has not seen. PnPXAI's recommender names the methods that fit an architecture, in no order. Its optimizer tunes
+a method, and how its map is summed over channels and normalized, by AbPC, the metric of its examples. Here it does so
+for each method that the recommender named, with the same share of the time, and the best AbPC wins.
+
+Single deletion is what camtool chooses by; insertion minus deletion is close to AbPC, what PnPXAI chooses by here. On
+the network of ``benchmarks.truth`` the evidence is known, so the average precision of its maps is a judge that neither
+knows. PnPXAI is not a dependency: ``pip install pnpxai``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import camtool
+from benchmarks.package_photos import read_package_photos
+from benchmarks.paired import describe_machine
+from benchmarks.photos import read_photos
+from benchmarks.truth import Row, choose_rows, compute_average_precision, load_model
+from camtool.demo.camnet import prepare_images
+from camtool.demo.measure import UNSEEN
+from camtool.demo.scenes import draw_scene
+from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+_METRICS = ("single-deletion", "deletion", "insertion")
+_ABPC = "AbPC"
+_FIRST_SCENE = UNSEEN + 900_000
+
+Explain = Callable[[Tensor, Tensor], Tensor]
+"""``explain(images, classes) -> (N, H, W)``."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its images.
+
+    Attributes:
+        name: Its name.
+        model: The classifier.
+        seen: The images for the choice, prepared, ``(N, C, H, W)``.
+        unseen: The images for the comparison.
+        link: How its scores become probabilities.
+        rows: The questions of the truth benchmark about ``unseen``; empty without truth.
+    """
+
+    name: str
+    model: nn.Module
+    seen: Tensor
+    unseen: Tensor
+    link: Any = "softmax"
+    rows: Sequence[Row] = ()
+
+
+def main(
+    photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv, for the choice.")],
+    weights: Annotated[list[str], typer.Option(help="NAME=FILE of an architecture; may be repeated.")],
+    seconds: Annotated[float, typer.Option(help="Time for each choice.")] = 60,
+    most: Annotated[int, typer.Option(help="Images for the choice, and for the comparison.")] = 16,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
+    out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
+) -> None:
+    """Measure, print a table, and write the numbers to a JSON file."""
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")  # those of PnPXAI and its libraries
+    rows = list[dict[str, Any]]()
+    settings = {"machine": describe_machine(threads), "pnpxai": version("pnpxai"), "seconds": seconds, "images": most}
+    for subject in _iterate_subjects(weights, photos, most):
+        for chooser, choose in _CHOOSERS.items():
+            start = time.monotonic()
+            chosen, explain, remarks = choose(subject, seconds)
+            taken = time.monotonic() - start
+            row = {"model": subject.name, "chooser": chooser, "chosen": chosen, "seconds": round(taken, 1)}
+            rows.append(row | _grade(subject, explain) | remarks)
+            print(rows[-1], flush=True)
+            out.write_text(json.dumps(settings | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------ models
+
+
+def _iterate_subjects(weights: Sequence[str], photos: Path, most: int) -> Iterator[Subject]:
+    yield _load_demo(most)
+    yield _load_truth(most)
+    for name, file in (each.split("=", 1) for each in weights):
+        yield _load(name, file, photos, most)
+
+
+def _load(name: str, file: str, photos: Path, most: int) -> Subject:
+    loaded = camtool.load(name, file)
+    assert loaded.transform is not None
+    seen = [image for image, _ in read_photos(loaded, photos)]
+    seen = seen[:: max(len(seen) // most, 1)][:most]
+    unseen = [loaded.transform(image) for _, image in read_package_photos()]
+    spread = np.linspace(0, len(unseen) - 1, min(most, len(unseen))).round().astype(int)
+    return Subject(name, loaded.model, torch.stack(seen), torch.stack([unseen[index] for index in spread]))
+
+
+def _load_demo(most: int) -> Subject:
+    images = np.stack([draw_scene(seed).image for seed in range(_FIRST_SCENE, _FIRST_SCENE + 2 * most)])
+    inputs = prepare_images(images)
+    return Subject("demo", camtool.load("demo").model, inputs[:most], inputs[most:])
+
+
+def _load_truth(most: int) -> Subject:
+    """Return the network with planted evidence; only answers that are true, as PnPXAI explains no negated score."""
+    model = load_model()
+    rows = [row for row in choose_rows(model, most)[0] if row.sign > 0]
+    inputs = prepare_images(np.stack([row.scene.image for row in rows]))
+    spread = np.linspace(1, len(rows) - 1, most).round().astype(int)
+    rest = [index for index in range(len(rows)) if index not in spread]
+    seen = inputs[np.asarray(rest)[np.linspace(0, len(rest) - 1, most).round().astype(int)]]
+    return Subject("truth", model, seen, inputs[spread], "sigmoid", [rows[index] for index in spread])
+
+
+# ---------------------------------------------------------------------------------------------------- choosers
+
+
+def _choose_gradcam(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
+    return "gradcam", _explain_with_camtool(subject.model, "gradcam", None), {}
+
+
+def _choose_by_camtool(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
+    found = camtool.recommend(subject.model, subject.seen, seconds=seconds)
+    name = f"{found.method} at {found.layer}" if found.layer else found.method
+    remarks = {"tried": len(found.tried), "reason": found.reason}
+    return name, _explain_with_camtool(subject.model, found.method, found.layer), remarks
+
+
+def _explain_with_camtool(model: nn.Module, method: str, layer: str | None) -> Explain:
+    explainer = camtool.Explainer(model, method, layer)
+
+    def explain(images: Tensor, classes: Tensor) -> Tensor:
+        results = explainer(images, [camtool.targets.ClassScore(int(index)) for index in classes])
+        return torch.from_numpy(np.stack([each.heatmap for each in results]))
+
+    return explain
+
+
+def _choose_by_pnpxai(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
+    from pnpxai import AutoExplanationForImageClassification
+
+    with torch.no_grad():
+        classes = subject.model(subject.seen).argmax(1)
+    experiment = AutoExplanationForImageClassification(
+        model=subject.model,
+        data=DataLoader(TensorDataset(subject.seen, classes), batch_size=len(classes)),
+        input_extractor=lambda batch: batch[0],
+        label_extractor=lambda batch: batch[1],
+        target_extractor=lambda output: output.argmax(-1),
+    )
+    experiment.predict_batch(range(len(classes)))  # optimize() reads the outputs, and does not compute them
+    named = experiment.manager.explainers
+    metric = next(i for i, each in enumerate(experiment.manager.metrics) if type(each).__name__ == _ABPC)
+    best, failed, trials = None, dict[str, str](), 0
+    for index, each in enumerate(named):
+        try:
+            found = experiment.optimize(
+                data_ids=range(len(classes)), explainer_id=index, metric_id=metric, direction="maximize",
+                sampler="tpe", timeout=seconds / len(named), seed=0,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 (whatever fails on a model is left out, and named)
+            failed[type(each).__name__] = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        trials += len(found.study.trials)
+        if best is None or found.study.best_value > best.study.best_value:
+            best = found
+    assert best is not None
+    remarks = {"named": len(named), "trials": trials, "failed": failed, "AbPC": round(float(best.study.best_value), 3)}
+
+    def explain(images: Tensor, classes: Tensor) -> Tensor:
+        parts = [best.postprocessor(best.explainer.attribute(x, y)) for x, y in _iterate(images, classes)]
+        return torch.cat(parts).detach().float()
+
+    name = f"{type(best.explainer).__name__}, {type(best.postprocessor.pooling_fn).__name__}"
+    return name, explain, remarks
+
+
+def _iterate(images: Tensor, classes: Tensor) -> Any:
+    return zip(images.split(8), classes.split(8), strict=True)
+
+
+_CHOOSERS = {
+    "(Grad-CAM)": _choose_gradcam,
+    "camtool": _choose_by_camtool,
+    "PnPXAI": _choose_by_pnpxai,
+}
+
+
+# ----------------------------------------------------------------------------------------------------- grading
+
+
+def _grade(subject: Subject, explain: Explain) -> dict[str, float]:
+    """Return the means of the metrics on the images that were not seen, and the milliseconds for an image."""
+    with torch.no_grad():
+        classes = subject.model(subject.unseen).argmax(1)
+    if subject.rows:
+        classes = torch.tensor([row.output for row in subject.rows])
+    start = time.perf_counter()
+    maps = _scale(explain(subject.unseen, classes))
+    milliseconds = (time.perf_counter() - start) * 1000 / len(classes)
+    scores = {
+        kind: ClassScore(subject.model, subject.unseen, classes, kind, subject.link)
+        for kind in ("probability", "logit")
+    }
+    asked = MetricInputs(subject.unseen, maps, **scores)
+    found = {name: round(float(METRICS[name].compute(asked).nanmean()), 3) for name in _METRICS}
+    if subject.rows:
+        arrays: NDArray[np.float32] = maps.numpy()
+        truth = [compute_average_precision(heat, row.evidence) for heat, row in zip(arrays, subject.rows, strict=True)]
+        found["precision"] = round(float(np.mean(truth)), 3)
+    return found | {"ms": round(milliseconds, 1)}
+
+
+def _scale(maps: Tensor) -> Tensor:
+    """Return maps in [0, 1]; values that are not finite become 0."""
+    maps = maps.nan_to_num(0, 0, 0)
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    return (maps - low) / (high - low).clamp_min(1e-12)
+
+
+if __name__ == "__main__":
+    typer.run(main)

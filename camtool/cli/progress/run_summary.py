@@ -1,0 +1,295 @@
+"""Following a run, and its summary as text or as JSON.
+
+The summary is made of the manifest and not of what this process did, so it also counts results of an earlier run that
+this one continues.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from camtool.arguments.messages import format_count, format_percent
+from camtool.cli import terminal
+from camtool.cli.progress import image_lines
+from camtool.cli.progress.activity import show_activity
+from camtool.cli.progress.run_progress import RunProgress
+from camtool.cli.terminal import escape, print_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from camtool.explainer import Explainer
+    from camtool.runs.job_list import Plan
+    from camtool.runs.result_writer import Failure, Success
+    from camtool.runs.run_folder.run_folder import RunStart
+    from camtool.runs.save_kinds import OutputSettings
+
+__all__ = ["RunReport", "Terminated", "print_machine_changes", "stop_at_sigterm"]
+
+_MAX_SKIPPED_SHOWN = 5
+"""Number of skipped paths that are named; a folder of links may hold thousands."""
+
+
+class Terminated(KeyboardInterrupt):
+    """Stop of a run by SIGTERM; it ends as at Ctrl-C."""
+
+
+@contextmanager
+def stop_at_sigterm() -> Iterator[None]:
+    """Raise :class:`Terminated` at SIGTERM during the block.
+
+    A process that ignores SIGTERM goes on ignoring it. Outside the main thread, where Python does not allow signal
+    handlers, the block runs unchanged.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+class _Totals:
+    """What the summary says about all explained photos, in little memory.
+
+    Attributes:
+        photos: The number of photos with explanations.
+        recorded: How many of them were explained in earlier starts of the run.
+        files: The number of files.
+        layer: The layer of the first explanation.
+        warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
+            texts differ.
+        right: The number of photos that are classified right.
+        wrong: The number of photos that are classified wrongly.
+    """
+
+    def __init__(self) -> None:
+        self.photos, self.recorded, self.files, self.layer = 0, 0, 0, ""
+        self.right, self.wrong = 0, 0
+        self.warnings: dict[str, tuple[int, str | None]] = {}
+        self._images: set[str] = set()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count a line of the manifest."""
+        self.layer = self.layer or str(line.get("layer", ""))
+        self.files += len(line.get("files", ()))
+        if line["image"] not in self._images:
+            self._images.add(line["image"])
+            self.photos += 1
+            self.right += line.get("correct") is True
+            self.wrong += line.get("correct") is False
+        for warning in line.get("warnings", ()):
+            kind = re.sub(r"\d+", "…", warning)
+            count, example = self.warnings.get(kind, (0, warning))
+            self.warnings[kind] = count + 1, example if example == warning else None
+
+
+class RunReport:
+    """Progress and summary of a run.
+
+    Args:
+        plan: The photos.
+        output: What is written where.
+        quiet: Print errors only.
+        verbose: Print a line for each photo as well.
+        as_json: Print the summary as JSON, and nothing else.
+        has_sheet: Draw the overlays on contact sheets at the end.
+        notes: What to tell about the request, e.g. photos without a true class.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        output: OutputSettings,
+        *,
+        quiet: bool,
+        verbose: bool,
+        as_json: bool,
+        has_sheet: bool = False,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._jobs, self._skipped, self._output = plan.jobs, plan.skipped, output
+        self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
+        self._has_sheet, self._notes = has_sheet, notes
+        self._failed: list[Failure] = []
+        self._recorded = 0
+        self._without_lines = 0
+        self._sheets: list[Path] = []
+
+    def follow_run(
+        self,
+        explainer: Explainer[Any],
+        targets: list[Any],
+        batch_size: int,
+        workers: int | None = None,
+        start: RunStart | None = None,
+    ) -> int:
+        """Run the plan, show its progress, print the summary, and return the exit code."""
+        from camtool.inference import chunks
+        from camtool.runs.executor import run_jobs
+
+        started, stop_code = time.perf_counter(), 0
+        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._quiet or self._as_json)
+        outcomes = run_jobs(
+            explainer,
+            self._jobs,
+            targets,
+            self._output,
+            batch_size=batch_size,
+            workers=workers,
+            start=start,
+            on_batch=progress.note_batch,
+        )
+        numbers = {job: number for number, job in enumerate(self._jobs, 1)}
+        try:
+            with stop_at_sigterm(), closing(outcomes), chunks.send_progress(progress.passes), progress:
+                for outcome in outcomes:
+                    self._add_outcome(outcome, progress, f"image {numbers[outcome.job]}/{len(self._jobs)}")
+            self._draw_sheets()
+        except KeyboardInterrupt as stop:
+            # By convention 128 plus the number of the signal.
+            stop_code = 143 if isinstance(stop, Terminated) else 130
+        self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
+        return stop_code or (1 if self._failed else 0)
+
+    def _add_outcome(self, outcome: Success | Failure, progress: RunProgress, place: str) -> None:
+        from camtool.runs.result_writer import Success
+
+        seconds = progress.advance(outcome.job)
+        if isinstance(outcome, Success):
+            self._recorded += outcome.is_recorded
+            self._without_lines += not outcome.lines
+            lines = [image_lines.build_success_line(outcome, place, seconds)]
+            lines += image_lines.build_warning_lines(outcome.lines)
+        else:
+            self._failed.append(outcome)
+            lines = [image_lines.build_failure_line(outcome, place)]
+        if self._verbose and not outcome.is_recorded:
+            for line in lines:
+                progress.print_line(line)
+
+    def _draw_sheets(self) -> None:
+        if not self._has_sheet:
+            return
+        from camtool.runs.run_folder.sheets import write_sheets
+
+        with show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
+            images = (str(job.source) for job in self._jobs)
+            self._sheets = write_sheets(self._output.folder, images, has_captions=self._output.has_captions)
+
+    def _iterate_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the manifest about the photos of this run that did not fail."""
+        from camtool.runs.run_folder.sheets import read_manifest
+
+        failed = {failure.job for failure in self._failed}
+        images = {str(job.source) for job in self._jobs if job not in failed}
+        yield from (line for line in read_manifest(self._output.folder) if line.get("image") in images)
+
+    def _sum_up(self) -> _Totals:
+        totals = _Totals()
+        for line in self._iterate_lines():
+            totals.add(line)
+        if self._output.only_wrong:
+            # Photos that are classified right are explained but have no lines.
+            totals.right = self._without_lines
+            totals.photos = totals.right + totals.wrong
+        totals.recorded = self._recorded
+        return totals
+
+    def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
+        totals = self._sum_up()
+        if self._as_json:
+            summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
+            terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
+            return
+        if not self._quiet:
+            if interrupted:
+                print_line(
+                    f"[yellow]Stopped[/] after {totals.photos} of {format_count(len(self._jobs), 'photo')}. "
+                    "The same command continues."
+                )
+            if totals.photos:
+                self._print_explained(totals, seconds, interrupted=interrupted)
+            self._print_accuracy(totals)
+            for note in self._notes:
+                print_line(f"[yellow]{escape(note)}[/]")
+            for kind, (count, example) in totals.warnings.items():
+                print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
+            self._print_skipped()
+        if self._failed:
+            terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
+            for failure in self._failed:
+                terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
+            if any(failure.is_recorded for failure in self._failed) and not self._quiet:
+                terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
+
+    def _print_explained(self, totals: _Totals, seconds: float, *, interrupted: bool) -> None:
+        layer = f", at layer [bold]{escape(totals.layer)}[/]" if totals.layer else ""
+        photos = totals.photos - totals.recorded
+        if photos > 0:
+            print_line(
+                f"[bold green]{format_count(photos, 'photo')} explained[/] in {seconds:.1f} s "
+                f"([bold]{seconds / photos * 1000:.0f} ms[/] each){layer}."
+            )
+        elif not interrupted:
+            print_line("[bold green]Nothing to do:[/] the run is finished. --overwrite starts it anew.")
+        if totals.recorded:
+            print_line(f"{format_count(totals.recorded, 'photo')} had been explained before.")
+        folder = escape(str(self._output.folder))
+        print_line(f"{format_count(totals.files, 'file')} and explanations.jsonl are in [bold]{folder}[/]")
+        if self._sheets:
+            more = f" to {escape(self._sheets[-1].name)}" if len(self._sheets) > 1 else ""
+            print_line(f"Contact sheet: [bold]{escape(str(self._sheets[0]))}[/]{more}")
+
+    def _print_accuracy(self, totals: _Totals) -> None:
+        if not self._output.true_classes:
+            return
+        known = totals.right + totals.wrong
+        if known:
+            share = format_percent(totals.right / known, 1)
+            print_line(f"Accuracy [bold]{share}[/]: {totals.right:,} of {format_count(known, 'photo')} right.")
+        else:
+            print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
+        if self._output.only_wrong:
+            print_line(f"{format_count(totals.right, 'photo')} right, without results, as of --only-wrong.")
+
+    def _print_skipped(self) -> None:
+        if self._skipped:
+            shown = [f"{escape(str(each.path))} ({each.reason})" for each in self._skipped[:_MAX_SKIPPED_SHOWN]]
+            more = len(self._skipped) - len(shown)
+            print_line(f"[yellow]Skipped:[/] {', '.join(shown)}" + (f" and {more:,} more" if more else ""))
+
+    def _build_json_summary(self, totals: _Totals, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+        return {
+            "out": str(self._output.folder),
+            "seconds": round(seconds, 3),
+            "interrupted": interrupted,
+            "explained": [*self._iterate_lines()],
+            "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
+            "failed": [{"image": str(failure.job.source), "reason": failure.reason} for failure in self._failed],
+            "right": totals.right if self._output.true_classes else None,
+            "wrong": totals.wrong if self._output.true_classes else None,
+            "sheets": [str(path) for path in self._sheets],
+            "notes": [*self._notes],
+        }
+
+
+def print_machine_changes(changes: list[str]) -> None:
+    """Warn that a run is continued on another machine."""
+    if changes:
+        terminal.err.print("[yellow]The run was started on another machine; the last bits of results may differ:[/]")
+    for change in changes:
+        terminal.err.print(f"  {escape(change)}", soft_wrap=True)

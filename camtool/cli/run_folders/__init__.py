@@ -1,0 +1,1 @@
+"""Commands on folders that ``camtool run`` wrote."""

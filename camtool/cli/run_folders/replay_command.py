@@ -1,0 +1,107 @@
+"""Command ``camtool replay``: make the explanations of a run again, and say whether they are bit-identical."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.terminal import escape, print_line
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.runs.run_folder.replay import Replayer
+
+__all__ = ["replay"]
+
+
+def replay(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
+    image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Make the explanations of a run again, and tell whether they are bit-identical.
+
+    Exit code 1 if one differs. The run folder is not changed.
+    """
+    from camtool.runs.run_folder.replay import Replayer
+
+    replayer = Replayer(run, image)
+    with TemporaryDirectory(prefix="camtool-replay-") as folder:
+        _repeat_run(context, replayer, [f"--out={folder}", "--quiet"] if as_json else [f"--out={folder}"])
+    if as_json:
+        terminal.out.print_json(json.dumps(_build_json(replayer)), ensure_ascii=True)
+    else:
+        _print_result(replayer)
+    raise typer.Exit(0 if replayer.is_identical else 1)
+
+
+def _repeat_run(context: typer.Context, replayer: Replayer, arguments: list[str]) -> None:
+    """Call ``camtool run`` with the options of the run. It hands what it has prepared to the replayer."""
+    assert context.parent is not None
+    group: Any = context.parent.command
+    command = group.get_command(context.parent, "run")
+    options = [*_build_options(command, replayer.description["command"]), *arguments]
+    paths = map(str, replayer.description["command"]["paths"])
+    try:
+        with command.make_context("run", [*options, "--", *paths], parent=context.parent, obj=replayer) as child:
+            command.invoke(child)
+    except typer.Exit:
+        pass  # `camtool run` ends with it
+
+
+def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments of the command line that give a command these values.
+
+    Raises:
+        CamtoolError: The command has no such option, as the run was made by another version of camtool.
+    """
+    known = {each.name: each for each in command.params}
+    for name, value in values.items():
+        if name not in known:
+            raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
+        parameter = known[name]
+        if parameter.param_type_name == "argument" or value is None:
+            continue
+        if parameter.is_flag:
+            yield from (parameter.opts if value else parameter.secondary_opts)[:1]
+        elif parameter.multiple:
+            yield from (f"{parameter.opts[0]}={each}" for each in value)
+        elif isinstance(value, list):
+            yield from (parameter.opts[0], *map(str, value))
+        else:
+            yield f"{parameter.opts[0]}={value}"
+
+
+def _print_result(replayer: Replayer) -> None:
+    differing = [each for each in replayer.explanations if each.differences]
+    for each in differing:
+        print_line("  ".join(escape(part) for part in (each.image, each.label, each.method) if part))
+        for difference in each.differences:
+            print_line(f"  [yellow]{escape(difference)}[/]")
+    count = format_count(len(replayer.explanations), "explanation")
+    if differing:
+        print_line(f"[bold red]Not bit-identical:[/] {len(differing):,} of {count}.")
+    else:
+        print_line(f"[bold green]{count} replayed:[/] numbers and files are bit-identical.")
+    if replayer.changes:
+        print_line("Changed since the run:")
+        for change in replayer.changes:
+            print_line(f"  {escape(change)}")
+
+
+def _build_json(replayer: Replayer) -> dict[str, Any]:
+    return {
+        "run": str(replayer.folder),
+        "identical": replayer.is_identical,
+        "changes": replayer.changes,
+        "explanations": [{**asdict(each), "identical": not each.differences} for each in replayer.explanations],
+    }

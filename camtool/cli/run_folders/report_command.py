@@ -1,0 +1,93 @@
+"""Command ``camtool report``: write the page of a run, and the same at the end of ``camtool run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.terminal import escape, print_line
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.runs.report import WrittenReport
+
+__all__ = ["report", "write_after_run"]
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Output folder of a run, or Parquet shards of a cluster run.")
+    ],
+    photos: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder that the photos have been moved to.",
+            show_default="where the run found them",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    copy_photos: Annotated[
+        bool,
+        typer.Option("--copy-photos", help="Put reduced copies of the photos beside the page, to give it to others."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
+    written = _write(run, photos=photos, copy_photos=copy_photos, quiet=quiet)
+    if not quiet:
+        failures = f" and {format_count(written.failures, 'failure')}" if written.failures else ""
+        print_line(
+            f"[bold green]{format_count(written.explanations, 'explanation')}[/]{failures} are in "
+            f"[bold]{escape(str(written.path))}[/]"
+        )
+        for notice in written.notices:
+            print_line(f"[yellow]{escape(notice)}[/]")
+
+
+def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
+    """Write the page of a run that ended. If that fails, the run's results are not affected: print why.
+
+    Args:
+        out: The output folder.
+        is_stopped: The user stopped the run, and waits for its end.
+        quiet: Print errors only.
+    """
+    try:
+        written = _write(out, is_quick=is_stopped, quiet=quiet)
+    except (CamtoolError, OSError) as error:
+        terminal.err.print(f"[yellow]There is no report:[/] {escape(str(error))}", soft_wrap=True)
+        return
+    if not quiet:
+        print_line(f"Open [bold]{escape(str(written.path))}[/] to see them all.")
+
+
+def _write(
+    run: Path, *, photos: Path | None = None, copy_photos: bool = False, is_quick: bool = False, quiet: bool
+) -> WrittenReport:
+    from camtool.runs.report import write_report
+
+    bar = Progress(
+        TextColumn("Writing the report"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=terminal.err,
+        transient=True,
+        disable=quiet or not terminal.err.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("report")
+        return write_report(
+            run,
+            photos=photos,
+            copy_photos=copy_photos,
+            is_quick=is_quick,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )

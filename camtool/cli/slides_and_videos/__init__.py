@@ -1,0 +1,1 @@
+"""Commands that explain one file of many images: slides and videos."""

@@ -1,0 +1,143 @@
+"""Trials of candidates for :func:`camtool.recommend`: how faithful, how well localized and how quick each is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camtool.errors import MetricError
+from camtool.evaluation.annotations import place_truth
+from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.evaluation.pointing import PointingGame, prepare_pointing
+from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
+from camtool.trust.metrics.localization import compute_energy
+
+__all__ = ["REFERENCE", "Bench", "MeasuredBatch", "Tried", "place_masks"]
+
+REFERENCE = Candidate("gradcam")
+"""What others are compared with: Grad-CAM at the default layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A method at a layer that was measured.
+
+    Attributes:
+        method: The method.
+        layer: The layer; ``""`` for methods at the input.
+        faithfulness: ``(N,)``, single deletion on each image: -1 to 1, higher is better.
+        localization: The share of the heat on the object, ``(N,)``; without truth, in mosaics of the images, the share
+            of the heat on the image of the explained class, one value for each mosaic. ``None`` if there are no
+            mosaics, because fewer than four classes were recognized with confidence.
+        milliseconds: Time for each image.
+        has_truth: Whether it is known where the objects are.
+    """
+
+    method: str
+    layer: str
+    faithfulness: NDArray[np.float64]
+    localization: NDArray[np.float64] | None
+    milliseconds: float
+    has_truth: bool = False
+
+    @property
+    def quality(self) -> NDArray[np.float64]:
+        """``(N,)``: the faithfulness, or its mean with the localization if the truth is known."""
+        if self.localization is None or not self.has_truth:
+            return self.faithfulness
+        return (self.faithfulness + self.localization) / 2
+
+
+class MeasuredBatch:
+    """A batch, with the drop of the score without each cell, which all candidates are compared with.
+
+    Args:
+        subject: The model.
+        labeled: The images and their classes.
+    """
+
+    def __init__(self, subject: Subject, labeled: LabeledBatch) -> None:
+        self.subject, self.labeled = subject, labeled
+        self.drops = measure_cell_drops(subject.make_score(labeled, "logit"), labeled.images)
+
+
+class Bench:
+    """Measures candidates on all batches.
+
+    Args:
+        batches: The images.
+        masks: The objects in each batch, if they are known.
+        is_over: Whether the time is over.
+    """
+
+    def __init__(
+        self, batches: Sequence[MeasuredBatch], masks: Sequence[Tensor | None], is_over: Callable[[], bool]
+    ) -> None:
+        self._batches, self._masks, self._is_over = batches, masks, is_over
+        self._game: PointingGame | None = None
+
+    def measure_reference(self) -> Tried:
+        """Measure the reference, whatever time it takes; with it the pointing game is prepared."""
+        found = self._measure(REFERENCE, lambda: False)
+        if found.has_truth or self._is_over():
+            return found
+        prepared = prepare_pointing(self._batches[0].subject, [each.labeled for each in self._batches], REFERENCE)
+        if prepared is None:
+            return found
+        self._game, shares = prepared
+        return replace(found, localization=_to_array([shares]))
+
+    def measure(self, candidate: Candidate) -> Tried:
+        """Measure a candidate.
+
+        Raises:
+            CamtoolError: It cannot explain the model, or the time is over before all is measured.
+        """
+        found = self._measure(candidate, self._is_over)
+        if self._game is None:
+            return found
+        return replace(found, localization=_to_array([self._game.play(candidate, lambda: _check_time(self._is_over))]))
+
+    def _measure(self, candidate: Candidate, is_over: Callable[[], bool]) -> Tried:
+        faithfulness, localization, seconds, layer = [], [], 0.0, ""
+        for each, mask in zip(self._batches, self._masks, strict=True):
+            _check_time(is_over)
+            start = time.perf_counter()
+            labeled = each.labeled
+            (found,) = compute_maps(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
+            seconds, layer = seconds + time.perf_counter() - start, found.layer
+            faithfulness.append(compare_with_cell_drops(found.maps, each.drops))
+            if mask is not None:
+                localization.append(compute_energy(found.maps, mask))
+        faithful = _to_array(faithfulness)
+        localized = _to_array(localization) if localization else None
+        milliseconds = seconds * 1000 / len(faithful)
+        return Tried(candidate.method, layer, faithful, localized, milliseconds, has_truth=localized is not None)
+
+
+def _check_time(is_over: Callable[[], bool]) -> None:
+    if is_over():
+        raise MetricError("seconds: the time is over.")
+
+
+def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
+    return torch.cat([*values]).double().cpu().numpy()
+
+
+def place_masks(batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None) -> list[Tensor | None]:
+    """Return for each batch the masks of the objects in the input, if they are known."""
+    masks, done = list[Tensor | None](), 0
+    for each in batches:
+        items = each.labeled.batch.items
+        placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
+        masks.append(None if placed is None else placed.masks.to(each.drops.device))
+        done += len(items)
+    return masks

@@ -1,0 +1,118 @@
+"""Contrast: which values of a file are shown black, and which white."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from camtool.inputs.formats.reading_options import ReadingOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Contrast", "WindowFunction", "choose_contrast", "find_full_range", "find_range"]
+
+_PART = 1 << 20
+"""Values that are computed at once."""
+
+WindowFunction: TypeAlias = Literal["LINEAR", "LINEAR_EXACT", "SIGMOID"]
+"""The VOI LUT functions of DICOM PS3.3 C.11.2.1."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Values that become black and white; those between are linear, or on a sigmoid curve.
+
+    Attributes:
+        low: The value that becomes black, one for all bands or one for each.
+        high: The value that becomes white.
+        is_sigmoid: Values follow a sigmoid curve whose middle is halfway between ``low`` and ``high``.
+        is_inverted: The low values are white, as in DICOM's MONOCHROME1.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    is_sigmoid: bool = False
+    is_inverted: bool = False
+
+    @classmethod
+    def from_window(
+        cls, center: float, width: float, function: WindowFunction = "LINEAR_EXACT", *, is_inverted: bool = False
+    ) -> Contrast:
+        """Return the contrast of a window, by the formulas of DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3."""
+        if function == "LINEAR":
+            center, width = center - 0.5, width - 1
+        return cls((center - width / 2,), (center + width / 2,), function == "SIGMOID", is_inverted)
+
+    def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black."""
+        unit = np.empty(values.shape, np.float32)
+        # In parts, as the computation takes eight times the memory of 8-bit values.
+        step = max(1, _PART // max(1, values[:1].size))
+        for start in range(0, len(values), step):
+            unit[start : start + step] = self._apply_to_part(values[start : start + step])
+        return unit
+
+    def _apply_to_part(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        wide = values.astype(np.float64)
+        with np.errstate(over="ignore"):
+            if self.is_sigmoid:
+                unit = 1 / (1 + np.exp(-4 * (wide - (low + high) / 2) / (high - low)))
+            else:
+                # A window of no width is a threshold.
+                span = np.where(high > low, high - low, 1)
+                unit = np.where(high > low, np.clip((wide - low) / span, 0, 1), wide > low)
+        unit = 1 - unit if self.is_inverted else unit
+        return np.where(np.isnan(wide), 0, unit)
+
+
+def choose_contrast(
+    options: ReadingOptions, values: NDArray[Any], valid: NDArray[np.bool_] | None = None, **window: Any
+) -> Contrast | None:
+    """Return the contrast that the user chose, by a window or by percentiles of each band; ``None`` if none was chosen.
+
+    Args:
+        options: The user's.
+        values: ``(..., C)``.
+        valid: Booleans of the shape of ``values``: those that percentiles count.
+        **window: Further arguments of :meth:`Contrast.from_window`.
+    """
+    if options.window is not None:
+        return Contrast.from_window(*options.window, **window)
+    if options.percentiles is None:
+        return None
+    low, high = [], []
+    for band in range(values.shape[-1]):
+        counted = _select_valid(values[..., band], None if valid is None else valid[..., band])
+        bounds = np.percentile(counted, options.percentiles) if counted.size else (0.0, 1.0)
+        low.append(float(bounds[0]))
+        high.append(float(bounds[1]))
+    return Contrast(tuple(low), tuple(high), is_inverted=window.get("is_inverted", False))
+
+
+def find_range(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> tuple[float, float]:
+    """Return the lowest and the highest of the valid, finite values; (0, 1) if there are none."""
+    counted = _select_valid(values, valid)
+    return (float(counted.min()), float(counted.max())) if counted.size else (0.0, 1.0)
+
+
+def find_full_range(values: NDArray[Any]) -> Contrast | None:
+    """Return the contrast from 0 to the largest value of the type, of uint8, uint16, bool, and floats in [0, 1].
+
+    ``None`` for other types and values, for which nothing says what is black and white.
+    """
+    if values.dtype in (np.uint8, np.uint16):
+        return Contrast((0.0,), (float(np.iinfo(values.dtype).max),))
+    low, high = find_range(values)
+    is_unit = values.dtype.kind == "b" or (values.dtype.kind == "f" and low >= 0 and high <= 1)
+    return Contrast((0.0,), (1.0,)) if is_unit else None
+
+
+def _select_valid(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        valid = finite if valid is None else valid & finite
+    return values.ravel() if valid is None else values[valid]

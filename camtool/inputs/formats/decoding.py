@@ -1,0 +1,75 @@
+"""Decoding: what the readers of formats raise becomes an error with the file's name."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from camtool.errors import ImageError
+
+__all__ = ["DECODER_FAULTS", "import_reader", "name_in_errors"]
+
+DECODER_FAULTS: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+    Warning,
+    struct.error,
+    zlib.error,
+)
+"""What decoders raise on damaged files. A warning is raised if the user turned warnings into errors."""
+
+
+@contextmanager
+def name_in_errors(name: str, file_format: str) -> Iterator[None]:
+    """Turn what a library raises on a damaged file into an :class:`ImageError` with the file's name."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except ImportError as error:
+        raise ImageError(f"{name} cannot be decoded: {error}.") from error
+    except DECODER_FAULTS as error:
+        raise _build_error(name, file_format, error) from error
+    except Exception as error:
+        # Libraries have error classes of their own that derive from Exception alone.
+        if type(error).__module__.partition(".")[0] in _LIBRARIES:
+            raise _build_error(name, file_format, error) from error
+        raise
+
+
+_LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs")
+
+
+def _build_error(name: str, file_format: str, error: Exception) -> ImageError:
+    reason = str(error).strip().rstrip(".") or type(error).__name__
+    return ImageError(f"{name} is damaged, cut short or unusual, and cannot be read as {file_format}: {reason}.")
+
+
+def import_reader(module: str, extra: str, name: str, file_format: str) -> Any:
+    """Import the library that reads a format.
+
+    Args:
+        module: The library's module.
+        extra: The extra of camtool that installs it.
+        name: The file, for the message.
+        file_format: The format.
+
+    Raises:
+        ImageError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImageError(f"{name} is {file_format}, which needs: pip install 'camtool[{extra}]'") from error

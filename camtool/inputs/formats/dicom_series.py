@@ -1,0 +1,159 @@
+"""DICOM series: the slices of a folder as one volume, in the order in which they lie in the patient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camtool.errors import ImageError
+from camtool.inputs.formats.decoding import name_in_errors
+from camtool.inputs.formats.dicom import build_file_image, check_options, decode_frames, is_dicom, open_dataset
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.warning_codes import MapWarning
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["list_dicom_files", "read_series"]
+
+_HEADER_BYTES = 132
+_PARALLEL = 1e-3
+"""Largest difference of the direction cosines of two slices: scanners round them."""
+_UNEVEN = 0.01
+"""Largest relative difference of the distances between neighboring slices."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """One file of a series."""
+
+    path: Path
+    series: str
+    size: tuple[int, int, int]
+    cosines: NDArray[np.float64]
+    position: NDArray[np.float64]
+
+
+def list_dicom_files(folder: Path) -> list[Path]:
+    """Return the DICOM files in a folder that are not hidden, by name; subfolders are not searched."""
+    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and _holds_dicom(path)]
+
+
+def read_series(folder: Path, options: ReadingOptions) -> FileImage:
+    """Read the slices of a folder as a volume, or one of them.
+
+    The slices are sorted by their position along the normal of their plane, from low to high, not by name.
+
+    Raises:
+        ImageError: A slice cannot be read; there are several series, or slices that are not parallel, of another size,
+            or at the same position; or the files do not say where they lie.
+    """
+    name = str(folder)
+    check_options(name, options)
+    slices = [_read_place(path) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
+    _check_alike(name, slices)
+    normal = np.cross(slices[0].cosines[:3], slices[0].cosines[3:])
+    places = np.array([float(each.position @ normal) for each in slices])
+    order = np.argsort(places, kind="stable")
+    gaps = np.diff(places[order])
+    _check_gaps(name, [slices[index] for index in order], gaps)
+    chosen = options.choose_slice(name, len(slices))
+    wanted = [slices[index] for index in (order if chosen is None else order[chosen : chosen + 1])]
+    height, width, samples = slices[0].size
+    options.check_size(name, height, width, len(wanted) * samples)
+    return _read_slices(name, wanted, gaps, options)
+
+
+def _read_slices(name: str, wanted: list[_Slice], gaps: NDArray[np.float64], options: ReadingOptions) -> FileImage:
+    parts: list[tuple[Any, Any]] = []
+    kinds = set()
+    for each in wanted:
+        with each.path.open("rb") as stream:
+            dataset = open_dataset(stream, str(each.path))
+        with name_in_errors(str(each.path), "DICOM"):
+            (pixels,), photometric = decode_frames(dataset, str(each.path), [0])
+        kinds.add(photometric)
+        parts.append((pixels, dataset))
+    if len(kinds) > 1:
+        raise ImageError(f"{name}: the slices have several photometric interpretations, {', '.join(sorted(kinds))}.")
+    distance = float(np.median(gaps)) if len(gaps) else None
+    notes = () if len(wanted) == 1 else _describe_gaps(gaps)
+    with name_in_errors(name, "a DICOM series"):
+        return build_file_image(parts, kinds.pop(), name, options, slices="slices", notes=notes, spacing=distance)
+
+
+def _holds_dicom(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            return is_dicom(stream.read(_HEADER_BYTES))
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _read_place(path: Path) -> _Slice:
+    """Read where a slice lies, without its pixels."""
+    name = str(path)
+    with path.open("rb") as stream:
+        dataset = open_dataset(stream, name, has_pixels=False)
+    with name_in_errors(name, "DICOM"):
+        if int(dataset.get("NumberOfFrames", None) or 1) > 1:
+            raise ImageError(f"{name} holds several frames; give the file instead of its folder.")
+        cosines, position = dataset.get("ImageOrientationPatient", None), dataset.get("ImagePositionPatient", None)
+        if not cosines or not position or len(cosines) != 6 or len(position) != 3:
+            raise ImageError(
+                f"{name} does not say where it lies in the patient (ImagePositionPatient, ImageOrientationPatient), so "
+                "the order of the slices is unknown; give its path instead of its folder."
+            )
+        size = int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel)
+        where = np.array([float(each) for each in position])
+        return _Slice(
+            path, str(dataset.get("SeriesInstanceUID", "")), size, np.array([float(x) for x in cosines]), where
+        )
+
+
+def _check_alike(name: str, slices: list[_Slice]) -> None:
+    """Check that slices are one stack.
+
+    Raises:
+        ImageError: They are not.
+    """
+    series = sorted({each.series for each in slices})
+    if len(series) > 1:
+        raise ImageError(
+            f"{name} holds {len(series)} DICOM series, and a volume is one; move each to a folder of its own: "
+            f"{', '.join(series[:3])}{', ...' if len(series) > 3 else ''}."
+        )
+    first = slices[0]
+    for each in slices:
+        if each.size != first.size:
+            raise ImageError(f"{each.path} has {each.size[1]} x {each.size[0]} pixels, unlike {first.path}.")
+        if np.abs(each.cosines - first.cosines).max() > _PARALLEL:
+            raise ImageError(f"{each.path} is not parallel to {first.path}, so they are no volume; e.g. a localizer.")
+
+
+def _check_gaps(name: str, ordered: list[_Slice], gaps: NDArray[np.float64]) -> None:
+    """Check that no two slices lie at the same position, as those of several times or contrasts do."""
+    scale = float(np.median(np.abs(gaps))) if len(gaps) else 0.0
+    for gap, first, second in zip(gaps, ordered, ordered[1:], strict=False):
+        if gap <= _UNEVEN * scale or gap == 0:
+            raise ImageError(
+                f"{name}: {first.path.name} and {second.path.name} lie at the same position; a volume has one slice at "
+                "each. Several times or contrasts need a folder each."
+            )
+
+
+def _describe_gaps(gaps: NDArray[np.float64]) -> tuple[MapWarning, ...]:
+    usual = float(np.median(gaps))
+    if np.abs(gaps - usual).max() <= _UNEVEN * usual:
+        return ()
+    note = (
+        f"The slices lie {gaps.min():.3g} to {gaps.max():.3g} mm apart, mostly {usual:.3g} mm; one may be missing, and "
+        "the model sees them as if they were equally far apart."
+    )
+    return (MapWarning(note, "uneven-slices"),)

@@ -1,0 +1,91 @@
+"""The table of formats: how a file is recognized, and the function that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from camtool.errors import ImageError
+from camtool.inputs import tiff
+from camtool.inputs.formats.dicom import is_dicom, read_dicom
+from camtool.inputs.formats.dicom_series import list_dicom_files, read_series
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.gray_png import is_png, read_png
+from camtool.inputs.formats.nifti import is_nifti, read_nifti
+from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.formats.tiff_stacks import read_tiff
+
+__all__ = ["FORMATS", "HEADER_BYTES", "SUFFIXES", "Format", "is_dicom_file", "read_folder", "read_stream"]
+
+Reader: TypeAlias = Callable[[BinaryIO, str, ReadingOptions], FileImage | None]
+"""From a file at its start, its name and the user's options to the image; ``None`` if it is a usual photo."""
+
+HEADER_BYTES = 4096
+"""Bytes by which a file is recognized; a compressed NIfTI file needs more than its header's 348."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: Its name.
+        suffixes: Suffixes that count as images when a folder is searched, in lower case.
+        matches: Whether a file starts with these bytes.
+        read: Reads a file.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    matches: Callable[[bytes], bool]
+    read: Reader
+
+
+FORMATS: tuple[Format, ...] = (
+    # A DICOM file may hold anything in its first 128 bytes, also the start of a TIFF, so it is tried first.
+    Format("DICOM", (".dcm", ".dicom", ".ima"), is_dicom, read_dicom),
+    Format("NIfTI", (".nii", ".nii.gz"), is_nifti, read_nifti),
+    Format("TIFF", (".tif", ".tiff"), tiff.is_tiff, read_tiff),
+    Format("PNG", (".png",), is_png, read_png),
+)
+"""All formats, in the order in which they are tried."""
+
+SUFFIXES: tuple[str, ...] = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+"""The suffixes of all formats."""
+
+
+def read_stream(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage | None:
+    """Read a file of one of the formats; ``None`` if it is a usual photo. The stream is then at its start.
+
+    Raises:
+        ImageError: It cannot be read, or the options do not apply to it.
+    """
+    header = stream.read(HEADER_BYTES)
+    stream.seek(0)
+    found = next((each for each in FORMATS if each.matches(header)), None)
+    image = None if found is None else found.read(stream, name, options)
+    if image is None:
+        options.check_supported(name, "this file" if found is None else found.name)
+        stream.seek(0)
+    return image
+
+
+def read_folder(folder: Path, options: ReadingOptions) -> FileImage | None:
+    """Read a folder of DICOM slices as a volume; ``None`` if it holds none."""
+    try:
+        return read_series(folder, options) if list_dicom_files(folder) else None
+    except OSError as error:
+        raise ImageError(f"{folder} cannot be read: {error.strerror or error}.") from error
+
+
+def is_dicom_file(path: Path) -> bool:
+    """Check whether a file without a usual suffix is an image of DICOM: scanners name files by numbers."""
+    if path.name == "DICOMDIR" or not (path.suffix == "" or path.suffix[1:].isdigit()):
+        return False
+    try:
+        with path.open("rb") as stream:
+            return is_dicom(stream.read(HEADER_BYTES))
+    except OSError:
+        return False  # the run reports it when it opens it, if it is one of its photos

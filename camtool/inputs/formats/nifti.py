@@ -1,0 +1,220 @@
+"""NIfTI: volumes in the canonical orientation and slices of them, and heatmaps in the orientation of the file."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from camtool.errors import ImageError
+from camtool.geometry.origins import Origin
+from camtool.inputs.formats import contrast as contrasts
+from camtool.inputs.formats.contrast import Contrast
+from camtool.inputs.formats.decoding import import_reader, name_in_errors
+from camtool.inputs.formats.file_image import FileImage, build_assumed_contrast
+from camtool.inputs.formats.reading_options import Axis, ReadingOptions
+from camtool.warning_codes import MapWarning
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["NiftiOrigin", "is_nifti", "read_nifti"]
+
+_GZIP = b"\x1f\x8b"
+_HEADER_BYTES = 540
+"""Bytes of a NIfTI-2 header; NIfTI-1 has 348."""
+_NIFTI_2 = 4
+_MAGICS = {344: (b"n+1\0", b"ni1\0"), _NIFTI_2: (b"n+2\0", b"ni2\0")}
+"""Position of the magic number → its values in single files and in pairs of .hdr and .img."""
+_EXTENSION_BYTES = 1 << 24
+"""Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Order in which slices show the axes of a canonical volume ``(x to the right, y to the front, z to the head)``.
+
+    Attributes:
+        axes: The canonical axis of each axis of the slices ``(D, H, W)``.
+        flipped: Axes of the slices that run against the canonical direction.
+    """
+
+    axes: tuple[int, int, int]
+    flipped: tuple[int, ...]
+
+    def apply(self, canonical: NDArray[Any]) -> NDArray[Any]:
+        """Return a volume ``(X, Y, Z)`` as slices ``(D, H, W)``."""
+        slices: NDArray[Any] = np.flip(canonical.transpose(self.axes), self.flipped)
+        return slices
+
+    def undo(self, slices: NDArray[Any]) -> NDArray[Any]:
+        """Return slices ``(D, H, W)`` as a volume ``(X, Y, Z)``."""
+        canonical: NDArray[Any] = np.flip(slices, self.flipped).transpose(np.argsort(self.axes))
+        return canonical
+
+
+# As radiologists look at them, and as DICOM slices are stored: the patient's right is on the left of the image, the
+# front (of sagittal slices the head) is up.
+_CUTS: dict[Axis, _Cut] = {
+    "axial": _Cut((2, 1, 0), (1, 2)),
+    "coronal": _Cut((1, 2, 0), (1, 2)),
+    "sagittal": _Cut((0, 2, 1), (1, 2)),
+    "ras": _Cut((0, 1, 2), ()),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class NiftiOrigin(Origin):
+    """Place of a NIfTI volume, or of a slice of it, in the world.
+
+    Attributes:
+        affine: ``(4, 4)``, from voxel indices of the file to millimeters, as the file holds it.
+        header: The file's header, of nibabel.
+        axis: The direction of the slices.
+        index: The number of the slice that was read; ``None`` for the whole volume.
+    """
+
+    affine: NDArray[np.float64]
+    header: Any
+    axis: Axis
+    index: int | None
+
+    format: ClassVar[str] = "NIfTI"
+    suffixes: ClassVar[tuple[str, ...]] = (".nii", ".nii.gz")
+
+    def write_heatmap(self, path: Path, heatmap: NDArray[np.float32]) -> None:
+        """Write a heatmap as a volume with the file's affine, size and orientation; 0 in the slices that were not read.
+
+        Raises:
+            ImageError: The heatmap has another size than the image.
+        """
+        if heatmap.shape != self.shape:
+            raise ImageError(f"{path}: the heatmap is {heatmap.shape}, but the image of {self.name} is {self.shape}.")
+        image = self._build_image(heatmap)
+        from camtool.rendering.image_writing import open_atomically
+
+        data = image.to_bytes()
+        with open_atomically(path) as stream:
+            # Without a time stamp, so that the same heatmap gives the same bytes.
+            stream.write(_compress(data) if path.name.lower().endswith(".gz") else data)
+
+    def _build_image(self, heatmap: NDArray[np.float32]) -> Any:
+        """Return the heatmap as an image of nibabel in the orientation of the file."""
+        nibabel = import_reader("nibabel", "nifti", self.name, "a NIfTI file")
+        shape, cut = tuple(int(each) for each in self.header.get_data_shape()[:3]), _CUTS[self.axis]
+        shape = (*shape, 1, 1)[:3]
+        orientation = nibabel.io_orientation(self.affine)
+        sizes = np.empty(3, int)
+        sizes[orientation[:, 0].astype(int)] = shape
+        slices = np.zeros(tuple(sizes[list(cut.axes)]), np.float32)
+        slices[slice(None) if self.index is None else self.index] = heatmap
+        canonical = [[0, 1], [1, 1], [2, 1]]
+        back = nibabel.orientations.ornt_transform(canonical, orientation)
+        volume = nibabel.apply_orientation(cut.undo(slices), back)
+        image = _choose_class(nibabel, self.header)(volume, self.affine, self.header)
+        image.set_data_dtype(np.float32)
+        image.header["cal_min"], image.header["cal_max"] = 0, 1
+        image.header["descrip"] = b"camtool heatmap"
+        return image
+
+
+def is_nifti(header: bytes) -> bool:
+    """Return True if a file that starts with these bytes is a NIfTI file, also a compressed one."""
+    start = _decompress_start(header) if header.startswith(_GZIP) else header
+    return any(start[place : place + 4] in magics for place, magics in _MAGICS.items())
+
+
+def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage:
+    """Read a NIfTI file: a volume, or a slice of it if the user chose one or there is only one.
+
+    Raises:
+        ImageError: It is damaged or a pair of files, or holds colors, complex numbers or more than four axes.
+    """
+    options.check_supported(name, "NIfTI", "window", "percentiles", "slice", "axis", "frame")
+    nibabel = import_reader("nibabel", "nifti", name, "a NIfTI file")
+    with name_in_errors(name, "NIfTI"):
+        image = _open(nibabel, stream, name, options)
+        frame = options.choose_frame(name, (*image.shape, 1, 1, 1)[3])
+        data = image.dataobj if len(image.shape) < 4 else image.dataobj[..., frame]
+        volume = np.asarray(data, np.float32).reshape((*image.shape, 1, 1)[:3])
+        orientation = nibabel.io_orientation(image.affine)
+        if not np.isfinite(orientation).all():
+            raise ImageError(f"{name} has an affine that flattens the volume, so its orientation is unknown.")
+        axis: Axis = options.axis or "axial"
+        slices = _CUTS[axis].apply(nibabel.apply_orientation(volume, orientation))[..., None]
+    contrast, notes = _choose_contrast(image.header, slices, options)
+    index = options.choose_slice(name, len(slices), f"{axis} slices")
+    index = 0 if len(slices) == 1 else index
+    values = np.ascontiguousarray(slices if index is None else slices[index])
+    spacing = _find_spacing(nibabel, image.affine, axis)[0 if index is None else 1 :]
+    origin = NiftiOrigin(name, values.shape[:-1], spacing, image.affine, image.header, axis, index)
+    is_scaled = options.window is not None or options.percentiles is not None
+    return FileImage(name, values, contrast, True, is_scaled, f"{axis} slices", origin, notes)
+
+
+def _open(nibabel: Any, stream: BinaryIO, name: str, options: ReadingOptions) -> Any:
+    """Return an image of nibabel whose size was checked before its data were read."""
+    start = stream.read(_HEADER_BYTES)
+    is_compressed = start.startswith(_GZIP)
+    stream.seek(0)
+    unpacked = zlib.decompressobj(31)
+    header = unpacked.decompress(stream.read(1 << 16), _HEADER_BYTES) if is_compressed else start
+    stream.seek(0)
+    place = next(place for place, magics in _MAGICS.items() if header[place : place + 4] in magics)
+    if header[place : place + 4] != _MAGICS[place][0]:
+        raise ImageError(f"{name} is one of a pair of NIfTI files (.hdr and .img); save the volume as one .nii file.")
+    kind = nibabel.Nifti2Image if place == _NIFTI_2 else nibabel.Nifti1Image
+    parsed = kind.header_class(header[: kind.header_class.template_dtype.itemsize])
+    shape, dtype = parsed.get_data_shape(), parsed.get_data_dtype()
+    if len(shape) > 4 and max(shape[4:]) > 1:
+        raise ImageError(f"{name} has {len(shape)} axes {shape}; a volume has 3, and 4 with time.")
+    if dtype.kind not in "iuf":
+        raise ImageError(f"{name} holds values of the type {dtype}; numbers are needed, no colors or complex numbers.")
+    sides = sorted((*shape, 1, 1)[:3])
+    options.check_size(name, sides[2], sides[1], sides[0] * int(np.prod(shape[3:], dtype=np.int64)))
+    if not is_compressed:
+        return kind.from_bytes(stream.read())
+    # A small file may unpack to any size, so no more is unpacked than the header announces.
+    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + _EXTENSION_BYTES
+    return kind.from_bytes(zlib.decompressobj(31).decompress(stream.read(), needed))
+
+
+def _choose_contrast(
+    header: Any, values: NDArray[np.float32], options: ReadingOptions
+) -> tuple[Contrast, tuple[MapWarning, ...]]:
+    """Return the user's contrast, that of the header, or the range of the whole volume, so that slices compare."""
+    chosen = contrasts.choose_contrast(options, values)
+    if chosen is not None:
+        return chosen, ()
+    low, high = float(header["cal_min"]), float(header["cal_max"])
+    if high > low:
+        return Contrast((low,), (high,)), ()
+    contrast, note = build_assumed_contrast(*contrasts.find_range(values), "values")
+    return contrast, (note,)
+
+
+def _find_spacing(nibabel: Any, affine: NDArray[np.float64], axis: Axis) -> tuple[float, ...]:
+    """Return the distance of neighboring voxels along the axes of the slices, in mm."""
+    orientation = nibabel.io_orientation(affine)
+    sizes = np.empty(3)
+    sizes[orientation[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine)
+    return tuple(float(each) for each in sizes[list(_CUTS[axis].axes)])
+
+
+def _choose_class(nibabel: Any, header: Any) -> Any:
+    return nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+
+
+def _decompress_start(header: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(31).decompress(header, _HEADER_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _compress(data: bytes) -> bytes:
+    compressor = zlib.compressobj(6, zlib.DEFLATED, 31)
+    return compressor.compress(data) + compressor.flush()

@@ -1,0 +1,193 @@
+"""Options with which image files of science and industry are read: bands, contrast, slice, frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias, get_args
+
+from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.messages import suggest_names
+from camtool.errors import ImageError
+
+__all__ = ["MAX_PIXELS", "Axis", "ReadingOptions"]
+
+Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
+"""Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes."""
+
+MAX_PIXELS = 200_000_000
+"""Most pixels of an image file by default. Decoded they take 600 MB. Cameras make up to 150 million pixels."""
+
+_VALUES_PER_PIXEL = 8
+"""Values that a file may hold for each allowed pixel: bands, slices and frames need memory as well."""
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """What to read of an image file, and how its values become black and white.
+
+    Attributes:
+        bands: Numbers of the bands, from 1 as in QGIS and rasterio, in the order of the model's channels.
+        window: ``(center, width)`` of the values from black to white.
+        percentiles: ``(low, high)``: the values that become black and white, as percentiles of each band.
+        slice: Number of a slice, a page or a DICOM frame, from 0; negative numbers count from the end; ``"middle"``.
+        axis: Direction of the slices of a NIfTI volume; by default ``"axial"``.
+        frame: Number of a time step, from 0; negative numbers count from the end.
+        max_pixels: Largest number of pixels of an image, or of a slice.
+
+    Raises:
+        ImageError: A value is not allowed.
+    """
+
+    bands: tuple[int, ...] | None = None
+    window: tuple[float, float] | None = None
+    percentiles: tuple[float, float] | None = None
+    slice: int | Literal["middle"] | None = None
+    axis: Axis | None = None
+    frame: int | None = None
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        """Check the values, and turn lists into tuples."""
+        if self.bands is not None:
+            object.__setattr__(self, "bands", _check_bands(self.bands))
+        for name in ("window", "percentiles"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _check_pair(name, getattr(self, name)))
+        if self.window is not None:
+            check_number("window's width", self.window[1], above=0, error=ImageError)
+        if self.percentiles is not None:
+            low, high = self.percentiles
+            if not 0 <= low < high <= 100:
+                raise ImageError(f"percentiles={self.percentiles} must rise within 0 to 100, e.g. (2, 98).")
+        if self.window is not None and self.percentiles is not None:
+            raise ImageError("window= and percentiles= both say what is black and white; give one of them.")
+        if self.axis is not None:
+            check_choice("axis", self.axis, get_args(Axis), error=ImageError)
+        is_middle = isinstance(self.slice, str) and self.slice == "middle"
+        for name, value in (("slice", None if is_middle else self.slice), ("frame", self.frame)):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+                hint = " or 'middle'" if name == "slice" else ""
+                raise ImageError(f"{name}={value!r} must be a whole number{hint}; the first is 0, the last is -1.")
+        check_count("max_pixels", self.max_pixels, error=ImageError)
+
+    @classmethod
+    def from_user(cls, options: Mapping[str, Any] | ReadingOptions | None) -> ReadingOptions:
+        """Return the options of a dictionary.
+
+        Raises:
+            ImageError: A name is unknown, or a value is not allowed.
+        """
+        if isinstance(options, ReadingOptions):
+            return options
+        if options is not None and not isinstance(options, Mapping):
+            raise ImageError(f"reading={options!r} must be a dictionary, e.g. {{'bands': (4, 3, 2)}}.")
+        known = [field.name for field in fields(cls)]
+        for name in options or {}:
+            if name not in known:
+                hint = suggest_names(name, known)
+                raise ImageError(f"reading option {name!r} is unknown. Known options: {', '.join(known)}.{hint}")
+        return cls(**(options or {}))
+
+    def list_given(self) -> list[str]:
+        """Return the names of the options that the user gave, apart from the limit of pixels."""
+        names = [field.name for field in fields(self) if field.name != "max_pixels"]
+        return [name for name in names if getattr(self, name) is not None]
+
+    def check_supported(self, name: str, file_format: str, *supported: str) -> None:
+        """Check that all given options apply to a format.
+
+        Raises:
+            ImageError: One does not.
+        """
+        for given in self.list_given():
+            if given not in supported:
+                applies = f" Options for it: {', '.join(supported)}." if supported else ""
+                raise ImageError(f"{name}: {given}= does not apply to {file_format}; leave it out.{applies}")
+
+    def check_size(self, name: str, height: int, width: int, planes: int = 1) -> None:
+        """Check the size of an image before it is decoded, as a small file may claim any.
+
+        Args:
+            name: The file.
+            height: Its height.
+            width: Its width.
+            planes: Number of bands, slices and frames that are decoded, all together.
+
+        Raises:
+            ImageError: It is empty, or larger than ``max_pixels`` allows.
+        """
+        if min(height, width, planes) < 1:
+            raise ImageError(f"{name} has {width} x {height} pixels in {planes} planes: it is empty.")
+        limit = self.max_pixels
+        if height * width <= limit and height * width * planes <= _VALUES_PER_PIXEL * limit:
+            return
+        raise ImageError(
+            f"{name} is too large to be decoded safely: {width} x {height} pixels in {planes} planes, and the limit is "
+            f"{limit:,} pixels, {_VALUES_PER_PIXEL * limit:,} in all planes. If you trust it, raise the limit "
+            "(--max-pixels, in Python max_pixels=)."
+        )
+
+    def choose_slice(self, name: str, count: int, what: str = "slices") -> int | None:
+        """Return the index of the chosen slice, from 0; ``None`` if none was chosen.
+
+        Raises:
+            ImageError: There is no such slice.
+        """
+        return count // 2 if self.slice == "middle" else _choose("slice", self.slice, name, count, what)
+
+    def choose_frame(self, name: str, count: int) -> int:
+        """Return the index of the chosen time step, from 0.
+
+        Raises:
+            ImageError: There are several and none was chosen, or there is no such time step.
+        """
+        chosen = _choose("frame", self.frame, name, count, "time steps")
+        if chosen is None and count > 1:
+            raise ImageError(
+                f"{name} holds {count} time steps; choose one with frame=, from 0 to {count - 1} (--frame on the "
+                "command line)."
+            )
+        return chosen or 0
+
+    def choose_bands(self, name: str, count: int) -> list[int] | None:
+        """Return the indices of the chosen bands, from 0; ``None`` if none were chosen.
+
+        Raises:
+            ImageError: There is no such band.
+        """
+        if self.bands is None:
+            return None
+        for band in self.bands:
+            if band > count:
+                raise ImageError(f"{name}: bands={self.bands} names band {band}, but there are {count}, from 1.")
+        return [band - 1 for band in self.bands]
+
+
+def _check_bands(bands: Any) -> tuple[int, ...]:
+    numbers = (bands,) if isinstance(bands, Integral) else bands
+    is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str) and len(numbers) > 0
+    if not is_list or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers):
+        raise ImageError(f"bands={bands!r} must be band numbers, from 1, e.g. bands=(4, 3, 2).")
+    if min(numbers) < 1:
+        raise ImageError(f"bands={bands!r}: bands are counted from 1, as in QGIS and rasterio.")
+    return tuple(int(each) for each in numbers)
+
+
+def _check_pair(name: str, pair: Any) -> tuple[float, float]:
+    example = "(40, 400), a center and a width" if name == "window" else "(2, 98)"
+    is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not is_pair or not all(isinstance(each, Real) and not isinstance(each, bool) for each in pair):
+        raise ImageError(f"{name}={pair!r} must be two numbers, e.g. {name}={example}.")
+    for each in pair:
+        check_number(name, each, error=ImageError)
+    return float(pair[0]), float(pair[1])
+
+
+def _choose(option: str, chosen: Any, name: str, count: int, what: str) -> int | None:
+    if chosen is None:
+        return None
+    if not -count <= chosen < count:
+        raise ImageError(f"{name}: {option}={chosen} does not exist; there are {count} {what}, from 0 to {count - 1}.")
+    return int(chosen) % count

@@ -1,0 +1,188 @@
+"""TIFF with several bands, slices or time steps, or with numbers that need a contrast: microscopy and remote sensing.
+
+Usual TIFF photos are left to Pillow.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from camtool.errors import ImageError
+from camtool.inputs import tiff
+from camtool.inputs.formats import contrast as contrasts
+from camtool.inputs.formats.decoding import name_in_errors
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.geotiff import build_tiff_origin
+from camtool.inputs.formats.reading_options import ReadingOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["read_tiff"]
+
+_DESCRIPTION, _PHOTOMETRIC, _SAMPLE_FORMAT, _NODATA = 270, 262, 339, 42113
+_SIGNED = 2
+_DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')
+"""Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile."""
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR = 0, 1, 2, 6
+_ORDER = "TZYXCS"
+# tifffile's letters of axes. Pages without a declared meaning are "I" or "Q".
+_ROLES = {"T": "T", "Z": "Z", "I": "Z", "Q": "Z", "Y": "Y", "X": "X", "C": "C", "S": "S"}
+
+
+def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage | None:
+    """Read a TIFF; ``None`` if it is a usual photo and no option was given, which Pillow reads.
+
+    Raises:
+        ImageError: It is damaged, or its axes or colors are of an unusual kind.
+    """
+    with name_in_errors(name, "TIFF"):
+        tags = tiff.read_first_tags(stream)
+        bands = tiff.count_surplus_bands(tags)
+        is_declared = bool(_DECLARED.search(str(tags.get(_DESCRIPTION, ""))))
+        is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
+    # Pillow takes signed numbers of 8 bits for unsigned ones.
+    may_be_photo = not options.list_given() and bands is None and not is_signed
+    if may_be_photo and not is_declared:
+        return None
+    options.check_supported(name, "TIFF", "bands", "window", "percentiles", "slice", "frame")
+    import tifffile
+
+    with (
+        name_in_errors(name, "TIFF"),
+        _raise_logged_errors(),
+        tifffile.TiffFile(stream, _multifile=False) as file,
+    ):
+        series = file.series[0]
+        axes = _name_axes(series, name, are_bands=bands is not None)
+        sizes = dict(zip(axes, series.shape, strict=True))
+        if may_be_photo and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}:
+            return None
+        _check_series(series, sizes, name, options)
+        array = series.asarray()
+        if array.shape != series.shape:
+            raise ValueError(f"{array.shape} of {series.shape} values are there")
+        stack = _to_stack(tifffile.transpose_axes(array, axes, _ORDER))
+        page_tags = {tag.code: tag.value for tag in series.keyframe.tags}
+    return _build_file_image(stack, sizes, page_tags, name, options)
+
+
+@contextmanager
+def _raise_logged_errors() -> Iterator[None]:
+    """Raise the first error that tifffile logs in this thread: it logs damage and goes on with zeros.
+
+    Raises:
+        ValueError: It has logged one.
+    """
+    own, messages = threading.get_ident(), []
+
+    class Collector(logging.Handler):
+        """Handler that keeps the errors of one thread."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            """Keep a message."""
+            if record.thread == own and record.levelno >= logging.ERROR:
+                messages.append(record.getMessage())
+
+    logger, collector = logging.getLogger("tifffile"), Collector()
+    logger.addHandler(collector)
+    try:
+        yield
+    finally:
+        logger.removeHandler(collector)
+    if messages:
+        raise ValueError(messages[0])
+
+
+def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:
+    """Return the axes of a series in the letters of :data:`_ORDER`.
+
+    Raises:
+        ImageError: There is an axis of another kind, e.g. the lifetime of fluorescence.
+    """
+    roles = (
+        {**_ROLES, "Q": "C", "I": "C"} if are_bands and "C" not in series.axes and "S" not in series.axes else _ROLES
+    )
+    unknown = [axis for axis in series.axes if axis not in roles]
+    axes = "".join(roles.get(axis, axis) for axis in series.axes)
+    if unknown or len({*axes}) < len(axes):
+        raise ImageError(
+            f"{name} has the axes {series.axes} {series.shape}; camtool reads T (time), Z (depth), C (bands), Y and X. "
+            "Choose an image: tifffile.imread(path) returns all of them as an array."
+        )
+    return axes
+
+
+def _check_series(series: Any, sizes: Mapping[str, int], name: str, options: ReadingOptions) -> None:
+    """Check a series before it is decoded.
+
+    Raises:
+        ImageError: It is too large, its pages are in other files, or its values are no plain numbers.
+    """
+    height, width = sizes.get("Y", 1), sizes.get("X", 1)
+    options.check_size(
+        name, height, width, int(np.prod([n for axis, n in sizes.items() if axis not in "YX"], dtype=int))
+    )
+    if any(page is None for page in series.pages):
+        raise ImageError(f"{name} lacks some of its pages; they may be in other files of the same OME data set.")
+    if series.dtype.kind not in "biuf":
+        raise ImageError(f"{name} holds values of the type {series.dtype}; real numbers are needed.")
+    photometric = int(series.keyframe.photometric)
+    if photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR):
+        given = ", ".join(f"{each}=" for each in options.list_given())
+        raise ImageError(f"{name} holds colors of the kind {series.keyframe.photometric.name}; leave {given} out.")
+
+
+def _to_stack(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array with the axes of :data:`_ORDER` as ``(T, Z, Y, X, bands)``."""
+    return array.reshape(*array.shape[:4], -1)
+
+
+def _build_file_image(
+    stack: NDArray[Any], sizes: Mapping[str, int], tags: Mapping[int, Any], name: str, options: ReadingOptions
+) -> FileImage:
+    """Return the chosen part of a stack ``(T, Z, Y, X, bands)``."""
+    volume = stack[options.choose_frame(name, len(stack))]
+    index = options.choose_slice(name, len(volume), "slices or pages")
+    values = volume[0 if len(volume) == 1 else slice(None) if index is None else index]
+    photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
+    is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
+    bands = options.choose_bands(name, values.shape[-1])
+    if bands is not None:
+        values = values[..., bands]
+    elif is_rgb and values.shape[-1] == 4:
+        # The fourth sample is the opacity, or padding.
+        values = values[..., :3]
+    is_color = values.shape[-1] == 1 or bands is not None or (is_rgb and values.shape[-1] == 3)
+    values = np.ascontiguousarray(values)
+    contrast = _choose_contrast(values, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
+    origin = build_tiff_origin(tags, name, values.shape[:-1])
+    is_scaled = options.window is not None or options.percentiles is not None
+    return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin)
+
+
+def _choose_contrast(
+    values: NDArray[Any], tags: Mapping[int, Any], options: ReadingOptions, *, is_inverted: bool
+) -> contrasts.Contrast | None:
+    nodata = _parse_nodata(tags.get(_NODATA))
+    valid = None if nodata is None else values != nodata
+    chosen = contrasts.choose_contrast(options, values, valid, is_inverted=is_inverted)
+    if chosen is not None:
+        return chosen
+    full = contrasts.find_full_range(values)
+    return None if full is None else contrasts.Contrast(full.low, full.high, is_inverted=is_inverted)
+
+
+def _parse_nodata(text: Any) -> float | None:
+    """Return the value that GDAL marks pixels without data with; ``None`` if there is none."""
+    try:
+        return float(str(text).strip("\0 "))
+    except ValueError:
+        return None

@@ -1,0 +1,279 @@
+"""Preprocessing that the user states by numbers: the size of the input, the order of channels, the normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.messages import format_count
+from camtool.errors import ModelError
+from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+from camtool.models.sources.source import get_first_line
+from camtool.models.vision_language import takes_image_and_text
+from camtool.private_torch import is_convolution
+from camtool.warning_codes import MapWarning
+
+__all__ = ["Channels", "Preprocessing", "Renormalized", "build_preprocessing", "check_fits_model", "scale_statistics"]
+
+Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
+"""Order of the channels that a model takes; ``"gray"`` is one channel."""
+
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_GRAY_WEIGHTS = (0.299, 0.587, 0.114)
+"""Share of red, green and blue in a gray value, as in PIL's mode L (ITU-R 601-2)."""
+
+_TRIAL_PHOTO = (320, 256)
+"""Size (W, H) of the gray photo with which a transform is tried: neither square nor of a usual input size."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A transform from a PIL image to a tensor ``(C, h, w)``, made of a size, an order of channels and a normalization.
+
+    The photo is scaled (bilinear, antialiased) until it covers the size, and its center is cropped. A photo of the
+    size itself stays as it is.
+
+    Attributes:
+        size: Height and width of the input in pixels.
+        mean: What is subtracted from values in [0, 1], for each channel of the input in its order.
+        std: What the values are then divided by.
+        channels: The order of the channels.
+        notes: What the user should know about the preprocessing, one sentence each.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...] = _IMAGENET[0]
+    std: tuple[float, ...] = _IMAGENET[1]
+    channels: Channels = "rgb"
+    notes: tuple[MapWarning, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for side in self.size:
+            check_count("each side of size", side, error=ModelError)
+        check_choice("channels", self.channels, get_args(Channels), error=ModelError)
+        for number in self.mean:
+            check_number("each of mean", number, error=ModelError)
+        for number in self.std:
+            check_number("each of std", number, above=0, error=ModelError)
+        count = _count_channels(self.channels)
+        if (len(self.mean), len(self.std)) != (count, count):
+            raise ModelError(
+                f"mean has {format_count(len(self.mean), 'number')} and std {len(self.std)}; channels "
+                f"{self.channels!r} need {count} each."
+            )
+
+    def __call__(self, photo: Image.Image) -> Tensor:
+        """Return the input ``(C, h, w)``."""
+        image = photo.convert("L" if self.channels == "gray" else "RGB")
+        scaled = self.compute_scaled_size(image.height, image.width)
+        if scaled != (image.height, image.width):
+            image = image.resize(scaled[::-1], Image.Resampling.BILINEAR)
+        top, left = (round((have - want) / 2) for have, want in zip(scaled, self.size, strict=True))
+        pixels = np.asarray(image)[top : top + self.size[0], left : left + self.size[1]]
+        values = torch.from_numpy(pixels.reshape(*self.size, -1).copy()).permute(2, 0, 1).float() / 255
+        values = values.flip(0) if self.channels == "bgr" else values
+        return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
+
+    def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size (h, w) that a photo is scaled to before the center is cropped."""
+        scale = max(self.size[0] / height, self.size[1] / width)
+        return max(self.size[0], round(height * scale)), max(self.size[1], round(width * scale))
+
+
+@dataclass(frozen=True)
+class Renormalized:
+    """Another transform with the user's own normalization or order of channels.
+
+    Attributes:
+        base: A transform to RGB; it decides size and crop.
+        mean: What is subtracted from values in [0, 1], for each channel of the input in its order.
+        std: What the values are then divided by.
+        channels: The order of the channels.
+    """
+
+    base: Transform
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: Channels = "rgb"
+
+    def __call__(self, photo: Image.Image) -> Tensor:
+        """Return the input ``(C, h, w)``."""
+        mean, std = find_statistics(self.base) or ((), ())
+        output = torch.as_tensor(unwrap_image(self.base(photo)))
+        values = output * _to_column(std, output) + _to_column(mean, output)
+        if self.channels == "gray":
+            values = (values * _to_column(_GRAY_WEIGHTS, values)).sum(0, keepdim=True)
+        elif self.channels == "bgr":
+            values = values.flip(0)
+        return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
+
+
+def build_preprocessing(
+    base: Transform | None,
+    *,
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channels: Channels | None = None,
+    default_size: tuple[int, int] = (224, 224),
+) -> Transform:
+    """Build a transform from what the user stated; the model's own transform decides the rest.
+
+    Args:
+        base: The transform that belongs to the model; None if it has none.
+        size: Height and width of the input in pixels.
+        mean: As :attr:`Preprocessing.mean`; one number stands for all channels. On the scale from 0 to 255 if a number
+            is greater than 1.
+        std: As :attr:`Preprocessing.std`, on the scale of ``mean``. Both are given, or neither.
+        channels: The order of the channels, RGB by default.
+        default_size: The size if neither ``size`` nor ``base`` says it.
+
+    Raises:
+        ModelError: The values contradict each other or the model's transform.
+    """
+    known = None if base is None else find_statistics(base)
+    order: Channels = channels or ("gray" if known and len(known[0]) == 1 else "rgb")
+    if base is not None and size is None:
+        return _renormalize(base, known, mean, std, order)
+    stated = _state_statistics(mean, std, order)
+    if stated is None and known is not None:
+        stated = _convert_statistics(known, order)
+    notes = _describe_assumed(has_size=size is not None, has_statistics=stated is not None)
+    mean, std = stated or _convert_statistics(_IMAGENET, order)
+    return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes)
+
+
+def _renormalize(
+    base: Transform,
+    known: tuple[Sequence[float], Sequence[float]] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    order: Channels,
+) -> Transform:
+    if known is None:
+        raise ModelError(
+            "the model has a preprocessing of its own, whose normalization is unknown, so mean, std and channels "
+            "cannot change it; give the size too (--size), or a whole transform (--transform)."
+        )
+    if len(known[0]) == 1 and order != "gray":
+        raise ModelError(f"channels {order!r}: the model's own preprocessing makes gray inputs; give the size too.")
+    mean, std = _state_statistics(mean, std, order) or _convert_statistics(known, order)
+    if len(known[0]) == 1:
+        order = "rgb"  # nothing is left to convert
+    return Renormalized(base, tuple(mean), tuple(std), order)
+
+
+def _state_statistics(
+    mean: Sequence[float] | None, std: Sequence[float] | None, order: Channels
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the user's mean and std for each channel, of values in [0, 1]; None if there are none."""
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise ModelError("mean and std belong together; give both (--mean and --std).")
+    mean, std = scale_statistics(mean, std)
+    count = _count_channels(order)
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) not in (1, count):
+            raise ModelError(
+                f"{name} has {format_count(len(numbers), 'number')}, but channels {order!r} need {count}, or 1 for all."
+            )
+    return [*mean] * (count if len(mean) == 1 else 1), [*std] * (count if len(std) == 1 else 1)
+
+
+def scale_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return mean and std of values in [0, 1]. They are on the scale from 0 to 255 if a number is greater than 1.
+
+    Raises:
+        ModelError: A number is not finite, std is not positive, or the two are on different scales.
+    """
+    for name, numbers in (("mean", mean), ("std", std)):
+        for number in numbers:
+            check_number(f"each of {name}", number, above=0 if name == "std" else None, error=ModelError)
+    if max(*mean, *std) <= 1:
+        return [*mean], [*std]
+    has_byte_mean = max(mean) > 1 or not any(mean)
+    if not has_byte_mean or min(std) < 1:
+        raise ModelError(
+            f"mean {_join(mean)} and std {_join(std)} are on different scales; give both for values in [0, 1], e.g. "
+            "0.485 and 0.229, or both for values from 0 to 255, e.g. 123.675 and 58.395."
+        )
+    return [number / 255 for number in mean], [number / 255 for number in std]
+
+
+def _convert_statistics(
+    known: tuple[Sequence[float], Sequence[float]], order: Channels
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Return RGB statistics for another order of channels; for gray their means, as for the default transform."""
+    if len(known[0]) == _count_channels(order):
+        return known if order != "bgr" else (known[0][::-1], known[1][::-1])
+    mean, std = (sum(numbers) / len(numbers) for numbers in known)
+    count = _count_channels(order)
+    return [mean] * count, [std] * count
+
+
+def _describe_assumed(*, has_size: bool, has_statistics: bool) -> tuple[MapWarning, ...]:
+    """Return a sentence about what neither the user nor the model said, and was assumed."""
+    if not has_statistics:
+        text = "No mean and std of the model's input were given, so those of ImageNet were assumed; give mean and std."
+    elif not has_size:
+        text = "No size of the model's input was given, so that of most ImageNet models was assumed; give the size."
+    else:
+        return ()
+    return (MapWarning(text, "assumed-transform"),)
+
+
+def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> None:
+    """Check that a model runs on what a transform makes of a photo, by one forward pass.
+
+    Args:
+        model: The model, in evaluation mode.
+        transform: The transform.
+        origin: Where it comes from, for the message, e.g. the path of a file.
+
+    Raises:
+        ModelError: The transform fails, it makes another number of channels than the model takes, or the model fails on
+            its input.
+    """
+    try:
+        made = torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
+    except Exception as error:
+        raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
+    shape = " x ".join(map(str, made.shape))
+    first = next((module for module in model.modules() if is_convolution(module)), None)
+    if first is not None and len(first.kernel_size) == 2 and first.in_channels != len(made):
+        raise ModelError(
+            f"{origin} makes inputs of {format_count(len(made), 'channel')}, but the model's first convolution takes "
+            f"{first.in_channels}; give another preprocessing with --channels and --mean, or --transform."
+        )
+    if takes_image_and_text(model):
+        return  # a photo alone is no input of it
+    weight = next((each for each in model.parameters() if each.is_floating_point()), made)
+    try:
+        with torch.no_grad():
+            model(made[None].to(weight.device, weight.dtype))
+    except Exception as error:
+        raise ModelError(
+            f"{origin} makes inputs of {shape} (channels x height x width), on which the model fails: "
+            f"{get_first_line(error)}. Give another size with --size."
+        ) from error
+
+
+def _count_channels(order: Channels) -> int:
+    return 1 if order == "gray" else 3
+
+
+def _to_column(numbers: Sequence[float], like: Tensor) -> Tensor:
+    return like.new_tensor(numbers)[:, None, None]
+
+
+def _join(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)

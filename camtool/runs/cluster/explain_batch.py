@@ -1,0 +1,242 @@
+"""A callable class that explains batches of photos on any engine: Ray Data, Daft, Spark, or a loop.
+
+It imports none of them. Its settings are picklable, and each worker loads its own copy of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from camtool.arguments.checks import check_count
+from camtool.arguments.nested_lists import iterate_leaves, to_list
+from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.inputs import image_files
+from camtool.runs.cluster import rows
+from camtool.runs.cluster.photos import Photo, open_photo
+from camtool.runs.result_writer import describe_error
+
+if TYPE_CHECKING:
+    from camtool.explanation import Explanation
+    from camtool.inputs.input_preparer import PreparedInput
+    from camtool.models import Loaded
+
+__all__ = ["ExplainBatch"]
+
+
+class ExplainBatch:
+    """Callable that explains a batch of photos and returns the columns of :data:`camtool.runs.cluster.rows.COLUMNS`.
+
+        explain = ExplainBatch("resnet50", method="gradcam")
+        columns = explain({"path": ["a.jpg", "s3://bucket/b.jpg"]})
+
+    Each photo gives one row for each target and method, or one row with the reason why it failed. A row depends only on
+    its photo, the settings and, by rounding, on the other photos of its forward pass. The class imports no cluster
+    engine. A pickle holds the settings; the model is loaded again where it is unpickled.
+
+    Args:
+        model: A name, as for :func:`camtool.load`, or a function without arguments that returns a model or a
+            :class:`camtool.Loaded`.
+        method: The name of a method, or several.
+        target: A target, or a list of targets, of each photo, as for :func:`camtool.explain`.
+        weights: As for :func:`camtool.load`. Each worker must be able to read the file.
+        labels: The class names, if they are not those of the weights.
+        device: The device that the model is moved to; ``"auto"`` for a GPU that the process sees, else the CPU.
+        batch_size: The number of photos in a forward pass. A batch of the engine is split into these, from its start.
+        threads: The number of threads that torch uses in this process; by default it is not changed.
+        readers: The number of threads that read and prepare the next photos while the model runs; 0 for none.
+        max_side: The longest side of photos in pixels; larger ones are reduced while they are read, but not below what
+            the model needs. It speeds up the decoding of large JPEG files.
+        **settings: Settings and options of the method, as for :class:`camtool.Explainer`.
+
+    Raises:
+        CamtoolError: A setting does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[], Any] = "resnet50",
+        method: str | Sequence[str] = "gradcam",
+        target: Any = None,
+        *,
+        weights: str | None = None,
+        labels: Sequence[str] | None = None,
+        device: str = "auto",
+        batch_size: int = 8,
+        threads: int | None = None,
+        readers: int = 0,
+        max_side: int | None = None,
+        **settings: Any,
+    ) -> None:
+        import torch
+
+        from camtool.explainer import Explainer
+
+        check_count("batch_size", batch_size)
+        check_count("threads", threads, optional=True)
+        check_count("readers", readers, least=0)
+        check_count("max_side", max_side, optional=True)
+        self._settings: dict[str, Any] = {
+            "model": model,
+            "method": method,
+            "target": target,
+            "weights": weights,
+            "labels": labels,
+            "device": device,
+            "batch_size": batch_size,
+            "threads": threads,
+            "readers": readers,
+            "max_side": max_side,
+            **settings,
+        }
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.loaded = _load_model(model, weights, labels, device)
+        # Lists of methods and targets give nested lists, whose leaves are the explanations.
+        self._explainer: Any = Explainer(self.loaded, to_list(method), batch_size=batch_size, **settings)
+        self._target = _to_targets(target)
+        self._batch_size, self._readers, self._max_side = batch_size, readers, max_side
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model may be large, and need not be picklable.
+        return partial(ExplainBatch, **self._settings), ()
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Explain a batch.
+
+        Args:
+            batch: Column → values. ``path``: names of the photos; without ``bytes`` also where they are read, local
+                paths or URIs. ``bytes``: contents of image files, optional.
+
+        Returns:
+            Column → values, in the order of the photos; see :data:`camtool.runs.cluster.rows.COLUMNS`.
+
+        Raises:
+            CamtoolError: The batch has no column ``path``.
+            TargetError: The model has no such class.
+        """
+        return rows.to_columns(
+            row for photo, found in self.explain_photos(_list_photos(batch)) for row in rows.build_rows(photo, found)
+        )
+
+    def explain_photos(
+        self, photos: Iterable[Photo], *, strict: bool = False
+    ) -> Iterator[tuple[Photo, list[Explanation] | str]]:
+        """Yield each photo with its explanations, or with the reason why there are none, in the order of the photos.
+
+        Args:
+            photos: The photos. Only those of the next batches are in memory.
+            strict: Raise the error of a method that can serve no photo of a batch.
+
+        Raises:
+            TargetError: The model has no such class.
+            MethodError: The method can serve none of the photos of a batch, and ``strict`` is set.
+        """
+        from camtool.runs.workers import Workers
+
+        with Workers(self._readers) as threads:
+            # Threads hold a batch of their own beyond the one that the model explains.
+            prepared = threads.map_ahead(self._prepare_photo, photos, max(self._batch_size, self._readers))
+            while batch := list(islice(prepared, self._batch_size)):
+                yield from self._explain_batch(batch, strict=strict)
+
+    def _prepare_photo(self, photo: Photo) -> tuple[Photo, PreparedInput | str]:
+        """Read and prepare a photo; return it with the reason if that fails."""
+        if photo.failure is not None:
+            return photo, photo.failure
+        try:
+            return photo, self._prepare_source(open_photo(photo), self._max_side)
+        except Exception as error:  # noqa: BLE001  a decoder or a user's transform may raise anything
+            # Errors about a file name it already.
+            reason = str(error) if isinstance(error, ImageError) else describe_error(error)
+            return photo, reason if photo.path in reason else f"{photo.path}: {reason}"
+
+    def _prepare_source(self, source: str | bytes, max_side: int | None) -> PreparedInput:
+        """Read an image, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
+        image = image_files.read_image(source, max_side=max_side)
+        may_be_reduced = max_side is not None and max(image.size) >= max_side
+        try:
+            prepared: PreparedInput = self._explainer.prepare(image)
+        except Exception:
+            if not may_be_reduced:
+                raise
+            return self._prepare_source(source, None)  # the reduced image may be too small for the transform
+        if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
+            # The model would see an enlarged picture of a reduced one.
+            return self._prepare_source(source, math.ceil(max(image.size) * scale))
+        return prepared
+
+    def _explain_batch(
+        self, batch: Sequence[tuple[Photo, PreparedInput | str]], *, strict: bool
+    ) -> Iterator[tuple[Photo, list[Explanation] | str]]:
+        """Yield each photo's explanations, or why there are none. If the batch fails, each photo is explained alone."""
+        readable = [prepared for _, prepared in batch if not isinstance(prepared, str)]
+        together = self._try_explaining(readable)
+        alone = together if isinstance(together, list) else [self._try_explaining([each])[0] for each in readable]
+        refusals = [each for each in alone if isinstance(each, MethodError)]
+        if strict and refusals and len(refusals) == len(alone):
+            raise refusals[0]
+        results = iter(alone)
+        for photo, prepared in batch:
+            result = prepared if isinstance(prepared, str) else next(results)
+            if isinstance(result, Exception):
+                yield photo, f"{photo.path}: {describe_error(result)}"
+            else:
+                yield photo, result if isinstance(result, str) else list(iterate_leaves(result))
+
+    def _try_explaining(self, prepared: list[PreparedInput]) -> Any:
+        """Return a list with the explanations of each photo; a batch that fails gives None, a single photo its error.
+
+        Raises:
+            TargetError: The model has no such class.
+        """
+        try:
+            return self._explainer(prepared, [self._target] * len(prepared)) if prepared else []
+        except TargetError as error:
+            if not isinstance(error, NothingFoundError):
+                raise
+            return [error] if len(prepared) == 1 else None
+        except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
+            return [error] if len(prepared) == 1 else None
+
+
+def _load_model(
+    model: str | Callable[[], Any], weights: str | None, labels: Sequence[str] | None, device: str
+) -> Loaded:
+    import torch
+
+    from camtool.models import Loaded, load
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(model, str):
+        return load(model, weights, labels=labels, device=device)
+    if weights is not None:
+        raise CamtoolError("weights: a function as model brings its own weights; give the name of a model with them.")
+    made = model()
+    loaded = made if isinstance(made, Loaded) else Loaded(made)
+    loaded.model.to(device).eval()
+    return loaded if labels is None else Loaded(loaded.model, loaded.transform, labels, loaded.name, loaded.text)
+
+
+def _to_targets(target: Any) -> list[Any]:
+    from camtool.targets import Top
+
+    return [Top(1)] if target is None else to_list(target)
+
+
+def _list_photos(batch: Mapping[str, Any]) -> list[Photo]:
+    """Return the photos of a batch, whose columns are lists or arrays."""
+    if "path" not in batch:
+        raise CamtoolError(f"batch: it needs a column 'path', and 'bytes' if photos are not read; got {[*batch]}.")
+    paths = [str(path) for path in batch["path"]]
+    contents = batch.get("bytes")
+    if contents is None:
+        return [Photo(path) for path in paths]
+    return [
+        Photo(path, failure=f"{path}: the row holds no image.") if data is None else Photo(path, bytes(data))
+        for path, data in zip(paths, contents, strict=True)
+    ]

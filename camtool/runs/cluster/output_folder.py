@@ -1,0 +1,128 @@
+"""The folder of a cluster run, local or by URI: shards, pictures and ``run.json``. Files are whole or absent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from camtool.errors import CamtoolError
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.cluster.missing_libraries import import_library
+from camtool.runs.cluster.remote_files import get_local_filesystem, is_uri, locate
+
+__all__ = ["MAX_ATTEMPTS", "OutputFolder"]
+
+MAX_ATTEMPTS = 5
+"""Times that a shard is begun. A photo that crashes its worker would otherwise be tried without end."""
+
+_WHOLE_AT_CLOSE = ("s3", "gcs", "abfs")
+"""Object stores, by pyarrow's names: a file appears when it is closed. Elsewhere it is renamed when it is complete."""
+
+_TEMPORARY = ".tmp"
+_ATTEMPT = ".attempt"
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The output folder. It is picklable: the workers write to it.
+
+    Attributes:
+        filesystem: The file system of pyarrow.
+        path: The folder's path in it.
+        name: The folder for the user.
+    """
+
+    filesystem: Any
+    path: str
+    name: str
+
+    @classmethod
+    def open(cls, out: str) -> OutputFolder:
+        """Open a folder, and create it if it is missing.
+
+        Args:
+            out: A local path, which all workers must see, or a URI.
+
+        Raises:
+            CamtoolError: The folder cannot be created, or no library knows the scheme.
+        """
+        if is_uri(out):
+            place = locate(out)
+            folder = cls(place.filesystem, place.path.rstrip("/"), f"{place.prefix}{place.path}".rstrip("/"))
+        else:
+            folder = cls(get_local_filesystem(), str(Path(out).absolute()), out)
+        try:
+            folder.filesystem.create_dir(folder.path, recursive=True)
+        except OSError as error:
+            raise CamtoolError(f"out {folder.name!r} cannot be created: {error}.") from error
+        return folder
+
+    @property
+    def local_path(self) -> Path | None:
+        """The folder if it is on this machine's file system, else None."""
+        return Path(self.path) if self.filesystem.type_name == "local" else None
+
+    def list_files(self) -> set[str]:
+        """Return the names of the files in the folder itself."""
+        fs = import_library("pyarrow.fs")
+        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        return {each.base_name for each in found if each.type == fs.FileType.File}
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            with self.filesystem.open_input_stream(f"{self.path}/{name}", compression=None) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, completely or not at all; missing folders are created.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = f"{self.path}/{name}"
+        if self.local_path is not None:
+            with open_atomically(path) as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())  # a shard is not computed again, so a power cut must not empty it
+            return
+        whole_at_close = self.filesystem.type_name in _WHOLE_AT_CLOSE
+        folder, _, last = path.rpartition("/")
+        target = path if whole_at_close else f"{folder}/.{last}.{uuid4().hex}{_TEMPORARY}"
+        if not whole_at_close:
+            self.filesystem.create_dir(folder, recursive=True)
+        with self.filesystem.open_output_stream(target, compression=None) as stream:
+            stream.write(content)
+        if not whole_at_close:
+            self.filesystem.move(target, path)
+
+    def begin_attempt(self, name: str) -> bool:
+        """Note that a worker begins a shard; return False if too many did so and none finished it."""
+        earlier = len(self._list_attempts(name))
+        if earlier >= MAX_ATTEMPTS:
+            return False
+        self.write(f".{name}.{earlier + 1}{_ATTEMPT}", b"")
+        return True
+
+    def end_attempts(self, name: str) -> None:
+        """Remove the notes of :meth:`begin_attempt`, because the shard is finished."""
+        for path in self._list_attempts(name):
+            self.filesystem.delete_file(path)
+
+    def _list_attempts(self, name: str) -> list[str]:
+        """Return the notes of a shard; the folder, which may hold many shards, is not listed."""
+        fs = import_library("pyarrow.fs")
+        paths = [f"{self.path}/.{name}.{number}{_ATTEMPT}" for number in range(1, MAX_ATTEMPTS + 1)]
+        return [each.path for each in self.filesystem.get_file_info(paths) if each.type == fs.FileType.File]
+
+    def remove_traces(self) -> None:
+        """Remove what killed workers left behind: temporary files and notes of attempts. No worker may run."""
+        for name in self.list_files():
+            if name.startswith(".") and name.endswith((_TEMPORARY, _ATTEMPT)):
+                self.filesystem.delete_file(f"{self.path}/{name}")

@@ -1,0 +1,169 @@
+"""The plan of a cluster run: the same inputs always give the same shards with the same names."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+from camtool.errors import ImageError
+from camtool.runs.cluster.missing_libraries import import_library
+from camtool.runs.cluster.photos import Photo
+from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, is_uri, list_uri
+from camtool.runs.cluster.sources import (
+    ARCHIVE_SUFFIXES,
+    FileList,
+    ParquetRows,
+    Source,
+    TarArchive,
+    find_image_column,
+    is_image_name,
+)
+from camtool.runs.job_list import Skipped, plan_run
+
+__all__ = ["ClusterPlan", "Shard", "plan_shards"]
+
+_PARQUET = ".parquet"
+_LISTING_THREADS = 32
+"""Parquet files whose footers are read at the same time; reading one from an object store is a wait of 50 ms or so."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the run: it is computed by one worker, and its rows are one file.
+
+    Attributes:
+        name: The name of the file, from the position and a hash of the names of the inputs.
+        source: Where its photos come from.
+    """
+
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The shards of a run.
+
+    Attributes:
+        shards: The shards, in the order of the inputs.
+        skipped: What is left out although the user may expect it.
+        digest: A hash of the names of all inputs and of their division into shards.
+    """
+
+    shards: list[Shard]
+    skipped: list[Skipped]
+    digest: str
+
+
+def plan_shards(
+    paths: Sequence[str],
+    *,
+    recursive: bool = False,
+    shard_size: int = 1000,
+    out: Path | None = None,
+    image_column: str | None = None,
+) -> ClusterPlan:
+    """Divide the input into shards.
+
+    Args:
+        paths: Local files, folders and patterns; URIs of these; archives of WebDataset (.tar, .tar.gz, .tgz); Parquet
+            files with the bytes of images. Local paths are made absolute, because workers run in other folders.
+        recursive: Include subfolders.
+        shard_size: The number of image files in a shard. An archive is one shard. Row groups of a Parquet file are put
+            together until they have so many rows.
+        out: The output folder, if it is local. Images below it are results and are left out.
+        image_column: The column with the images in Parquet files.
+
+    Raises:
+        ImageError: A path does not exist, or holds no image.
+        CamtoolError: A library is missing.
+    """
+    archives = [path for path in paths if path.lower().endswith(ARCHIVE_SUFFIXES)]
+    tables = [path for path in paths if path.lower().endswith(_PARQUET)]
+    local = [path for path in paths if path not in (*archives, *tables) and not is_uri(path)]
+    remote = [path for path in paths if path not in (*archives, *tables) and is_uri(path)]
+    planned = plan_run([str(Path(path).absolute()) for path in local], recursive=recursive, out=out) if local else None
+    photos = [Photo(str(job.source)) for job in planned.jobs] if planned else []
+    photos += [Photo(file.name, file) for path in remote for file in _list_images(path, recursive=recursive)]
+    # File systems of pyarrow cannot be hashed, so names tell photos apart.
+    distinct: dict[str, Photo] = {}
+    for photo in photos:
+        distinct.setdefault(photo.path, photo)
+    sources: list[Source] = [FileList(part) for part in _split(distinct.values(), shard_size)]
+    sources += [TarArchive(file) for file in _list_containers(archives)]
+    sources += _list_row_groups(_list_containers(tables), shard_size, image_column)
+    shards = [Shard(_name_shard(index, source), source) for index, source in enumerate(sources)]
+    digest = sha256("\n".join(shard.name for shard in shards).encode()).hexdigest()
+    return ClusterPlan(shards, planned.skipped if planned else [], digest)
+
+
+def _name_shard(index: int, source: Source) -> str:
+    # The names of files may hold bytes that are not valid text; Python turns them into surrogates.
+    text = "\0".join(source.names).encode("utf-8", "surrogatepass")
+    return f"shard-{index:06}-{sha256(text).hexdigest()[:16]}{_PARQUET}"
+
+
+def _split(photos: Iterable[Photo], size: int) -> Iterator[tuple[Photo, ...]]:
+    rest = iter(photos)
+    while part := tuple(islice(rest, size)):
+        yield part
+
+
+def _list_images(uri: str, *, recursive: bool) -> list[RemoteFile]:
+    files = list_uri(uri, recursive=recursive)
+    found = [file for file in files if is_image_name(file.path) or len(files) == 1]
+    if not found:
+        hint = "" if recursive else " To read its subfolders, add --recursive."
+        raise ImageError(f"path {uri!r}: no images found.{hint}")
+    return found
+
+
+def _list_containers(paths: Sequence[str]) -> list[RemoteFile]:
+    """Return the archives or Parquet files that paths name, each once."""
+    return list({file.name: file for path in paths for file in _list_files(path)}.values())
+
+
+def _list_files(path: str) -> list[RemoteFile]:
+    if is_uri(path):
+        found = list_uri(path)
+    else:
+        names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207
+        whole = [Path(name).absolute() for name in names if Path(name).is_file()]
+        found = [RemoteFile(get_local_filesystem(), str(each), str(each)) for each in whole]
+    if not found:
+        raise ImageError(f"path {path!r}: no such file.")
+    return found
+
+
+def _list_row_groups(files: Sequence[RemoteFile], shard_size: int, column: str | None) -> list[Source]:
+    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+        listed = pool.map(partial(_divide_table, shard_size=shard_size, column=column), files)
+        return [source for sources in listed for source in sources]
+
+
+def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list[ParquetRows]:
+    """Return the row groups of a file, put together until they have ``shard_size`` rows."""
+    arrow, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
+    try:
+        with file.open_seekable() as stream:
+            opened = parquet.ParquetFile(stream)
+            schema, metadata = opened.schema_arrow, opened.metadata
+    except (arrow.ArrowException, OSError) as error:
+        raise ImageError(f"{file.name} cannot be read as Parquet: {error}") from error
+    image, name = find_image_column(schema, column, file.name)
+    found: list[ParquetRows] = []
+    groups: list[int] = []
+    first, row = 0, 0
+    for group in range(metadata.num_row_groups):
+        groups.append(group)
+        row += metadata.row_group(group).num_rows
+        if row - first >= shard_size or group == metadata.num_row_groups - 1:
+            found.append(ParquetRows(file, tuple(groups), first, image, name))
+            groups, first = [], row
+    return found

@@ -1,0 +1,148 @@
+"""Rows of the results of a cluster run: from explanations to columns, a pyarrow table and Parquet."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from camtool import maps
+from camtool.runs.cluster.missing_libraries import import_library
+
+if TYPE_CHECKING:
+    from camtool.explanation import Explanation
+    from camtool.runs.cluster.photos import Photo
+
+__all__ = ["COLUMNS", "Row", "build_rows", "decode_heatmap", "encode_parquet", "get_schema", "to_columns", "to_table"]
+
+COLUMNS: Mapping[str, str] = {
+    "path": "string",
+    "method": "string",
+    "layer": "string",
+    "class_index": "int32",
+    "label": "string",
+    "score": "double",
+    "probability": "double",
+    "heatmap": "binary",
+    "heatmap_height": "int32",
+    "heatmap_width": "int32",
+    "image_width": "int32",
+    "image_height": "int32",
+    "warnings": "list<string>",
+    "warning_codes": "list<string>",
+    "overlay": "string",
+    "failure": "string",
+}
+"""Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row.
+
+``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major, compressed by zlib. ``class_index``
+is null for a target that is not about a class, ``probability`` if it is unknown. ``overlay`` is the picture's path
+relative to the folder of the shard, or null. ``failure`` is the reason why a photo failed; its other columns but
+``path`` are null.
+"""
+
+Row = dict[str, Any]
+"""Column → value. Columns that are left out are null."""
+
+
+def build_rows(photo: Photo, found: Sequence[Explanation] | str, overlays: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of a photo.
+
+    Args:
+        photo: The photo.
+        found: Its explanations, or the reason why there are none.
+        overlays: The path of the picture of each explanation.
+    """
+    if isinstance(found, str):
+        return [{"path": _to_text(photo.path), "failure": _to_text(found)}]
+    names: Sequence[str | None] = overlays if overlays is not None else [None] * len(found)
+    return [_build_row(photo, each, overlay) for each, overlay in zip(found, names, strict=True)]
+
+
+def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> Row:
+    levels = np.rint(maps.normalize(explanation.raw) * 255).astype(np.uint8)
+    height, width = explanation.view.size
+    return {
+        "path": _to_text(photo.path),
+        "method": explanation.method,
+        "layer": explanation.layer,
+        "class_index": explanation.index,
+        "label": explanation.label,
+        "score": explanation.score,
+        "probability": explanation.probability,
+        "heatmap": zlib.compress(levels.tobytes()),
+        "heatmap_height": levels.shape[0],
+        "heatmap_width": levels.shape[1],
+        "image_width": width,
+        "image_height": height,
+        "warnings": [str(each) for each in explanation.warnings],
+        "warning_codes": [each.code for each in explanation.warnings],
+        "overlay": overlay,
+    }
+
+
+def _to_text(text: str) -> str:
+    """Return a text as valid UTF-8: the name of a file may hold bytes that are not, and Parquet refuses them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def decode_heatmap(row: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Return the heatmap of a row at the layer's size, ``(h, w)`` float32 in [0, 1]."""
+    shape = row["heatmap_height"], row["heatmap_width"]
+    levels = np.frombuffer(zlib.decompress(row["heatmap"]), np.uint8).reshape(shape)
+    heatmap: npt.NDArray[np.float32] = levels.astype(np.float32) / np.float32(255)
+    return heatmap
+
+
+def to_columns(rows: Iterable[Row]) -> dict[str, list[Any]]:
+    """Return rows as column → values, with ``None`` for what a row leaves out."""
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        for name, values in columns.items():
+            values.append(row.get(name))
+    return columns
+
+
+def get_schema() -> Any:
+    """Return the columns as a pyarrow schema.
+
+    Raises:
+        CamtoolError: pyarrow is not installed.
+    """
+    pa = import_library("pyarrow")
+    types = {"list<string>": pa.list_(pa.string()), "string": pa.string(), "binary": pa.binary()}
+    types |= {"int32": pa.int32(), "double": pa.float64()}
+    return pa.schema([(name, types[each]) for name, each in COLUMNS.items()])
+
+
+def to_table(columns: Mapping[str, Any]) -> Any:
+    """Return what :class:`ExplainBatch` returned as a pyarrow table with the right types, also if columns are all null.
+
+    Raises:
+        CamtoolError: pyarrow is not installed.
+    """
+    schema = get_schema()
+    return import_library("pyarrow").table({name: list(columns[name]) for name in COLUMNS}, schema=schema)
+
+
+def encode_parquet(columns: Mapping[str, Any], facts: Mapping[str, int]) -> bytes:
+    """Return a Parquet file. The same columns give the same bytes.
+
+    Args:
+        columns: Column → values.
+        facts: Numbers for the file's metadata, which a reader gets without reading the rows.
+
+    Raises:
+        CamtoolError: pyarrow is not installed.
+    """
+    pa, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
+    table = to_table(columns).replace_schema_metadata(
+        {f"camtool.{name}": str(number) for name, number in facts.items()}
+    )
+    stream = pa.BufferOutputStream()
+    # Heatmaps are compressed already, and zstd costs little on them.
+    parquet.write_table(table, stream, compression="zstd")
+    return bytes(stream.getvalue().to_pybytes())

@@ -1,0 +1,133 @@
+"""The page: one HTML file with its style, script and data inside, that loads nothing but pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from camtool.arguments.messages import format_count, format_percent
+from camtool.runs.report.payload import RunSummary
+from camtool.runs.text_escapes import escape_hidden
+
+__all__ = ["GENERATOR", "describe_run", "encode_json", "render_page"]
+
+GENERATOR = "camtool report"
+"""Content of the page's meta element ``generator``, by which a report is known."""
+
+# In this order the parts become one script.
+_SCRIPTS = ("dom.js", "data.js", "filters.js", "sidebar.js", "grid.js", "viewer.js", "main.js")
+
+_MAX_TEXT = 300
+"""Characters of a value of run.json that the page shows; a list of labels may hold thousands."""
+
+
+def render_page(
+    payload: Mapping[str, Any], summary: RunSummary, run: Mapping[str, Any], notices: tuple[str, ...] = ()
+) -> str:
+    """Return the page as HTML.
+
+    All text is escaped: by Jinja in the markup, as JSON in the data. The script makes no markup out of text. A content
+    security policy allows this script and this style alone.
+
+    Args:
+        payload: The data, see :func:`camtool.runs.report.payload.build_payload`.
+        summary: The numbers at the top.
+        run: What made the results, as in ``run.json``.
+        notices: Sentences about what the page leaves out.
+    """
+    script = _join_scripts()
+    style = _read_file("report.css")
+    return (
+        _get_environment()
+        .get_template("index.html")
+        .render(
+            generator=GENERATOR,
+            policy=_build_policy(script, style),
+            script=Markup(script),
+            style=Markup(style),
+            data=Markup(encode_json(payload)),
+            title=_find_title(run),
+            summary=summary,
+            details=describe_run(run),
+            notices=[escape_hidden(notice) for notice in notices],
+        )
+    )
+
+
+def encode_json(value: Any) -> str:
+    """Return JSON that ends no script element and no JavaScript line, whatever the texts hold."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII, so U+2028 and surrogates are escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def describe_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what made the results as pairs of a name, such as ``model.name``, and a text."""
+    return [(escape_hidden(name), _shorten(escape_hidden(text))) for name, text in _flatten(run)]
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flatten(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        yield name, ", ".join(each if isinstance(each, str) else json.dumps(each) for each in value)
+    elif value is not None and value != "":
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} …"
+
+
+def _find_title(run: Mapping[str, Any]) -> str:
+    """Return the name of the model; a general title if it is unknown."""
+    model = run.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else model
+    return escape_hidden(str(name)) if name else "Explanations"
+
+
+def _get_environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_read_file),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(count=format_count, percent=format_percent)
+    return environment
+
+
+def _join_scripts() -> str:
+    """Return the parts of the script in one function, so that their names stay inside."""
+    parts = "\n".join(_read_file(name) for name in _SCRIPTS)
+    return f"(() => {{\n'use strict';\n{parts}}})();\n"
+
+
+def _read_file(name: str) -> str:
+    return (files("camtool.runs.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _build_policy(script: str, style: str) -> str:
+    """Return a content security policy: no code but ours, no connections, pictures from disk or the same server."""
+    allowed = {
+        "default-src": "'none'",
+        # "file:" for browsers in which 'self' is not the disk; "data:" for the icon of the tab.
+        "img-src": "'self' file: data:",
+        "script-src": _hash(script),
+        "style-src": _hash(style),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in allowed.items())
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,273 @@
+"""Pictures of a report: thumbnails, drawn heatmaps and copies of photos in a subfolder, each written only if needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from camtool.errors import CamtoolError, ImageError
+from camtool.inputs.image_files import read_image
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
+from camtool.rendering.image_writing import encode_image, open_atomically
+from camtool.runs.report.links import find_photo, link_to
+from camtool.runs.report.rows import ReportRow, StoredHeatmap
+
+__all__ = ["PICTURE_FOLDER", "PictureSettings", "Progress", "RowPictures", "prepare_pictures"]
+
+PICTURE_FOLDER = "index_files"
+"""Name of the subfolder beside the page. Browsers use this name, too, when they save a page."""
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""A function that is told how many of how many steps are done."""
+
+# A picture of up to so many pixels is its own thumbnail: browsers decode it in about 5 ms.
+_MAX_THUMBNAIL_PIXELS = 640 * 480
+# The longest side of other thumbnails: twice the width of a tile, for screens with two pixels to a point.
+_THUMBNAIL_SIDE = 480
+# The longest side of a copied photo, about a screen.
+_PHOTO_SIDE = 1600
+# The longest side of a drawn heatmap. Heat is smooth, so the browser enlarges it without harm.
+_HEATMAP_SIDE = 128
+# No layer has so many cells; a damaged file may claim it.
+_MAX_CELLS = 2**24
+
+# PIL's names of the formats that all browsers show.
+_BROWSER_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF"})
+# Where Ultralytics is imported, it has replaced PIL.Image.open, and asks for a package when PIL knows no format.
+_HEADER_FAULTS = (OSError, ValueError, SyntaxError, ImportError, Image.DecompressionBombError, Warning)
+
+_OWN_NAME = re.compile(r"[0-9a-f]{16}\.(webp|png)|\.camtool-[0-9a-f]{32}\.tmp")
+
+_PREFERENCE = ("overlay", "heatmap", "mask")
+_MAX_THREADS = 16
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    """Choices about the pictures of a report.
+
+    Attributes:
+        folder: The folder of the page.
+        directory: The working directory of the run, which relative paths start from; None if unknown.
+        photos: The folder that the photos have been moved to; None if they are where the run found them.
+        copy_photos: Put reduced copies of the photos beside the page. Otherwise the page links to the photos, and only
+            those in formats that browsers do not show are copied.
+        is_quick: Make no new thumbnails and copies, so that a stopped run ends soon.
+    """
+
+    folder: Path
+    directory: Path | None = None
+    photos: Path | None = None
+    copy_photos: bool = False
+    is_quick: bool = False
+
+
+@dataclass(frozen=True)
+class RowPictures:
+    """The pictures of a row, as URLs relative to the page.
+
+    Attributes:
+        thumbnail: The small picture; None if the run saved no picture.
+        pictures: Pairs of a kind and a URL, the main one first.
+        ratio: Width of the main picture divided by its height; None if there is none.
+        photo: The photo; None if it is not found or cannot be shown.
+        is_placed: The main picture has the photo's proportions, so that it can be laid over it.
+    """
+
+    thumbnail: str | None = None
+    pictures: tuple[tuple[str, str], ...] = ()
+    ratio: float | None = None
+    photo: str | None = None
+    is_placed: bool = False
+
+
+@dataclass(frozen=True)
+class _Photo:
+    """A photo that the page can show."""
+
+    url: str
+    size: tuple[int, int] | None
+
+
+def prepare_pictures(
+    rows: Sequence[ReportRow], settings: PictureSettings, progress: Progress = lambda done, total: None
+) -> list[RowPictures]:
+    """Write what is missing in the subfolder, remove what no row needs, and return the pictures of each row.
+
+    Raises:
+        CamtoolError: The subfolder is a link.
+        OSError: A picture cannot be written.
+    """
+    beside = settings.folder / PICTURE_FOLDER
+    # In a folder that another user prepared, a link could lead to any folder.
+    if beside.is_symlink():
+        raise CamtoolError(f"{str(beside)!r} is a link; remove it, or write the report elsewhere.")
+    images = list(dict.fromkeys(row.image for row in rows))
+    total = len(images) + len(rows)
+    photos: dict[str, _Photo | None] = {}
+    for image, photo in zip(images, _map_in_threads(partial(_prepare_photo, settings), images), strict=True):
+        photos[image] = photo
+        progress(len(photos), total)
+    found: list[RowPictures] = []
+    for each in _map_in_threads(lambda row: _prepare_row(settings, row, photos[row.image]), rows):
+        found.append(each)
+        progress(len(photos) + len(found), total)
+    _remove_unused(beside, found)
+    return found
+
+
+def _map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
+    """Yield ``function(item)`` for each item, in order. PIL decodes and encodes in several threads at once."""
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS), "camtool-report")
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# -------------------------------------------------------------------------------------------------------- photos
+
+
+def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
+    """Return the link to a photo, or to a copy of it; None if it is not found or cannot be read."""
+    path = find_photo(image, settings.folder, directory=settings.directory, moved_to=settings.photos)
+    if path is None:
+        return None
+    format_name, size = _read_header(path)
+    if format_name in _BROWSER_FORMATS and not settings.copy_photos:
+        return _Photo(link_to(path, settings.folder), size)
+    target = settings.folder / PICTURE_FOLDER / _name(b"photo", image)
+    if settings.is_quick and not target.is_file():
+        return None
+    copy = _write_reduced(path, target, _PHOTO_SIDE)
+    return None if copy is None else _Photo(link_to(copy, settings.folder), _read_header(copy)[1])
+
+
+def _read_header(path: Path) -> tuple[str | None, tuple[int, int] | None]:
+    """Return the format, in PIL's name, and the width and height of an image file; None for what is unknown."""
+    try:
+        with Image.open(path) as image:
+            return image.format, image.size
+    except _HEADER_FAULTS:
+        return None, None
+
+
+def _name(kind: bytes, text: str) -> str:
+    """Return a file name that is the same in every run and different for each text."""
+    return f"{sha256(kind + text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.webp"
+
+
+def _write_reduced(source: Path, target: Path, max_side: int) -> Path | None:
+    """Write a reduced copy of an image, unless it is there already; return None if the image cannot be read."""
+    modified = source.stat().st_mtime_ns
+    # The copy has the time of its source. So a source that was written again, or a folder that was copied, is noticed.
+    if target.is_file() and target.stat().st_mtime_ns == modified:
+        return target
+    try:
+        pixels = np.asarray(read_image(source, max_side=max_side))
+    except (ImageError, MemoryError):
+        return None
+    with open_atomically(target) as stream:
+        stream.write(encode_image(pixels, ".webp", quality=80))
+    os.utime(target, ns=(modified, modified))
+    return target
+
+
+# ---------------------------------------------------------------------------------------------------------- rows
+
+
+def _prepare_row(settings: PictureSettings, row: ReportRow, photo: _Photo | None) -> RowPictures:
+    paths = {kind: row.pictures[kind] for kind in sorted(row.pictures, key=_rank_kind) if row.pictures[kind].is_file()}
+    if row.heatmap is not None:
+        drawn = _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
+        paths = {} if drawn is None else {"heatmap": drawn}
+    url = None if photo is None else photo.url
+    if not paths:
+        return RowPictures(photo=url)
+    main = next(iter(paths.values()))
+    size = _read_header(main)[1] or (1, 1)
+    return RowPictures(
+        thumbnail=link_to(_find_thumbnail(settings, main, size), settings.folder),
+        pictures=tuple((kind, link_to(path, settings.folder)) for kind, path in paths.items()),
+        ratio=size[0] / size[1],
+        photo=url,
+        # A stored heatmap covers what the model saw, which need not be the whole photo.
+        is_placed=row.heatmap is None and photo is not None and _have_same_shape(photo.size, size),
+    )
+
+
+def _rank_kind(kind: str) -> tuple[int, str]:
+    return (_PREFERENCE.index(kind) if kind in _PREFERENCE else len(_PREFERENCE), kind)
+
+
+def _have_same_shape(photo: tuple[int, int] | None, picture: tuple[int, int]) -> bool:
+    """Check that two sizes have the same proportions, as far as whole pixels allow."""
+    if photo is None:
+        return False
+    width, height = picture
+    # The header gives the sides of a photo before it is turned upright.
+    return any(abs(width * h - height * w) <= w + h for w, h in (photo, photo[::-1]))
+
+
+def _find_thumbnail(settings: PictureSettings, picture: Path, size: tuple[int, int]) -> Path:
+    """Return the path of the thumbnail of a picture: the picture itself, if it is small."""
+    if size[0] * size[1] <= _MAX_THUMBNAIL_PIXELS:
+        return picture
+    below = picture.relative_to(settings.folder) if picture.is_relative_to(settings.folder) else picture
+    target = settings.folder / PICTURE_FOLDER / _name(b"thumbnail", below.as_posix())
+    if settings.is_quick and not target.is_file():
+        return picture
+    return _write_reduced(picture, target, _THUMBNAIL_SIDE) or picture
+
+
+def _draw_heatmap(heatmap: StoredHeatmap, folder: Path) -> Path | None:
+    """Write a heatmap in the default colors, named after its content; return None if it is damaged."""
+    shape = (heatmap.height, heatmap.width)
+    cells = shape[0] * shape[1]
+    if min(shape) < 1 or cells > _MAX_CELLS:
+        return None
+    try:
+        values = zlib.decompressobj().decompress(heatmap.data, cells + 1)
+    except zlib.error:
+        return None
+    if len(values) != cells:
+        return None
+    target = folder / f"{sha256(f'{shape}'.encode() + values).hexdigest()[:16]}.png"
+    if not target.is_file():
+        heat = Image.fromarray(np.frombuffer(values, np.uint8).reshape(shape))
+        scale = max(1, _HEATMAP_SIDE / max(shape))
+        heat = heat.resize((round(shape[1] * scale), round(shape[0] * scale)), Image.Resampling.BICUBIC)
+        heat.putpalette(get_palette(DEFAULT_COLORMAP).tobytes())
+        with open_atomically(target) as stream:
+            heat.save(stream, "PNG")
+    return target
+
+
+def _remove_unused(folder: Path, rows: Sequence[RowPictures]) -> None:
+    """Remove the pictures in the subfolder that no row shows. Files with other names are not ours."""
+    if not folder.is_dir():
+        return
+    urls = {url for row in rows for url in (row.thumbnail, row.photo, *(url for _, url in row.pictures)) if url}
+    used = {url.removeprefix(f"{PICTURE_FOLDER}/") for url in urls}
+    for path in folder.iterdir():
+        if _is_ours(path) and path.name not in used:
+            path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    """Return True for a file that a report wrote: a picture, or the temporary file of one that was killed."""
+    return _OWN_NAME.fullmatch(path.name) is not None

@@ -1,0 +1,172 @@
+"""Reading what ``camtool run`` wrote: ``explanations.jsonl``, ``failures.jsonl`` and ``run.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from camtool.arguments.messages import format_count
+from camtool.errors import CamtoolError
+from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
+
+__all__ = [
+    "EXPLANATIONS",
+    "FAILURES",
+    "MAX_ROWS",
+    "build_row",
+    "describe_limit",
+    "read_number",
+    "read_run_description",
+    "read_run_folder",
+]
+
+EXPLANATIONS = "explanations.jsonl"
+FAILURES = "failures.jsonl"
+_RUN = "run.json"
+
+MAX_ROWS = 100_000
+"""Explanations on one page. A browser opens so many in seconds; of more, the first are shown, and the page says so."""
+
+# A row of a report shows pictures alone; the other files of a run are arrays.
+_PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
+
+_Built = TypeVar("_Built")
+
+
+def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents:
+    """Read the results of a run. Fields that the run did not store may be absent.
+
+    Args:
+        folder: The output folder of the run.
+        max_rows: The number of explanations, and of failures, to read at most.
+
+    Raises:
+        CamtoolError: The folder holds no results of a run.
+        OSError: A file cannot be read.
+    """
+    if not any((folder / name).is_file() for name in (EXPLANATIONS, FAILURES)):
+        raise CamtoolError(f"{str(folder)!r} holds no {EXPLANATIONS}; give the output folder of camtool run.")
+    rows, damaged = _read_lines(folder / EXPLANATIONS, lambda fields: build_row(fields, folder))
+    failures, damaged_failures = _read_lines(folder / FAILURES, _build_failure)
+    notices = [describe_limit(len(rows), max_rows)] if len(rows) > max_rows else []
+    if damaged or damaged_failures:
+        notices.append(f"{format_count(damaged + damaged_failures, 'line')} of the run's files cannot be read.")
+    return ReportContents(rows[:max_rows], failures[:max_rows], read_run_description(folder), notices)
+
+
+def read_run_description(folder: Path) -> dict[str, Any]:
+    """Return what made the results, from ``run.json``; nothing if there is no such file or it is damaged."""
+    path = folder / _RUN
+    return (_parse_object(path.read_bytes()) or {}) if path.is_file() else {}
+
+
+def describe_limit(count: int, shown: int) -> str:
+    """Return the sentence about explanations that the page leaves out."""
+    return f"The page shows the first {shown:,} of {count:,} explanations."
+
+
+def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
+    """Return the row of a line of ``explanations.jsonl``; None if it names no photo or no method.
+
+    Args:
+        fields: The fields of the line.
+        folder: The folder that its files are relative to. Files outside it are left out.
+    """
+    if not (fields.get("image") and fields.get("method")):
+        return None
+    index, correct, box = (fields.get(name) for name in ("index", "correct", "box"))
+    return ReportRow(
+        image=str(fields["image"]),
+        method=str(fields["method"]),
+        layer=_read_text(fields, "layer") or "",
+        label=_read_text(fields, "label") or "",
+        index=index if isinstance(index, int) else None,
+        score=read_number(fields.get("score")),
+        probability=read_number(fields.get("probability")),
+        predicted_label=_read_text(fields, "predicted_label"),
+        true_label=_read_text(fields, "true_label"),
+        correct=correct if isinstance(correct, bool) else None,
+        warnings=_read_warnings(fields),
+        box=_read_box(box),
+        pictures=_find_pictures(fields.get("files"), folder),
+    )
+
+
+def read_number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]  # is_number
+
+
+def _read_lines(path: Path, build: Callable[[dict[str, Any]], _Built | None]) -> tuple[list[_Built], int]:
+    """Return what the lines of a file hold, and how many of them cannot be read."""
+    built, damaged = [], 0
+    for fields in _parse_lines(path):
+        each = None if fields is None else build(fields)
+        if each is None:
+            damaged += 1
+        else:
+            built.append(each)
+    return built, damaged
+
+
+def _parse_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the fields of each line; None for a line that is damaged. Without a file there are none."""
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            if line.strip():
+                yield _parse_object(line)
+
+
+def _parse_object(text: bytes) -> dict[str, Any] | None:
+    """Return a JSON object; None if the text is something else."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _build_failure(fields: dict[str, Any]) -> ReportFailure | None:
+    image, reason = _read_text(fields, "image"), _read_text(fields, "reason")
+    return ReportFailure(image, reason or "") if image else None
+
+
+def _read_text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else str(value)
+
+
+def _read_list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value = fields.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
+    """Return the warnings, with their codes if there is one for each."""
+    texts, codes = _read_list(fields, "warnings"), _read_list(fields, "warning_codes")
+    known = codes if len(codes) == len(texts) else [None] * len(texts)
+    return tuple(RowWarning(str(text), code if code is None else str(code)) for text, code in zip(texts, known))  # noqa: B905
+
+
+def _read_box(value: object) -> tuple[float, ...] | None:
+    numbers = [read_number(each) for each in value] if isinstance(value, list) else []
+    return tuple(each for each in numbers if each is not None) if len(numbers) == 4 and None not in numbers else None
+
+
+def _find_pictures(files: object, folder: Path) -> dict[str, Path]:
+    """Return kind → path of the pictures among the files that lie in the folder."""
+    named = files if isinstance(files, dict) else {}
+    paths = {str(kind): folder / str(file) for kind, file in named.items()}
+    root = folder.resolve()
+    return {
+        kind: path
+        for kind, path in paths.items()
+        # In a folder from somebody else, a path may lead anywhere.
+        if path.suffix.lower() in _PICTURE_SUFFIXES and path.resolve().is_relative_to(root)
+    }

@@ -1,0 +1,102 @@
+"""Reading what a cluster run wrote: Parquet files with a row for each explanation and each failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from camtool.errors import CamtoolError
+from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
+from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit
+
+__all__ = ["list_shards", "read_shards"]
+
+_REQUIRED = ("path", "method", "label")
+_ROWS_AT_A_TIME = 1024
+
+# Column of a shard → field of explanations.jsonl; other columns have the field's name.
+_NAMES = {"path": "image", "class_index": "index"}
+
+
+def list_shards(path: Path) -> list[Path]:
+    """Return the Parquet files at a path, in the order of their names: the file itself, or those in a folder."""
+    if path.is_file():
+        return [path] if path.suffix == ".parquet" else []
+    # Hidden files are unfinished ones, also to Spark and Ray.
+    found = [each for each in sorted(path.rglob("*.parquet")) if each.is_file()]
+    return [each for each in found if not any(part[0] in "._" for part in each.relative_to(path).parts)]
+
+
+def read_shards(shards: Sequence[Path], *, max_rows: int = MAX_ROWS) -> ReportContents:
+    """Read the rows of Parquet files.
+
+    Args:
+        shards: The files.
+        max_rows: The number of explanations and failures to read at most.
+
+    Raises:
+        CamtoolError: pyarrow is not installed, or a file is not a shard of a cluster run.
+        OSError: A file cannot be read.
+    """
+    rows: list[ReportRow] = []
+    failures: list[ReportFailure] = []
+    count = 0
+    for shard in shards:
+        file = _open_shard(shard)
+        count += file.metadata.num_rows
+        for fields in _iterate_rows(file, max_rows - len(rows) - len(failures)):
+            if fields.get("failure") is not None:
+                failures.append(ReportFailure(str(fields.get("path")), str(fields["failure"])))
+            else:
+                rows.append(_build_row(fields, shard))
+    shown = len(rows) + len(failures)
+    return ReportContents(rows, failures, notices=[describe_limit(count, shown)] if count > shown else [])
+
+
+def _open_shard(path: Path) -> Any:
+    """Open a Parquet file, and check that it has the columns of a cluster run."""
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise CamtoolError("Reading Parquet files needs pyarrow: pip install 'camtool[parquet]'") from error
+    try:
+        file = ParquetFile(path)
+    except ArrowInvalid as error:
+        raise CamtoolError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from error
+    missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
+    if missing:
+        raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {', '.join(missing)}.")
+    return file
+
+
+def _iterate_rows(file: Any, count: int) -> Iterator[Mapping[str, Any]]:
+    """Yield up to ``count`` rows of a file, and hold a part of them in memory."""
+    if count <= 0:
+        return
+    for batch in file.iter_batches(batch_size=min(_ROWS_AT_A_TIME, count)):
+        for fields in batch.to_pylist()[:count]:
+            count -= 1
+            yield fields
+        if count <= 0:
+            return
+
+
+def _build_row(fields: Mapping[str, Any], shard: Path) -> ReportRow:
+    overlay = fields.get("overlay")
+    line = {_NAMES.get(name, name): value for name, value in fields.items()}
+    line["files"] = {} if overlay is None else {"overlay": overlay}
+    row = build_row(line, shard.parent)
+    if row is None:
+        raise CamtoolError(f"{str(shard)!r} is not a shard of a cluster run: a row has no path or no method.")
+    return row if row.pictures else _add_heatmap(row, fields)
+
+
+def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
+    from dataclasses import replace
+
+    data, height, width = (fields.get(name) for name in ("heatmap", "heatmap_height", "heatmap_width"))
+    if not data or not height or not width:
+        return row
+    return replace(row, heatmap=StoredHeatmap(bytes(data), int(height), int(width)))

@@ -1,0 +1,277 @@
+"""The description of a run in ``run.json``: all that its results depend on, and what has changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from importlib import metadata
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from camtool.errors import CamtoolError
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_weights, remove_addresses
+
+if TYPE_CHECKING:
+    from camtool.models import Loaded
+
+__all__ = [
+    "DESCRIPTION",
+    "MACHINE",
+    "check_directory",
+    "check_unchanged",
+    "describe_command",
+    "describe_run",
+    "find_changes",
+    "list_machine_changes",
+    "read_description",
+    "write_description",
+]
+
+DESCRIPTION = "run.json"
+"""Name of the file in the output folder that describes the run."""
+
+MACHINE = "machine"
+"""The part of a description that may differ when a run is continued. Its last bits may then differ, too."""
+
+_LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "scikit-image")
+"""Distributions that every result depends on."""
+
+_ENGINES = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "auto": ("onnxruntime", "openvino")}
+"""Engine → distributions that its results depend on."""
+
+
+# ------------------------------------------------------------------------------------------------------- describing
+
+
+def describe_run(
+    loaded: Loaded,
+    methods: Sequence[str],
+    options: Mapping[str, Any],
+    command: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the description of a run, as values of JSON. It holds no time, so that equal runs have equal ones.
+
+    Args:
+        loaded: The model.
+        methods: The names of the methods.
+        options: Options of the methods, by name.
+        command: The options of the command that results depend on, by name, as :func:`describe_command` returns them.
+    """
+    from camtool import __version__
+    from camtool.methods import find_method
+
+    found = [find_method(name) for name in methods]
+    by_method = {each.name: each.options | each.select_options(options) for each in found}
+    engine = str(to_plain(command.get("engine", "eager")))
+    device = _find_device(loaded)
+    return {
+        "camtool": __version__,
+        **describe_command(command),
+        "model": _describe_model(loaded, command.get("weights")),
+        "method": [each.name for each in found],
+        "options": to_plain(by_method),
+        "seeds": to_plain({name: own["seed"] for name, own in by_method.items() if "seed" in own}),
+        "engine": engine,
+        "device": device.partition(":")[0],
+        "versions": _list_versions(loaded, engine),
+        MACHINE: _describe_machine(device),
+    }
+
+
+def describe_command(command: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a description that is known before the model is loaded."""
+    # Options are hashed that name a file, e.g. of labels. os.path.isfile takes any text for a path, also a long one.
+    files = {name: value for name, value in command.items() if isinstance(value, (str, Path)) and os.path.isfile(value)}  # noqa: PTH113
+    return {
+        "directory": str(Path.cwd()),
+        # Sorted, as the order of the arguments must not matter.
+        "command": to_plain(dict(sorted(command.items()))),
+        "sha256": {name: hash_file(Path(path)) for name, path in sorted(files.items())},
+    }
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as values of JSON; what JSON lacks becomes text."""
+    if isinstance(value, Enum):
+        return to_plain(value.value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(each) for each in value]
+    return remove_addresses(repr(value))
+
+
+def _describe_model(loaded: Loaded, weights: Any) -> dict[str, Any]:
+    return {
+        "name": loaded.name,
+        "class": f"{type(loaded.model).__module__}.{type(loaded.model).__qualname__}",
+        "weights": to_plain(weights),
+        "weights_sha256": hash_weights(loaded.model),
+        "labels_sha256": None if loaded.labels is None else hash_text("\n".join(loaded.labels)),
+        "transform": remove_addresses(repr(loaded.transform)),
+    }
+
+
+def _list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
+    """Return the versions of Python and of the libraries that results depend on."""
+    package = type(loaded.model).__module__.partition(".")[0]
+    # The module's name is that of the distribution for timm, transformers and ultralytics.
+    source = {"open_clip": "open_clip_torch"}.get(package, package)
+    names = [*_LIBRARIES, *([source] if source != "camtool" else []), *_ENGINES.get(engine, ())]
+    found = {"python": platform.python_version()}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _find_device(loaded: Loaded) -> str:
+    weight = next(loaded.model.parameters(), None)
+    return "cpu" if weight is None else str(weight.device)
+
+
+def _describe_machine(device: str) -> dict[str, Any]:
+    """Return what of the hardware may change the last bits of a result."""
+    import torch
+
+    found = {
+        "processor": _get_processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def _get_processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def read_description(folder: Path) -> dict[str, Any] | None:
+    """Return the description in a run folder; None if there is none.
+
+    Raises:
+        CamtoolError: It is damaged.
+    """
+    path = folder / DESCRIPTION
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise CamtoolError(f"{path} is damaged: {error}. Give another folder with --out, or --overwrite.") from error
+    if not isinstance(found, dict):
+        raise CamtoolError(f"{path} describes no run. Give another folder with --out, or --overwrite.")
+    return found
+
+
+def write_description(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write the description to a run folder; it survives a power failure."""
+    with open_atomically(folder / DESCRIPTION, durable=True) as file:
+        file.write(f"{json.dumps(description, indent=2)}\n".encode())
+
+
+def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a text for each value that differs, e.g. ``"--method: 'gradcam' then, 'layercam' now"``.
+
+    Parts that one of the descriptions lacks as a whole are not compared.
+    """
+    parts = [name for name in now if name in then]
+    old, new = (dict(_flatten({name: each[name] for name in parts})) for each in (then, now))
+    if not _has_relative_path(now):
+        old.pop("directory", None), new.pop("directory", None)
+    names = [*new, *(name for name in old if name not in new)]
+    return [
+        f"{_get_title(name)}: {_show(old.get(name))} then, {_show(new.get(name))} now"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def check_unchanged(folder: Path, description: Mapping[str, Any]) -> None:
+    """Check that a run folder holds no run, or one with the same description. The machine may differ.
+
+    Args:
+        folder: The folder.
+        description: A description, or the parts of it that are known.
+
+    Raises:
+        CamtoolError: The folder holds another run; the message names each value that differs.
+    """
+    then = read_description(folder)
+    if then is None:
+        return
+    changes = find_changes(then, {name: value for name, value in description.items() if name != MACHINE})
+    if changes:
+        listed = "\n".join(changes)
+        raise CamtoolError(
+            f"out {str(folder)!r} holds a run with other settings:\n{listed}\nGive another folder with --out, or "
+            "remove the old results and start anew with --overwrite."
+        )
+
+
+def list_machine_changes(folder: Path, description: Mapping[str, Any]) -> list[str]:
+    """Return a text for each part of the hardware that differs from that of the run in a folder."""
+    then = read_description(folder) or {}
+    return find_changes({MACHINE: then.get(MACHINE, description[MACHINE])}, {MACHINE: description[MACHINE]})
+
+
+def check_directory(description: Mapping[str, Any]) -> None:
+    """Check that the paths of a described run mean the same files here.
+
+    Raises:
+        CamtoolError: Some are relative to another working directory.
+    """
+    directory = description.get("directory", "")
+    if _has_relative_path(description) and directory != str(Path.cwd()):
+        raise CamtoolError(f"the paths of the run are relative to {directory!r}; start the command there.")
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is no mapping, with its dotted name."""
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, each in value.items():
+        yield from _flatten(each, f"{name}.{key}" if name else str(key))
+
+
+def _has_relative_path(description: Mapping[str, Any]) -> bool:
+    """Return False if all paths of the command are the same in each working directory."""
+    command = description.get("command", {})
+    named = [*command.get("paths", ()), *(command.get(name) for name in ("weights", "labels"))]
+    return not all(os.path.isabs(each) for each in named if each)  # noqa: PTH117
+
+
+def _get_title(name: str) -> str:
+    """Return what the user calls a value: ``--batch-size``, ``torch``."""
+    part, _, rest = name.partition(".")
+    if part == "command":
+        return "PATH" if rest == "paths" else f"--{rest.replace('_', '-')}"
+    if part == "versions":
+        return f"version of {rest}"
+    return name.replace("_", " ").replace(".", " ")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

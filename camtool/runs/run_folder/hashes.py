@@ -1,0 +1,82 @@
+"""Hashes of files and of a model's weights: SHA-256, in hexadecimal digits."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["hash_file", "hash_photo", "hash_text", "hash_weights", "remove_addresses"]
+
+
+def hash_file(path: Path) -> str:
+    """Return the hash of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        # hashlib.file_digest needs Python 3.11.
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_photo(path: Path) -> str | None:
+    """Return the hash of a photo; None if it cannot be read, or is no ordinary file."""
+    try:
+        # Opening a pipe would wait forever.
+        return hash_file(path) if stat.S_ISREG(path.stat().st_mode) else None
+    except (OSError, ValueError):  # ValueError: there is a NUL in the name
+        return None
+
+
+def hash_text(text: str) -> str:
+    """Return the hash of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Return the hash of all parameters and buffers of a model: their names, types, shapes and values."""
+    digest = hashlib.sha256()
+    _add_value(digest, model.state_dict())
+    return digest.hexdigest()
+
+
+def remove_addresses(text: str) -> str:
+    """Return the text of ``repr`` without addresses in memory, which differ in each process."""
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", text)
+
+
+def _add_value(digest: hashlib._Hash, value: Any) -> None:
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        _add_tensor(digest, value)
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            digest.update(f"{name}:".encode())
+            _add_value(digest, each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _add_value(digest, each)
+    else:
+        digest.update(remove_addresses(repr(value)).encode("utf-8", "surrogatepass"))
+
+
+def _add_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
+    import torch
+
+    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if tensor.is_quantized:
+        digest.update(repr(tensor.flatten()[:0]).encode())  # scale and zero point
+        tensor = tensor.int_repr()
+    plain = tensor.detach().to_dense().cpu().contiguous().flatten()
+    digest.update(plain.view(torch.uint8).numpy().data)

@@ -1,0 +1,114 @@
+"""Records of photos in ``photos.jsonl``: the batch of each, and what was made of it.
+
+While a run goes on, new records are in a journal beside the file. A batch that the journal begins replaces all that the
+file says about the batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from camtool.runs.text_escapes import to_json
+
+__all__ = ["JOURNAL", "PHOTOS", "PhotoRecord", "encode_record", "merge_records", "read_records"]
+
+PHOTOS = "photos.jsonl"
+"""Name of the file in the output folder with one JSON line for each photo of the run."""
+
+JOURNAL = f".{PHOTOS}.part"
+"""Name of the file with the records of this start of the run. It exists until the run ends by itself."""
+
+
+@dataclass(frozen=True)
+class PhotoRecord:
+    """What a run knows about one photo.
+
+    Attributes:
+        image: The path of the photo.
+        stem: The path of its results, relative to the output folder, without their endings.
+        batch: The number of its batch. The photos of a batch are explained together, which may change the last bits.
+        bytes: The size of the photo's file; None if it could not be read, or is not done.
+        sha256: The hash of the photo's file; None if it could not be read, or is not done.
+        explanations: The photo's rows of the manifest; None if it is not done, or failed.
+        failure: Why it could not be explained; None for others.
+        files: Path of each file relative to the output folder → its ``bytes`` and ``sha256``.
+    """
+
+    image: str
+    stem: str
+    batch: int
+    bytes: int | None = None
+    sha256: str | None = None
+    explanations: list[dict[str, Any]] | None = None
+    failure: str | None = None
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the photo was explained or failed."""
+        return self.explanations is not None or self.failure is not None
+
+    def without_results(self) -> PhotoRecord:
+        """Return the record of the photo before it is done."""
+        return PhotoRecord(self.image, self.stem, self.batch)
+
+
+def encode_record(record: PhotoRecord) -> bytes:
+    """Return a record as a line of JSON. A photo that is not done has only its path, stem and batch."""
+    given = record if record.is_done else record.without_results()
+    fields = {name: value for name, value in asdict(given).items() if value is not None and value != {}}
+    return f"{to_json(fields)}\n".encode()
+
+
+def read_records(path: Path) -> Iterator[PhotoRecord]:
+    """Yield the records in a file, one at a time. Damaged lines are left out; a missing file has none."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            record = _parse_record(line)
+            if record is not None:
+                yield record
+
+
+def merge_records(planned: Iterable[PhotoRecord], journal: Iterable[PhotoRecord]) -> Iterator[PhotoRecord]:
+    """Yield the planned records in their order, with those of the journal in their place, one batch at a time.
+
+    Of a batch that the journal began and did not complete, the other photos are not done.
+
+    Args:
+        planned: All photos of the run, by increasing batch.
+        journal: Photos of some batches, in the same order.
+    """
+    news = groupby(journal, key=_get_batch)
+    upcoming = next(news, None)
+    for batch, photos in groupby(planned, key=_get_batch):
+        while upcoming is not None and upcoming[0] < batch:
+            upcoming = next(news, None)
+        if upcoming is None or upcoming[0] != batch:
+            yield from photos
+            continue
+        done = {each.image: each for each in upcoming[1]}
+        yield from (done.get(each.image, each.without_results()) for each in photos)
+        upcoming = next(news, None)
+
+
+def _get_batch(record: PhotoRecord) -> int:
+    return record.batch
+
+
+def _parse_record(line: bytes) -> PhotoRecord | None:
+    """Return the record of a line; None if the line is cut or damaged."""
+    try:
+        record = PhotoRecord(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    texts = isinstance(record.image, str) and isinstance(record.stem, str)
+    return record if line.endswith(b"\n") and texts and isinstance(record.batch, int) else None

@@ -1,0 +1,130 @@
+"""The plan of a run that may have been begun: its photos in fixed batches, and which batches must be explained."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from camtool.runs import file_names
+from camtool.runs.job_list import Job, fold_path, parse_source
+from camtool.runs.run_folder.hashes import hash_file, hash_photo
+from camtool.runs.run_folder.photo_records import PhotoRecord
+
+__all__ = ["Batch", "FolderState", "find_batches", "is_inside", "iterate_batches", "plan_new_photos"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Photos that are explained together.
+
+    Attributes:
+        number: Its number in the run.
+        jobs: The photos.
+        is_complete: True if all results are there, so that nothing must be done.
+    """
+
+    number: int
+    jobs: list[Job]
+    is_complete: bool
+
+
+def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_size: int) -> list[PhotoRecord]:
+    """Return a record for each photo that is not recorded, in batches behind the recorded ones.
+
+    Batches that were begun never get another photo. The results of a new photo are named so that they overwrite none
+    of a recorded one.
+    """
+    known = {each.image for each in recorded}
+    taken = {fold_path(Path(each.stem)) for each in recorded}
+    new = [job for job in jobs if str(job.source) not in known]
+    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in new]
+    stems = file_names.make_distinct([*(each.stem for each in recorded), *(stem.as_posix() for stem in wanted)])
+    first = recorded[-1].batch + 1 if recorded else 0
+    return [
+        PhotoRecord(str(job.source), stem, first + number // batch_size)
+        for number, (job, stem) in enumerate(zip(new, stems[len(recorded) :], strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """What decides whether recorded results still count.
+
+    Attributes:
+        folder: The output folder.
+        started: When the run was started first, in nanoseconds since 1970. Photos that changed later are compared with
+            their hash.
+        was_killed: True if the last start did not end by itself, so that files may be damaged; all are compared with
+            their hash.
+        retry_failed: Photos that failed are explained again.
+    """
+
+    folder: Path
+    started: int
+    was_killed: bool
+    retry_failed: bool
+
+    def is_complete(self, record: PhotoRecord) -> bool:
+        """Return True if a photo need not be explained again: it is done, its files are whole, it has not changed."""
+        if not record.is_done or (self.retry_failed and record.failure is not None):
+            return False
+        return not self._has_changed(record) and all(
+            is_inside(name) and self._is_whole(self.folder / name, facts) for name, facts in record.files.items()
+        )
+
+    def _is_whole(self, path: Path, facts: dict[str, object]) -> bool:
+        try:
+            if path.stat().st_size != facts["bytes"]:
+                return False
+            return not self.was_killed or hash_file(path) == facts["sha256"]
+        except OSError:
+            return False
+
+    def _has_changed(self, record: PhotoRecord) -> bool:
+        """Return True if the photo is another than the one that was explained. One that is gone has not changed."""
+        path = Path(record.image)
+        try:
+            facts = path.stat()
+        except (OSError, ValueError):
+            return False
+        # On Windows st_ctime is the time of creation; elsewhere it is that of the last change, also by copying.
+        is_older = max(facts.st_mtime_ns, facts.st_ctime_ns) < self.started
+        if is_older and record.bytes in (None, facts.st_size):
+            return False
+        return hash_photo(path) != record.sha256
+
+
+def find_batches(records: Iterable[PhotoRecord], jobs: Sequence[Job], state: FolderState) -> list[Batch]:
+    """Return the batches of a run in their order.
+
+    Args:
+        records: All photos of the run.
+        jobs: The photos as they are planned now. Others were removed since the run began.
+        state: What decides whether recorded results still count.
+    """
+    planned = {str(job.source): job for job in jobs}
+    return [
+        Batch(number, [_build_job(each, planned) for each in photos], all(map(state.is_complete, photos)))
+        for number, photos in iterate_batches(records)
+    ]
+
+
+def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list[PhotoRecord]], None, None]:
+    """Yield the number and the photos of each batch."""
+    for number, photos in groupby(records, key=lambda record: record.batch):
+        yield number, list(photos)
+
+
+def is_inside(name: str) -> bool:
+    """Return True if a recorded path stays below the folder that it is relative to."""
+    path = Path(name)
+    return not path.is_absolute() and not path.drive and ".." not in path.parts
+
+
+def _build_job(record: PhotoRecord, planned: dict[str, Job]) -> Job:
+    """Return the job of a record. Its results keep their names, also if a new photo has a similar name."""
+    job = planned.get(record.image)
+    stem = Path(record.stem)
+    return Job(parse_source(record.image), stem) if job is None else replace(job, stem=stem)

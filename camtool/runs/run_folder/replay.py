@@ -1,0 +1,194 @@
+"""Replay of a run: make its explanations again, and compare them with the stored ones, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import CamtoolError, ImageError
+from camtool.runs.job_list import Job, parse_source
+from camtool.runs.run_folder.description import DESCRIPTION, check_directory, find_changes, read_description
+from camtool.runs.run_folder.hashes import hash_photo
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, merge_records, read_records
+from camtool.runs.run_folder.planning import is_inside
+from camtool.runs.run_folder.run_folder import RunStart
+
+if TYPE_CHECKING:
+    from camtool.explainer import Explainer
+    from camtool.runs.save_kinds import OutputSettings
+
+__all__ = ["ReplayedExplanation", "Replayer"]
+
+
+@dataclass(frozen=True)
+class ReplayedExplanation:
+    """A stored explanation that was made again, or a photo that failed.
+
+    Attributes:
+        image: The path of the photo.
+        method: The method's name; None for a photo that failed.
+        label: The label of the target; None for a photo that failed.
+        differences: What differs, one text for each; none if all numbers and the bytes of all files are the same.
+    """
+
+    image: str
+    method: str | None
+    label: str | None
+    differences: list[str]
+
+
+@dataclass
+class Replayer:
+    """Makes the explanations of a run again, each batch as a whole, in another folder.
+
+    Args:
+        folder: The run folder.
+        image: A photo of the run: its recorded path, or the end of it. By default all are replayed.
+
+    Attributes:
+        changes: What is other than in the run: versions, weights, device.
+        explanations: The explanations that were replayed.
+
+    Raises:
+        CamtoolError: The folder holds no run, or the run was started in another directory.
+        ImageError: The run has no such photo.
+    """
+
+    folder: Path
+    image: str | None = None
+    changes: list[str] = field(default_factory=list, init=False)
+    explanations: list[ReplayedExplanation] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        found = read_description(self.folder)
+        if found is None or "command" not in found:
+            raise CamtoolError(f"run {str(self.folder)!r} holds no {DESCRIPTION}, so it cannot be replayed.")
+        check_directory(found)
+        self.description: dict[str, Any] = found
+        if self.image is not None:
+            self.image = _find_image(self.image, [each.image for each in self._read_stored()])
+
+    @property
+    def is_identical(self) -> bool:
+        """True if no explanation differs."""
+        return not any(each.differences for each in self.explanations)
+
+    def replay(
+        self,
+        explainer: Explainer[Any],
+        targets: Any,
+        output: OutputSettings,
+        batch_size: int,
+        description: Mapping[str, Any],
+    ) -> None:
+        """Explain the photos again, and compare.
+
+        Args:
+            explainer: The explainer, made as in the run.
+            targets: The targets of the run.
+            output: The settings of the run, with an empty folder for the new results.
+            batch_size: The batch size of the run.
+            description: The description of this replay.
+        """
+        from camtool.runs.executor import run_jobs
+
+        stored = [each for each in self._select_batches() if each.is_done]
+        plan = [each.without_results() for each in self._select_batches()]
+        jobs = [Job(parse_source(each.image), Path(each.stem)) for each in plan]
+        start = RunStart(description, plan=plan)
+        with closing(run_jobs(explainer, jobs, targets, output, batch_size=batch_size, start=start)) as outcomes:
+            for _ in outcomes:
+                pass
+        self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
+        made = {each.image: each for each in read_records(output.folder / PHOTOS)}
+        changed = {each.image for each in stored if made[each.image].sha256 != each.sha256}
+        self.explanations = [
+            found
+            for each in stored
+            if self.image in (None, each.image)
+            for found in _compare(self.folder, each, made[each.image], _describe_photos(each, stored, changed))
+        ]
+
+    def _read_stored(self) -> Iterator[PhotoRecord]:
+        return merge_records(read_records(self.folder / PHOTOS), read_records(self.folder / JOURNAL))
+
+    def _select_batches(self) -> Iterator[PhotoRecord]:
+        """Yield all photos of the batches that hold a photo to replay."""
+        batches = {each.batch for each in self._read_stored() if each.is_done and self.image in (None, each.image)}
+        if self.description.get("engine", "eager") != "eager":
+            # The first photos decide whether the engine can be used.
+            first = next((each.batch for each in self._read_stored() if each.explanations is not None), None)
+            batches |= set() if first is None else {first}
+        return (each for each in self._read_stored() if each.batch in batches)
+
+
+def _find_image(asked: str, known: Sequence[str]) -> str:
+    """Return the recorded path of a photo.
+
+    Raises:
+        ImageError: None, or several, end like this.
+    """
+    parts = Path(asked).parts
+    same = [each for each in known if each == asked or Path(each).resolve() == Path(asked).resolve()]
+    ending = [each for each in known if Path(each).parts[-len(parts) :] == parts]
+    found = same[:1] or ending
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ImageError(f"image {asked!r} is one of {len(found)} photos of the run, e.g. {found[0]} and {found[1]}.")
+    raise ImageError(f"image {asked!r} is no photo of the run.{suggest_names(asked, known)}")
+
+
+def _describe_photos(record: PhotoRecord, stored: Sequence[PhotoRecord], changed: set[str]) -> list[str]:
+    """Return what has changed in the photos of a batch."""
+    if record.image in changed:
+        return ["the photo has changed"]
+    others = [each.image for each in stored if each.batch == record.batch and each.image in changed]
+    return [f"a photo of the same batch has changed: {others[0]}"] if others else []
+
+
+def _compare(folder: Path, stored: PhotoRecord, made: PhotoRecord, photos: list[str]) -> Iterator[ReplayedExplanation]:
+    """Yield what differs in each explanation of a photo.
+
+    Args:
+        folder: The run folder.
+        stored: What the run recorded of the photo.
+        made: What was made now.
+        photos: What has changed in the photos; it is told with each explanation that differs.
+    """
+    if stored.explanations is None or made.explanations is None:
+        then, now = (each.failure or "none" for each in (stored, made))
+        differs = [f"failure then: {then}", f"failure now: {now}", *photos] if then != now else []
+        yield ReplayedExplanation(stored.image, None, None, differs)
+        return
+    for number, row in enumerate(stored.explanations):
+        now_row = made.explanations[number] if number < len(made.explanations) else {}
+        differs = [*_compare_numbers(row, now_row), *_compare_files(folder, row, stored, made)]
+        found = [*photos, *differs] if differs else []
+        yield ReplayedExplanation(stored.image, row.get("method"), row.get("label"), found)
+
+
+def _compare_numbers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in the fields of a row; the files are compared by their bytes."""
+    names = [name for name in then if name != "files" and then[name] != now.get(name)]
+    return [f"{name}: {_show(then[name])} then, {_show(now.get(name))} now" for name in names]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _compare_files(folder: Path, row: Mapping[str, Any], stored: PhotoRecord, made: PhotoRecord) -> Iterator[str]:
+    """Yield what differs in the files of an explanation: the new ones, or the stored ones since they were written."""
+    for kind, name in row["files"].items():
+        recorded = stored.files[name]["sha256"]
+        if made.files.get(name, {}).get("sha256") != recorded:
+            yield f"{kind}: other bytes than those of {name}"
+        if not is_inside(name) or hash_photo(folder / name) != recorded:
+            yield f"{kind}: {name} was changed or removed after the run"

@@ -1,0 +1,261 @@
+"""The output folder of a run: one run at a time, continued where it stopped, and complete however a run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from camtool.errors import CamtoolError
+from camtool.rendering.image_writing import name_path_in_errors, open_atomically
+from camtool.runs.file_names import check_inside
+from camtool.runs.job_list import Job
+from camtool.runs.locking import LockedError, hold_lock
+from camtool.runs.report_rows import MANIFEST
+from camtool.runs.run_folder.cleaning import FAILURES, remove_results, remove_run, remove_temporary_files
+from camtool.runs.run_folder.description import DESCRIPTION, check_unchanged, read_description, write_description
+from camtool.runs.run_folder.photo_records import (
+    JOURNAL,
+    PHOTOS,
+    PhotoRecord,
+    encode_record,
+    merge_records,
+    read_records,
+)
+from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
+from camtool.runs.text_escapes import to_json
+
+__all__ = ["RunFolder", "RunStart", "open_run_folder"]
+
+_LOCK = f".{MANIFEST}.lock"
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """How a run is started in its folder.
+
+    Attributes:
+        description: What the results depend on, as :func:`describe_run` returns it. A run in the folder is continued
+            if its description is the same. None if it is unknown: then the folder must hold no run.
+        overwrite: Remove a run that is in the folder, and start anew.
+        retry_failed: Explain photos again that failed in an earlier start.
+        plan: Photos in batches that replace those of the jobs, e.g. of a run that is replayed.
+    """
+
+    description: Mapping[str, Any] | None = None
+    overwrite: bool = False
+    retry_failed: bool = False
+    plan: Sequence[PhotoRecord] = field(default=())
+
+    @property
+    def uses_engine(self) -> bool:
+        """True if the model may run by another engine than PyTorch's."""
+        return self.description is not None and self.description.get("engine", "eager") != "eager"
+
+
+class RunFolder:
+    """A run folder that is open for one process.
+
+    Args:
+        folder: The output folder.
+        batches: The batches of the run. The records of those that are complete are in the folder.
+
+    Attributes:
+        batches: The batches.
+    """
+
+    def __init__(self, folder: Path, batches: Sequence[Batch]) -> None:
+        self.batches = batches
+        self._folder = folder
+        self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
+        self._old = iterate_batches(read_records(folder / PHOTOS))
+        self._begun: dict[str, PhotoRecord] = {}
+
+    def read_complete(self) -> Iterator[PhotoRecord]:
+        """Yield the records of all complete batches."""
+        complete = {batch.number for batch in self.batches if batch.is_complete}
+        return (each for each in read_records(self._folder / PHOTOS) if each.batch in complete)
+
+    def get_batch(self, number: int) -> Batch:
+        """Return the batch with a number."""
+        return next(batch for batch in self.batches if batch.number == number)
+
+    def read_batch(self, batch: Batch) -> list[PhotoRecord]:
+        """Return the earlier records of a batch. Batches are asked for in their order, each once."""
+        return next(photos for number, photos in self._old if number == batch.number)
+
+    def begin_batch(self, batch: Batch) -> None:
+        """Begin to explain a batch, maybe again: then what is recorded of it no longer counts."""
+        self._begun = {each.image: each for each in self.read_batch(batch)}
+
+    def add(self, image: str, results: Mapping[str, Any]) -> None:
+        """Record a photo of the batch that was begun last. It is in the folder when this method returns.
+
+        Files of its earlier results that are no longer its results are removed.
+
+        Args:
+            image: The path of the photo.
+            results: Fields of its :class:`PhotoRecord`.
+
+        Raises:
+            OSError: The disk is full or damaged. Earlier records stay complete.
+        """
+        assert self._journal is not None, "all batches are complete"
+        earlier = self._begun.pop(image)
+        # Before the record: if the process is killed in between, the photo is explained again.
+        remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
+        rest = memoryview(encode_record(replace(earlier.without_results(), **results)))
+        with name_path_in_errors(self._folder / PHOTOS):
+            # Without a buffer a killed run loses no record; such a write may write only a part.
+            while rest:
+                rest = rest[self._journal.write(rest) :]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._old.close()
+        if self._journal is not None:
+            self._journal.close()
+
+
+@contextmanager
+def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -> Iterator[RunFolder]:
+    """Open the output folder for this run alone: begin a run, or continue the one that is there. Create the folder.
+
+    However the run ends, the folder then lists all photos that are done. A run that is killed leaves a journal, which
+    the next start reads.
+
+    Args:
+        folder: The output folder.
+        jobs: The photos. Those that the run does not know yet form batches of their own at the end.
+        batch_size: The number of photos in a batch.
+        start: How the run is started.
+
+    Raises:
+        CamtoolError: Another process writes to the folder, or it holds a run with other settings.
+        OSError: The folder cannot be used, or the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
+        check_inside(folder, Path(name))
+    try:
+        with hold_lock(folder / _LOCK):
+            opened = _open(folder, jobs, batch_size, start)
+            try:
+                yield opened
+            except CamtoolError:
+                opened.close()
+                _publish(folder)
+                # A request that cannot be served at all must not keep the user from correcting it.
+                _forget_empty_run(folder)
+                raise
+            except BaseException:
+                opened.close()
+                _publish(folder)
+                raise
+            opened.close()
+            _publish(folder)
+    except LockedError as error:
+        raise CamtoolError(
+            f"out {str(folder)!r}: another run writes to this folder ({error}); wait for it to end, or give another "
+            "folder with --out."
+        ) from None
+
+
+def _open(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -> RunFolder:
+    if start.overwrite:
+        remove_run(folder)
+    else:
+        _check_folder(folder, start)
+    was_killed = (folder / JOURNAL).exists()
+    _merge_journal(folder)
+    recorded = list(start.plan) or [each.without_results() for each in read_records(folder / PHOTOS)]
+    remove_temporary_files({folder, *(folder / Path(each.stem).parent for each in recorded)})
+    if read_description(folder) is None:
+        write_description(folder, start.description or {})
+    new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
+    if new or start.plan:
+        kept = () if start.plan else read_records(folder / PHOTOS)
+        _write_lines(folder / PHOTOS, (encode_record(each) for records in (kept, start.plan, new) for each in records))
+    started = (folder / DESCRIPTION).stat().st_mtime_ns
+    state = FolderState(folder, started, was_killed, start.retry_failed)
+    return RunFolder(folder, find_batches(read_records(folder / PHOTOS), jobs, state))
+
+
+def _check_folder(folder: Path, start: RunStart) -> None:
+    """Check that a folder holds no run, or one that may be continued.
+
+    Raises:
+        CamtoolError: It holds another run.
+    """
+    is_run = read_description(folder) is not None
+    if is_run and start.description is not None:
+        check_unchanged(folder, start.description)
+    elif is_run or any((folder / name).exists() for name in (PHOTOS, MANIFEST)):
+        raise CamtoolError(
+            f"out {str(folder)!r} holds results whose settings are unknown; give another folder with --out, or remove "
+            "them and start anew with --overwrite."
+        )
+
+
+def _open_journal(folder: Path) -> Any:
+    with name_path_in_errors(folder / PHOTOS):
+        return (folder / JOURNAL).open("xb", buffering=0)
+
+
+def _merge_journal(folder: Path) -> None:
+    """Write the records of the journal to the list of photos, in one step, and remove the journal."""
+    journal, photos = folder / JOURNAL, folder / PHOTOS
+    # In a folder that another user prepared, a link could lead to any file.
+    if journal.is_symlink():
+        journal.unlink()
+    if journal.is_file():
+        _write_lines(photos, map(encode_record, merge_records(read_records(photos), read_records(journal))))
+        journal.unlink()
+
+
+def _publish(folder: Path) -> None:
+    """Write the lists of the folder from the records: photos, explanations and failures.
+
+    If the process is killed meanwhile, the next start does it again: the journal is removed last.
+    """
+    journal, photos = folder / JOURNAL, folder / PHOTOS
+    if journal.exists():
+        _write_lines(photos, map(encode_record, merge_records(read_records(photos), read_records(journal))))
+    for name, list_lines in ((MANIFEST, _list_rows), (FAILURES, _list_failures)):
+        if not _holds_lines(folder / name, list_lines(photos)):
+            _write_lines(folder / name, list_lines(photos))
+    journal.unlink(missing_ok=True)
+
+
+def _list_rows(photos: Path) -> Iterator[bytes]:
+    for record in read_records(photos):
+        for row in record.explanations or ():
+            yield f"{to_json(row)}\n".encode()
+
+
+def _list_failures(photos: Path) -> Iterator[bytes]:
+    for record in read_records(photos):
+        if record.failure is not None:
+            yield f"{to_json({'image': record.image, 'reason': record.failure})}\n".encode()
+
+
+def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    with open_atomically(path, durable=True) as file:
+        file.writelines(lines)
+
+
+def _holds_lines(path: Path, lines: Iterable[bytes]) -> bool:
+    try:
+        with path.open("rb") as file:
+            return all(ours == theirs for ours, theirs in zip_longest(lines, file))
+    except FileNotFoundError:
+        return False
+
+
+def _forget_empty_run(folder: Path) -> None:
+    """Remove the lists of a run in which no photo is done."""
+    if not any(record.is_done for record in read_records(folder / PHOTOS)):
+        remove_run(folder)

@@ -1,0 +1,149 @@
+"""Captions of overlays, and contact sheets of the overlays that a run wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from camtool.arguments.messages import format_percent
+from camtool.runs.report_rows import MANIFEST, ManifestLine
+from camtool.runs.text_escapes import escape_hidden
+
+if TYPE_CHECKING:
+    from camtool.rendering.contact_sheet import Caption
+    from camtool.rendering.pixel_checks import Pixels
+
+__all__ = ["PICTURES_PER_SHEET", "SHEET", "build_caption", "read_manifest", "write_sheets"]
+
+SHEET = "contact-sheet"
+"""Name of the contact sheets, before a page's number and the suffix."""
+
+PICTURES_PER_SHEET = 40
+"""Pictures on a page: eight rows of five, which is about as high as two screens."""
+
+_COLUMNS = 5
+
+
+def build_caption(line: ManifestLine) -> Caption:
+    """Return the caption of an overlay: label and probability; method, and right or wrong if it is known."""
+    return _build_caption(vars(line))
+
+
+def _build_caption(fields: Mapping[str, Any]) -> Caption:
+    from camtool.rendering.contact_sheet import RIGHT, WRONG, CaptionLine
+    from camtool.rendering.text_drawing import INK, MUTED
+
+    probability = fields.get("probability")
+    label = CaptionLine(
+        _make_drawable(fields["label"], fields.get("index")),
+        end="" if probability is None else format_percent(probability, 1),
+        end_color=INK,
+    )
+    method, correct = escape_hidden(str(fields["method"])), fields.get("correct")
+    if correct is None:
+        return [label, CaptionLine(method, MUTED)]
+    if correct:
+        return [label, CaptionLine("right", RIGHT, method)]
+    predicted, true = fields.get("predicted_label"), _make_drawable(fields.get("true_label"))
+    # If another class than the predicted one is explained, the prediction is told as well.
+    more = "" if predicted == fields["label"] else f", predicted: {_make_drawable(predicted)}"
+    return [label, CaptionLine(f"wrong, true: {true}{more}", WRONG, method)]
+
+
+def _make_drawable(label: object, index: object = None) -> str:
+    """Return a label without control characters; the index of its class if no font has its letters."""
+    from camtool.rendering.text_drawing import find_undrawable
+
+    text = escape_hidden(str(label))
+    return f"class {index}" if index is not None and find_undrawable([text]) else text
+
+
+# ------------------------------------------------------------------------------------------------------- the manifest
+
+
+def read_manifest(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the manifest of an output folder, one at a time; none if there is no manifest."""
+    try:
+        stream = (folder / MANIFEST).open("rb")
+    except FileNotFoundError:
+        return
+    with stream:
+        for line in stream:
+            try:
+                fields = json.loads(line)
+            except ValueError:  # cut by a power failure
+                continue
+            if isinstance(fields, dict):
+                yield fields
+
+
+# --------------------------------------------------------------------------------------------------------- the sheets
+
+
+def write_sheets(
+    folder: Path, images: Iterable[str], *, per_page: int = PICTURES_PER_SHEET, has_captions: bool = False
+) -> list[Path]:
+    """Draw the overlays of an output folder on contact sheets, in the order of its manifest.
+
+    The sheets are built from the files, so they also show results of earlier runs into the folder. Only one page is in
+    memory at a time. Sheets of an earlier run are replaced.
+
+    Args:
+        folder: The output folder.
+        images: The photos whose overlays are shown.
+        per_page: The number of overlays on a page.
+        has_captions: The overlays have captions of their own, which are left out: they could not be read.
+
+    Returns:
+        The paths of ``contact-sheet.png``, or of ``contact-sheet-001.png`` and so on if there are several pages.
+
+    Raises:
+        OSError: A sheet cannot be written.
+    """
+    from camtool.rendering.contact_sheet import draw_picture_sheet
+    from camtool.rendering.image_writing import write_image
+
+    wanted = frozenset(images)
+    count = sum(1 for _ in _iterate_pictures(folder, wanted))
+    pages = -(-count // per_page)
+    names = [f"{SHEET}.png"] if pages == 1 else [f"{SHEET}-{number + 1:03}.png" for number in range(pages)]
+    pictures = _iterate_pictures(folder, wanted)
+    for name in names:
+        page = (
+            (_load_picture(path, has_caption=has_captions), caption) for path, caption in islice(pictures, per_page)
+        )
+        write_image(folder / name, draw_picture_sheet(page, columns=_COLUMNS))
+    for path in folder.glob(f"{SHEET}*.png"):
+        if path.name not in names and re.fullmatch(rf"{SHEET}(-\d{{3,}})?\.png", path.name):
+            path.unlink()
+    return [folder / name for name in names]
+
+
+def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Path, Caption]]:
+    """Yield the overlay of each line about one of the images, with its caption, if the file exists."""
+    from camtool.rendering.contact_sheet import CaptionLine
+    from camtool.rendering.text_drawing import MUTED
+
+    for line in read_manifest(folder):
+        overlay = line.get("files", {}).get("overlay")
+        if overlay is None or line.get("image") not in images:
+            continue
+        # A manifest that somebody else wrote must not lead out of the folder.
+        inside = PurePosixPath(overlay)
+        if not inside.is_absolute() and ".." not in inside.parts and (folder / inside).is_file():
+            name = escape_hidden(PurePath(line["image"]).name)
+            yield folder / inside, [CaptionLine(name, MUTED), *_build_caption(line)]
+
+
+def _load_picture(path: Path, *, has_caption: bool) -> Pixels:
+    import numpy as np
+
+    from camtool.inputs.image_files import read_image
+    from camtool.rendering.contact_sheet import remove_caption
+
+    pixels = np.asarray(read_image(path).convert("RGB"))
+    return remove_caption(pixels) if has_caption else pixels

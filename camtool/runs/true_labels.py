@@ -1,0 +1,240 @@
+"""True classes of photos, read from a CSV file with a row for each photo."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TypeAlias, TypeVar
+
+from camtool.arguments.messages import format_count, suggest_names
+from camtool.errors import CamtoolError
+from camtool.runs.job_list import Plan
+
+__all__ = ["TrueClass", "TrueClasses", "read_true_classes"]
+
+_IMAGE, _LABEL, _INDEX = "image", "label", "index"
+_DELIMITERS = ",;\t"
+"""Spreadsheets write semicolons in countries with a decimal comma."""
+
+_T = TypeVar("_T")
+_Row: TypeAlias = tuple[int, str, str]
+"""The line's number, the photo, and the class."""
+
+
+@dataclass(frozen=True)
+class TrueClass:
+    """The true class of a photo: its index and its label."""
+
+    index: int
+    label: str
+
+
+@dataclass(frozen=True)
+class TrueClasses:
+    """The true classes of the photos of a plan.
+
+    Attributes:
+        path: The file that they come from; None if there is none.
+        by_photo: Path or URL of the photo → its class.
+        unused_rows: The number of rows about no photo of the plan.
+    """
+
+    path: Path | None
+    by_photo: Mapping[Path | str, TrueClass]
+    unused_rows: int
+
+    def describe_gaps(self, plan: Plan) -> list[str]:
+        """Return what to tell the user: photos of the plan without a row, and rows without a photo."""
+        if self.path is None:
+            return []
+        missing = sum(job.source not in self.by_photo for job in plan.jobs)
+        notes = [f"{format_count(missing, 'photo')} without a row in {self.path}."] if missing else []
+        if self.unused_rows:
+            notes.append(f"{format_count(self.unused_rows, 'row')} of {self.path} about no photo.")
+        return notes
+
+
+def read_true_classes(
+    path: Path, plan: Plan, labels: Sequence[str] | None, class_count: int | None = None
+) -> TrueClasses:
+    """Read the true classes of a plan's photos.
+
+    The file is UTF-8, with a header. Column ``image`` holds the path of a photo, relative to the folder of the photos,
+    or its file name if no other photo has it. Column ``label`` holds a class name or an index; if the names of the
+    classes are numbers themselves, a column ``index`` says that indices are meant.
+
+    Args:
+        path: The CSV file.
+        plan: The photos.
+        labels: The names of the classes.
+        class_count: The number of classes, if it is known without the names.
+
+    Raises:
+        CamtoolError: The file is no such table, a row names an unknown class or an ambiguous photo, or no row is about
+            a photo of the plan.
+    """
+    rows, is_index = _read_rows(path)
+    find_class = _ClassFinder(labels, class_count, is_index=is_index)
+    find_photo = _PhotoFinder(plan)
+    found: dict[Path | str, tuple[int, TrueClass]] = {}
+    unused = 0
+    for line, image, label in rows:
+        place = f"--labels-csv {path}, line {line}"
+        true_class = _prefix_errors(place, find_class, label)
+        photo = _prefix_errors(place, find_photo, image)
+        if photo is None:
+            unused += 1
+            continue
+        earlier = found.setdefault(photo, (line, true_class))
+        if earlier[1] != true_class:
+            raise CamtoolError(
+                f"{place}: {image!r} is {true_class.label!r}, but line {earlier[0]} says {earlier[1].label!r}."
+            )
+    if not found:
+        raise CamtoolError(
+            f"--labels-csv {path}: no row is about a photo of the run; the column image holds paths relative to the "
+            "folder of the photos, or file names."
+        )
+    return TrueClasses(path, {photo: true_class for photo, (_, true_class) in found.items()}, unused)
+
+
+def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:
+    try:
+        return find(text)
+    except _RowError as error:
+        raise CamtoolError(f"{place}: {error}") from None
+
+
+class _RowError(Exception):
+    """A row is wrong; the message lacks the place."""
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+
+
+def _read_rows(path: Path) -> tuple[list[_Row], bool]:
+    """Return the rows, and whether their classes are indices in any case."""
+    try:
+        return _parse_rows(path, path.read_text(encoding="utf-8-sig"))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CamtoolError(f"--labels-csv {path} cannot be read: {error}.") from error
+
+
+def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
+    first = text.split("\\n", 1)[0]
+    delimiter = max(_DELIMITERS, key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    header = [name.strip().casefold() for name in next(reader, [])]
+    columns = [name for name in (_INDEX, _LABEL) if name in header]
+    if _IMAGE not in header or not columns:
+        missing = _IMAGE if _IMAGE not in header else _LABEL
+        raise CamtoolError(
+            f"--labels-csv {path}, line 1: there is no column {missing!r}. The first line must name the columns image "
+            f"and label; found: {', '.join(map(repr, header)) or 'nothing'}."
+        )
+    image, label = header.index(_IMAGE), header.index(columns[0])
+    rows = []
+    for row in reader:
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) <= max(image, label) or not row[image].strip() or not row[label].strip():
+            raise CamtoolError(f"--labels-csv {path}, line {reader.line_num}: the row has no image or no label.")
+        rows.append((reader.line_num, row[image].strip(), row[label].strip()))
+    return rows, columns[0] == _INDEX
+
+
+# ------------------------------------------------------------------------------------------------------ the classes
+
+
+class _ClassFinder:
+    """Finds the class that a text means: a name, or an index."""
+
+    def __init__(self, labels: Sequence[str] | None, class_count: int | None, *, is_index: bool) -> None:
+        self._labels = None if labels is None else [str(label) for label in labels]
+        self._count = class_count if labels is None else len(labels)
+        self._is_index = is_index
+        self._by_name: dict[str, list[int]] = defaultdict(list)
+        for index, label in enumerate(self._labels or ()):
+            self._by_name[_fold(label)].append(index)
+
+    def __call__(self, text: str) -> TrueClass:
+        index = self._find_index(text)
+        return TrueClass(index, f"class {index}" if self._labels is None else self._labels[index])
+
+    def _find_index(self, text: str) -> int:
+        named = [] if self._is_index else self._by_name.get(_fold(text), [])
+        number = int(text) if text.isascii() and text.isdecimal() else None
+        if number is not None and (not named or named == [number]):
+            if self._count is not None and number >= self._count:
+                raise _RowError(f"class {number} does not exist: the model has {self._count}, 0 to {self._count - 1}.")
+            return number
+        if number is not None:
+            raise _RowError(
+                f"label {text!r} is the name of class {named[0]} and the index of another; give indices in a column "
+                "'index' instead of 'label'."
+            )
+        if len(named) == 1:
+            return named[0]
+        if named:
+            raise _RowError(
+                f"label {text!r} names the classes {', '.join(map(str, named))}; give one of these indices."
+            )
+        raise self._build_unknown_error(text)
+
+    def _build_unknown_error(self, text: str) -> _RowError:
+        if self._is_index:
+            return _RowError(f"index {text!r} is not a number of a class.")
+        if self._labels is None:
+            return _RowError(f"label {text!r} is a name, but no class names are known; give them with --labels FILE.")
+        return _RowError(
+            f"label {text!r} is not among the {len(self._labels)} classes.{suggest_names(text, self._labels)}"
+        )
+
+
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+# ------------------------------------------------------------------------------------------------------- the photos
+
+
+class _PhotoFinder:
+    """Finds the photo that a text means: its path, its path below a folder, or its file name."""
+
+    def __init__(self, plan: Plan) -> None:
+        paths, below, names = (defaultdict[str, dict[Path | str, None]](dict) for _ in range(3))
+        for job in plan.jobs:
+            source = job.source
+            paths[_normalize(str(source))][source] = None
+            names[_normalize(job.name)][source] = None
+            if isinstance(source, str):  # a URL
+                continue
+            paths[_normalize(str(source.parent.resolve() / source.name))][source] = None
+            for folder in plan.folders:
+                if source.is_relative_to(folder):
+                    below[_normalize(str(source.relative_to(folder)))][source] = None
+        self._tables = (below, paths, names)
+
+    def __call__(self, text: str) -> Path | str | None:
+        """Return the photo; None if the plan has no such photo."""
+        for key in dict.fromkeys([_normalize(text), _normalize(text.replace("\\", "/"))]):
+            for table in self._tables:
+                matches: list[Path | str] = [*table.get(key, ())]
+                if len(matches) > 1:
+                    raise _RowError(
+                        f"image {text!r} is the name of {len(matches)} photos, e.g. {matches[0]} and {matches[1]}; "
+                        "give its path in the folder."
+                    )
+                if matches:
+                    return matches[0]
+        return None
+
+
+def _normalize(path: str) -> str:
+    # Systems differ in how they write accents in file names.
+    return unicodedata.normalize("NFC", PurePath(path).as_posix())

@@ -1,0 +1,90 @@
+"""Slides of microscope makers (SVS, NDPI, MRXS, SCN, DICOM, tiled TIFF ...), read by OpenSlide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camtool.errors import ImageError
+from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, find_downsample
+
+if TYPE_CHECKING:
+    from camtool.slides.readers import Pixels
+
+__all__ = ["OpenSlideReader", "find_format", "import_openslide"]
+
+
+def import_openslide() -> Any:
+    """Return the package ``openslide``; ``None`` if it, or its library, is not installed."""
+    try:
+        import openslide
+    except (ImportError, OSError):  # OSError: the Python package is there, and the library is not
+        return None
+    return openslide
+
+
+def find_format(path: str) -> str | None:
+    """Return OpenSlide's name for the format of a file; ``None`` if it does not know it or is not installed."""
+    openslide = import_openslide()
+    found: str | None = None if openslide is None else openslide.OpenSlide.detect_format(path)
+    return found
+
+
+class OpenSlideReader(SlideReader):
+    """A slide that OpenSlide reads.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ImageError: The file is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._openslide = import_openslide()
+        self._slide = self._open()
+        sizes: list[tuple[int, int]] = list(self._slide.level_dimensions)
+        self.levels = [Level(width, height, find_downsample(sizes[0], (width, height))) for width, height in sizes]
+        self.mpp = check_mpp(self._read_mpp())
+
+    def _open(self) -> Any:
+        try:
+            return self._openslide.OpenSlide(self.path)
+        except (self._openslide.OpenSlideError, OSError) as error:
+            raise ImageError(f"{self.path} cannot be read as a slide: {error}.") from error
+
+    def _read_mpp(self) -> float | None:
+        """Return the micrometers per pixel; ``None`` if unknown or if pixels are not square."""
+        names = (self._openslide.PROPERTY_NAME_MPP_X, self._openslide.PROPERTY_NAME_MPP_Y)
+        try:
+            across, down = (float(self._slide.properties[name]) for name in names)
+        except (KeyError, ValueError):
+            return None
+        return (across + down) / 2 if abs(across - down) <= 0.02 * max(across, down) else None
+
+    def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
+        """Return a region of a level; see :meth:`SlideReader.read`."""
+        factor = self._slide.level_downsamples[level]  # OpenSlide's own, as it divides by it again
+        try:
+            region = self._slide.read_region((round(x * factor), round(y * factor)), level, (width, height))
+        except self._openslide.OpenSlideError as error:
+            # After an error OpenSlide refuses every other region.
+            self._slide.close()
+            self._slide = self._open()
+            raise build_region_error(self.path, error) from error
+        return _put_on_white(np.asarray(region))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._slide.close()
+
+
+def _put_on_white(region: Pixels) -> Pixels:
+    """Return RGBA pixels ``(H, W, 4)`` on white; what was not scanned is transparent."""
+    alpha = region[..., 3:]
+    if alpha.min() == 255:
+        return np.ascontiguousarray(region[..., :3])
+    opacity = alpha.astype(np.float32) / 255
+    return np.rint(region[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)

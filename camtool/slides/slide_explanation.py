@@ -1,0 +1,262 @@
+"""The result on a slide: one heatmap, a row for each tile, and the files that viewers open."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camtool.arguments.checks import check_count
+from camtool.arguments.messages import format_count
+from camtool.inference.chunks import iterate_chunks
+from camtool.rendering import image_writing, overlay
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.slides.opening import open_slide
+from camtool.slides.pyramids import build_levels, write_pyramid
+from camtool.slides.readers import SlideReader, read_scaled
+from camtool.slides.stitching import allocate_on_disk
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from camtool.explanation import Explanation
+    from camtool.rendering.colormaps import Colormap
+    from camtool.slides.readers import Pixels
+
+__all__ = ["SlideExplanation", "TileFailure", "TileRow"]
+
+_PREVIEW_SIDE = 1600
+"""Longest side of the preview in pixels."""
+
+_BLOCK = 512
+"""Side of the squares in which overlays are drawn."""
+
+
+@dataclass(frozen=True)
+class TileRow:
+    """One tile that was explained.
+
+    Attributes:
+        x: The left edge in pixels of level 0.
+        y: The upper edge.
+        side: The side in pixels of level 0.
+        label: What is explained.
+        index: The class's index; ``None`` for a target that is not about a class.
+        score: The target's score in this tile.
+        probability: The class's probability in this tile; ``None`` if unknown.
+        warnings: Reasons not to trust the map of this tile.
+        warning_codes: Their codes, in the same order.
+    """
+
+    x: int
+    y: int
+    side: int
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    warnings: tuple[str, ...]
+    warning_codes: tuple[str, ...]
+
+    @classmethod
+    def from_explanation(cls, explanation: Explanation, x: int, y: int, side: int) -> TileRow:
+        """Return the row of a tile at (x, y)."""
+        return cls(
+            x=x,
+            y=y,
+            side=side,
+            label=explanation.label,
+            index=explanation.index,
+            score=explanation.score,
+            probability=explanation.probability,
+            warnings=tuple(map(str, explanation.warnings)),
+            warning_codes=tuple(each.code for each in explanation.warnings),
+        )
+
+
+@dataclass(frozen=True)
+class TileFailure:
+    """One tile that could not be read or explained, at (x, y) in pixels of level 0, and why."""
+
+    x: int
+    y: int
+    side: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class SlideExplanation:
+    """Explanation of one target on a whole slide.
+
+    Attributes:
+        path: The slide.
+        label: What is explained: the class's label, or the target's.
+        index: The class's index; ``None`` for a target that is not about a class.
+        method: The method's name.
+        layer: The layer's name; empty for a method at the input.
+        heatmap: ``(h, w)`` float32 in [0, 1], on one scale for the whole slide; 0 where nothing was explained. It is on
+            disk, in a temporary file.
+        explained: ``(h, w)`` bool: False for background, for tiles that failed, and for what the model's preparation
+            cuts off at the slide's border.
+        limits: The method's own values that became 0 and 1.
+        scale: Pixels of level 0 along the side of one pixel of the heatmap. The left upper corners agree.
+        mpp: Micrometers per pixel of the heatmap; ``None`` if the slide does not say how large its pixels are.
+        tiles: The tiles that were explained, row by row.
+        skipped: The number of tiles that are background.
+        failures: The tiles that could not be read or explained.
+        warnings: Reasons not to trust the heatmap, with the number of tiles that each concerns.
+    """
+
+    path: str
+    label: str
+    index: int | None
+    method: str
+    layer: str
+    heatmap: NDArray[np.float32]
+    explained: NDArray[np.bool_] = field(repr=False)
+    limits: tuple[float, float]
+    scale: float
+    mpp: float | None
+    tiles: Sequence[TileRow] = field(repr=False)
+    skipped: int
+    failures: Sequence[TileFailure] = field(repr=False)
+    warnings: tuple[str, ...]
+
+    def overlay(
+        self, max_side: int = _PREVIEW_SIDE, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Pixels:
+        """Return the slide, reduced, with the heatmap over it, ``(H, W, 3)`` uint8.
+
+        Args:
+            max_side: The longest side in pixels. The heatmap is halved until it fits.
+            alpha: The opacity of the colors where the heatmap is 1, from 0 to 1.
+            colormap: A name or a color map of matplotlib.
+
+        Raises:
+            ImageError: The slide is not there any more.
+        """
+        check_count("max_side", max_side, least=16)
+        levels = build_levels(self._to_bytes(), max_side)
+        with open_slide(self.path) as reader:
+            pixels = np.empty((*levels[-1].shape, 3), np.uint8)
+            self._draw(reader, levels[-1], self.scale * 2 ** (len(levels) - 1), pixels, alpha, colormap)
+        return pixels
+
+    def save(
+        self, folder: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Path:
+        """Write the results to a folder, each file completely or not at all.
+
+        * ``heat.tif``: the heatmap as a tiled pyramid in gray, 255 for 1. Its pixel size is stored.
+        * ``overlay.tif``: the slide with the heatmap over it, as a tiled pyramid in colors.
+        * ``preview.png``: the overlay, at most 1600 pixels long.
+        * ``tiles.jsonl``: a line for each tile.
+        * ``slide.json``: everything else.
+
+        Args:
+            folder: The folder; it is created.
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+
+        Raises:
+            ImageError: The slide is not there any more.
+            OSError: A file cannot be written.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        about = f"camtool: {self.method} for {self.label!r}"
+        heat = self._to_bytes()
+        write_pyramid(folder / "heat.tif", build_levels(heat), self.mpp, about)
+        pixels = allocate_on_disk((*heat.shape, 3), np.uint8)
+        with open_slide(self.path) as reader:
+            self._draw(reader, heat, self.scale, pixels, alpha, colormap)
+        levels = build_levels(pixels)
+        write_pyramid(folder / "overlay.tif", levels, self.mpp, about)
+        preview = next((each for each in levels if max(each.shape) <= _PREVIEW_SIDE), levels[-1])
+        image_writing.write_image(folder / "preview.png", np.asarray(preview))
+        _write_text(folder / "tiles.jsonl", (_to_json(asdict(row)) for row in self.tiles))
+        _write_text(folder / "slide.json", [_to_json(self._describe(), indent=2)])
+        return folder
+
+    def _describe(self) -> dict[str, Any]:
+        names = ("path", "label", "index", "method", "layer", "limits", "scale", "mpp", "skipped", "warnings")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "heatmap_size": self.heatmap.shape,
+            "explained_tiles": len(self.tiles),
+            "failures": [asdict(each) for each in self.failures],
+        }
+
+    def _to_bytes(self) -> Pixels:
+        """Return the heatmap in steps of 1 / 255, on disk."""
+        heat = allocate_on_disk(self.heatmap.shape, np.uint8)
+        for top in range(0, len(heat), _BLOCK):
+            heat[top : top + _BLOCK] = np.rint(255 * self.heatmap[top : top + _BLOCK])
+        return heat  # type: ignore[no-any-return]
+
+    def _draw(
+        self,
+        reader: SlideReader,
+        heat: Pixels,
+        scale: float,
+        pixels: Pixels,
+        alpha: float | None,
+        colormap: Colormap,
+    ) -> None:
+        """Draw the overlay into ``pixels``, square by square.
+
+        Args:
+            reader: The slide.
+            heat: ``(h, w)`` uint8, the heatmap or a reduced one.
+            scale: Pixels of level 0 along the side of one of its pixels.
+            pixels: ``(h, w, 3)`` uint8.
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+        """
+        height, width = heat.shape
+        corners = [(top, left) for top in range(0, height, _BLOCK) for left in range(0, width, _BLOCK)]
+        for (top, left), _ in zip(corners, iterate_chunks(len(corners), 1), strict=True):
+            part = (slice(top, top + _BLOCK), slice(left, left + _BLOCK))
+            values = heat[part].astype(np.float32) / 255
+            photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])
+            pixels[part] = overlay.blend(photo, values, alpha=alpha, colormap=colormap, is_part=True)
+
+    def show(self) -> None:
+        """Show the overlay, reduced: below the cell in a notebook, elsewhere in an image viewer."""
+        image_writing.show_image(self.overlay())
+
+    def _repr_png_(self) -> bytes:
+        return image_writing.encode_image(self.overlay())
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures):,} failed" if self.failures else ""
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        return (
+            f"<SlideExplanation of {self.label!r}: {self.method}, {format_count(len(self.tiles), 'tile')}, "
+            f"{self.skipped:,} skipped{failed}{warned}>"
+        )
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON in ASCII, in which control characters are escaped; infinity and NaN become null."""
+    return json.dumps(_replace_nonfinite(value), indent=indent)
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_nonfinite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_text(path: Path, lines: Iterator[str] | Sequence[str]) -> None:
+    with image_writing.open_atomically(path) as stream:
+        stream.writelines(f"{line}\n".encode() for line in lines)

@@ -1,0 +1,121 @@
+"""The tiles of a slide: at which scale, how large, and where."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from camtool.arguments.checks import check_integer, check_number
+from camtool.cached_property import cached_property
+from camtool.errors import CamtoolError, ImageError
+from camtool.slides.readers import SlideReader
+
+if TYPE_CHECKING:
+    from camtool.geometry.crop_and_resize import Geometry
+
+__all__ = ["Tile", "TileGrid", "choose_scale", "find_seen_part"]
+
+_CELLS = (4, 2, 1)
+"""Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser
+by far; a heatmap at full resolution would take the memory of the slide."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A square of a slide that the model gets as one image.
+
+    Attributes:
+        x: The left edge, in pixels of the grid's scale.
+        y: The upper edge.
+    """
+
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Tiles that cover a slide, in rows from the top, each from the left.
+
+    Attributes:
+        width: The slide's width in pixels of the scale that the model sees.
+        height: The slide's height.
+        scale: Pixels of level 0 along the side of one of these pixels.
+        side: The side of a tile.
+        seen: The part of a tile that the model's preparation does not cut off, ``(top, left, bottom, right)``.
+        overlap: The share of the seen part that neighboring tiles have in common, 0 to 0.9.
+    """
+
+    width: int
+    height: int
+    scale: float
+    side: int
+    seen: tuple[float, float, float, float]
+    overlap: float
+
+    @cached_property
+    def cell(self) -> int:
+        """The side of a pixel of the heatmap, in pixels of the scale that the model sees."""
+        return next(cell for cell in _CELLS if self.side % cell == 0)
+
+    @property
+    def heatmap_size(self) -> tuple[int, int]:
+        """``(h, w)`` of the heatmap. Up to three pixels at the right and at the bottom are beyond it."""
+        return max(1, self.height // self.cell), max(1, self.width // self.cell)
+
+    def list_tiles(self) -> list[Tile]:
+        """Return the tiles, row by row."""
+        top, left, bottom, right = self.seen
+        rows, columns = self._list_starts(self.height, bottom - top), self._list_starts(self.width, right - left)
+        return [Tile(x, y) for y in rows for x in columns]
+
+    def _list_starts(self, length: int, seen: float) -> list[int]:
+        """Return where tiles begin along an axis: multiples of a cell, so that no map has to be shifted by a part."""
+        step = max(self.cell, int(seen * (1 - self.overlap)) // self.cell * self.cell)
+        last = max(0, (length - self.side) // self.cell * self.cell)
+        return [min(start, last) for start in range(0, last + step, step)]
+
+
+def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> float:
+    """Return the pixels of level 0 along the side of a pixel that the model sees.
+
+    Args:
+        reader: The slide.
+        level: The index of a level; negative numbers count from the coarsest.
+        mpp: Micrometers per pixel.
+
+    Raises:
+        CamtoolError: Both are given, or there is no such level, or ``mpp`` is finer than the slide.
+        ImageError: The file does not say how large its pixels are.
+    """
+    check_integer("level", level, optional=True)
+    check_number("mpp", mpp, above=0, optional=True)
+    if level is not None and mpp is not None:
+        raise CamtoolError("level and mpp both choose the resolution; give one of them.")
+    if mpp is None:
+        return reader.levels[_check_level(0 if level is None else level, len(reader.levels))].downsample
+    if reader.mpp is None:
+        raise ImageError(
+            f"mpp={mpp:g}: {reader.path} does not say how large its pixels are; choose a resolution with level=."
+        )
+    scale = mpp / reader.mpp
+    if scale < 0.98:
+        raise CamtoolError(f"mpp={mpp:g} is finer than the slide, which has {reader.mpp:.3g} micrometers per pixel.")
+    nearest = min(reader.levels, key=lambda each: abs(math.log(each.downsample / scale)))
+    # Scanners write 0.2508 for 0.25; a resampling by so little would only blur.
+    return nearest.downsample if abs(nearest.downsample / scale - 1) < 0.02 else scale
+
+
+def _check_level(level: int, count: int) -> int:
+    if not -count <= level < count:
+        raise CamtoolError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
+    return level
+
+
+def find_seen_part(geometry: Geometry) -> tuple[float, float, float, float]:
+    """Return the part of an image that reaches the model, ``(top, left, bottom, right)`` in its pixels."""
+    top, left, bottom, right = geometry.box
+    height, width = geometry.photo
+    rows, columns = sorted((top, bottom)), sorted((left, right))
+    return max(rows[0], 0.0), max(columns[0], 0.0), min(rows[1], float(height)), min(columns[1], float(width))

@@ -1,0 +1,292 @@
+"""From a video file to its explanation: :func:`explain_video`."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from camtool import targets
+from camtool.arguments.checks import check_count, check_number
+from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.explainer import Explainer
+from camtool.inference.chunks import hide_progress, iterate_chunks
+from camtool.models import to_loaded
+from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry, split_clip_map
+from camtool.videos.map_store import MapStore
+from camtool.videos.reading import Frame, VideoFacts, VideoReader
+from camtool.videos.video_explanation import FrameMap, FrameRow, VideoExplanation
+
+if TYPE_CHECKING:
+    from camtool.explanation import Explanation
+    from camtool.geometry.transform_output import Transform
+    from camtool.methods import MethodFunction
+    from camtool.models import Loaded
+
+__all__ = ["explain_video"]
+
+
+def explain_video(
+    model: nn.Module | Loaded,
+    video: str | PathLike[str],
+    target_class: int | str | targets.Target | Callable[[Any], Tensor] | None = None,
+    *,
+    method: str | MethodFunction = "gradcam",
+    every: int = 1,
+    fps: float | None = None,
+    smooth: int = 1,
+    window: int | None = None,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    batch_size: int = 8,
+    **settings: Any,
+) -> VideoExplanation:
+    """Explain the frames of a video file.
+
+        result = camtool.explain_video(model, "clip.mp4", "tabby")
+        result.save("clip.gradcam.mp4")
+
+    Frames are decoded one after the other, turned upright, and explained in batches; memory does not grow with the
+    video. The maps of all frames are on one scale, so the heat does not flicker: :meth:`VideoExplanation.save` decodes
+    the video a second time and draws them, when the highest value of all is known.
+
+    A model that takes clips ``(N, C, T, H, W)`` gets windows of frames, one after the other. The last window ends with
+    the last frame, and explains only the frames that no window before it did.
+
+    Args:
+        model: A module, or what :func:`camtool.load` returned.
+        video: A file that PyAV reads: MP4, MOV, MKV, WebM, AVI ...
+        target_class: The class to explain in every frame: an index, a label or a target, as for
+            :func:`camtool.explain`. ``None`` is each frame's own top class; if it changes, a warning says so.
+        method: A method's name, or a function.
+        every: Explain each so many-th frame. The frames between keep the last heatmap.
+        fps: Explain so many frames per second of the video, instead of ``every``.
+        smooth: The number of explained frames, odd, over which maps of the same class are averaged; 1 for none.
+        window: The frames that the model takes at once; by default 16 for a model of three-dimensional convolutions
+            only, and none for others.
+        transform: From a frame as a PIL image to the model's input, if ``model`` does not bring it.
+        labels: The names of the classes, if ``model`` does not bring them.
+        batch_size: Frames in a forward pass.
+        **settings: Other arguments of :class:`camtool.Explainer`, e.g. ``layer=``, and options of the method.
+
+    Raises:
+        TargetError: Several classes are named, or the model has no such class.
+        ImageError: The video cannot be read.
+        CamtoolError: Another argument does not fit; :mod:`camtool.errors` lists the classes.
+    """
+    if targets.asks_for_several(target_class):
+        raise TargetError("target_class: a video is explained for one class; call explain_video once for each.")
+    if isinstance(method, (list, tuple)):
+        raise MethodError("method: a video is explained by one method; call explain_video once for each.")
+    sampling = _Sampling(every, fps)
+    check_count("smooth", smooth)
+    check_count("window", window, optional=True)
+    check_count("batch_size", batch_size)
+    if smooth % 2 == 0:
+        raise CamtoolError(f"smooth must be odd, as as many frames before count as after, got {smooth}.")
+    loaded = to_loaded(model)
+    transform, labels = transform or loaded.transform, labels if labels is not None else loaded.labels
+    frames = choose_window(loaded.model, window)
+    reader = VideoReader(video)
+    if frames is None:
+        explainer = Explainer(model, method, transform=transform, labels=labels, batch_size=batch_size, **settings)
+        run: _Run = _ImageRun(explainer, target_class, batch_size)
+    else:
+        explainer = Explainer(loaded.model, method, labels=labels, kind="clip", **settings)
+        run = _ClipRun(explainer, target_class, frames, transform)
+    run.explain(reader, sampling)
+    return run.build_result(reader, smooth)
+
+
+class _Sampling:
+    """The frames of a video that are explained.
+
+    Raises:
+        CamtoolError: An argument is not positive, or both are given.
+    """
+
+    def __init__(self, every: int, fps: float | None) -> None:
+        check_count("every", every)
+        check_number("fps", fps, above=0, optional=True)
+        if every != 1 and fps is not None:
+            raise CamtoolError("every and fps both choose the frames; give one of them.")
+        self._every, self._period = every, None if fps is None else 1 / fps
+        self._due: float | None = None
+
+    def estimate_count(self, facts: VideoFacts) -> int:
+        """Return about how many frames are explained, for a progress bar; at least 1."""
+        share = 1 / self._every if self._period is None else min(1.0, float(1 / (self._period * facts.rate)))
+        return max(1, round(share * facts.frames))
+
+    def takes(self, frame: Frame) -> bool:
+        """Return True if a frame, the next one, is explained."""
+        if self._period is None:
+            return frame.index % self._every == 0
+        self._due = frame.time if self._due is None else self._due
+        # Half a millisecond: times are rounded to the unit of the file.
+        if frame.time < self._due - 0.0005:
+            return False
+        while self._due <= frame.time + 0.0005:
+            self._due += self._period
+        return True
+
+
+class _Run:
+    """The explanation of one video, and what came out of it so far."""
+
+    def __init__(self, explainer: Explainer[Any], target: Any, group: int) -> None:
+        self._explainer, self._target, self._group = explainer, target, group
+        self._store = MapStore()
+        self._maps: list[FrameMap] = []
+        self._rows: list[FrameRow] = []
+        self._facts: tuple[str, str] | None = None
+        self._notes: list[str] = []
+        self._frames = 0
+
+    def explain(self, reader: VideoReader, sampling: _Sampling) -> None:
+        """Explain the frames that are taken, group by group, with a progress bar.
+
+        Raises:
+            ImageError: Not even one frame could be read.
+        """
+        chosen = self._select(reader, sampling)
+        steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group)
+        while group := list(islice(chosen, self._group)):
+            next(steps, None)
+            with hide_progress():
+                self._explain_group(group)
+        steps.close()  # type: ignore[attr-defined]  # it is a generator, and has a bar to close
+        if not self._frames:
+            raise ImageError(f"video {reader.path!r} holds no frames.")
+
+    def _select(self, reader: VideoReader, sampling: _Sampling) -> Iterator[Frame]:
+        """Yield the frames that are explained, and count all; a damaged rest of the file becomes a warning."""
+        try:
+            for frame in reader:
+                self._frames += 1
+                if sampling.takes(frame):
+                    yield frame
+        except ImageError as error:
+            if not self._frames:
+                raise
+            self._notes.append(f"Only the first {self._frames:,} frames could be read: {error}")
+
+    def _explain_group(self, frames: Sequence[Frame]) -> None:
+        raise NotImplementedError
+
+    def _add_row(self, frame: Frame, result: Explanation | str, first: int, last: int) -> None:
+        """Add the row of a frame: what was explained, or why nothing was."""
+        if not isinstance(result, str):
+            self._facts = self._facts or (result.method, result.layer)
+        self._rows.append(FrameRow.from_result(frame, result, first, last))
+
+    def build_result(self, reader: VideoReader, smooth: int) -> VideoExplanation:
+        """Return the result.
+
+        Raises:
+            ImageError: No frame could be explained.
+        """
+        if self._facts is None:
+            raise ImageError(f"video {reader.path!r}: no frame could be explained: {self._rows[0].reason}.")
+        method, layer = self._facts
+        return VideoExplanation(
+            path=reader.path,
+            method=method,
+            layer=layer,
+            frame_count=self._frames,
+            rows=self._rows,
+            warnings=(*self._notes, *_summarize_warnings(self._rows)),
+            smooth=smooth,
+            reader=reader,
+            store=self._store,
+            maps=self._maps,
+        )
+
+
+class _ImageRun(_Run):
+    """A video whose frames are explained as images."""
+
+    def _explain_group(self, frames: Sequence[Frame]) -> None:
+        results = self._explain([Image.fromarray(frame.pixels) for frame in frames])
+        for frame, result in zip(frames, map(_check_finite, results), strict=True):
+            self._add_row(frame, result, frame.index, frame.index)
+            if isinstance(result, str):
+                self._maps.append(FrameMap(frame.index, None))
+            else:
+                number = self._store.add(result.raw)
+                self._maps.append(FrameMap(frame.index, number, _get_geometry(result), result.centers, result.box))
+
+    def _explain(self, images: list[Image.Image]) -> list[Explanation | str]:
+        try:
+            return list(self._explainer(images, [self._target] * len(images)))
+        except NothingFoundError as error:
+            return [str(error)] if len(images) == 1 else [self._explain([image])[0] for image in images]
+
+
+class _ClipRun(_Run):
+    """A video whose frames are explained in windows, by a model that takes clips."""
+
+    def __init__(self, explainer: Explainer[Any], target: Any, window: int, transform: Transform | None) -> None:
+        super().__init__(explainer, target, window)
+        self._transform = transform
+        self._recent: deque[Frame] = deque(maxlen=window)
+
+    def _explain_group(self, frames: Sequence[Frame]) -> None:
+        self._recent.extend(frames)
+        shown = list(self._recent)
+        if len(shown) < self._group:
+            self._notes.append(
+                f"The model takes {self._group} frames, and {len(shown)} were chosen, so the last one was repeated."
+            )
+            shown += [shown[-1]] * (self._group - len(shown))
+        clip = prepare_clip(self._transform, [frame.pixels for frame in shown])
+        assert self._transform is not None  # prepare_clip refuses
+        explanation = self._explainer([clip], [self._target])[0]
+        size = (clip.shape[1], clip.shape[2], clip.shape[3])
+        parts, centers = split_clip_map(explanation.raw, explanation.centers, size)
+        # Reversed: of a frame that is repeated, the first counts.
+        by_index = {frame.index: part for frame, part in reversed([*zip(shown, parts, strict=True)])}
+        result = _check_finite(explanation)
+        geometry = read_clip_geometry(self._transform, frames[0].pixels)
+        for frame in frames:
+            self._add_row(frame, result, shown[0].index, shown[-1].index)
+            number = None if isinstance(result, str) else self._store.add(by_index[frame.index])
+            self._maps.append(FrameMap(frame.index, number, geometry, centers))
+
+
+def _get_geometry(result: Explanation) -> Any:
+    geometry = result.geometry
+    if geometry is None:
+        raise ImageError(
+            "video: the model takes no images; if it takes clips, say how many frames at once with window=."
+        )
+    return geometry
+
+
+def _check_finite(result: Explanation | str) -> Explanation | str:
+    """Return an explanation, or why it cannot be drawn."""
+    if isinstance(result, str) or np.isfinite(result.raw).all():
+        return result
+    return "the map holds NaN or infinite values"
+
+
+def _summarize_warnings(rows: Sequence[FrameRow]) -> Iterator[str]:
+    """Yield each kind of warning once, with the number of frames that have it, and whether the class changes."""
+    explained = [row for row in rows if row.reason is None]
+    if len(explained) < len(rows):
+        yield f"{len(rows) - len(explained):,} of {len(rows):,} frames have no heatmap; their rows say why."
+    changes = sum(one.label != other.label for one, other in pairwise(explained))
+    if changes:
+        yield (
+            f"The explained class changes {changes:,} times, so the heat of different classes is on one scale; name a "
+            "class to see where it is in every frame."
+        )
+    texts = {code: text for row in explained for code, text in zip(row.warning_codes, row.warnings, strict=True)}
+    for code, count in Counter(code for row in explained for code in row.warning_codes).most_common():
+        yield f"{count:,} of {len(explained):,} frames: {texts[code]}"

@@ -1,0 +1,166 @@
+"""Reading video files: frame after frame, upright, by PyAV. No file can make it read another one, or the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from camtool.arguments.checks import check_not_url
+from camtool.errors import ImageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]
+
+__all__ = ["Frame", "VideoFacts", "VideoReader", "import_av"]
+
+_FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
+"""Containers that may be read. Others, e.g. playlists, name further files or addresses."""
+
+_DEFAULT_RATE = Fraction(25)
+"""Frames per second of a file that names none."""
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What a file says about its video.
+
+    Attributes:
+        rate: Frames per second, on average.
+        time_base: The unit of the frames' times in seconds.
+        frames: About how many frames there are; 0 if the file says neither their number nor its duration.
+        colorspace: The matrix from YUV to RGB, as FFmpeg counts them.
+        color_range: Whether levels use the full range, as FFmpeg counts it.
+    """
+
+    rate: Fraction
+    time_base: Fraction
+    frames: int
+    colorspace: int
+    color_range: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame, upright.
+
+    Attributes:
+        index: Its number, from 0.
+        pts: Its time in units of the video's time base.
+        time: Its time in seconds, from the start of the video's clock.
+        pixels: ``(H, W, 3)`` uint8.
+    """
+
+    index: int
+    pts: int
+    time: float
+    pixels: Pixels
+
+
+class VideoReader:
+    """A video file, which may be read several times.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ImageError: There is no such file, it holds no video, or PyAV is not installed.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        check_not_url("video", path, ImageError)
+        self.path = fspath(path)
+        self._av = import_av()
+        with self._open() as (container, stream):
+            context = stream.codec_context
+            rate = Fraction(stream.average_rate or stream.guessed_rate or _DEFAULT_RATE)
+            seconds = Fraction(container.duration or 0, self._av.time_base)
+            self.facts = VideoFacts(
+                rate=rate,
+                time_base=stream.time_base,
+                frames=stream.frames or round(seconds * rate),
+                colorspace=int(context.colorspace),
+                color_range=int(context.color_range),
+            )
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield the frames, decoded one after the other.
+
+        Raises:
+            ImageError: A frame is damaged.
+        """
+        with self._open() as (container, stream):
+            stream.thread_type = "AUTO"
+            for index, frame in enumerate(container.decode(stream)):
+                time = frame.time if frame.time is not None else float(index / self.facts.rate)
+                pts = frame.pts if frame.pts is not None else round(time / self.facts.time_base)
+                yield Frame(
+                    index, pts, time, _turn_upright(frame.to_ndarray(format="rgb24"), frame.rotation, self.path)
+                )
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Any, Any]]:
+        """Open the file; yield the container and its first video stream."""
+        if not Path(self.path).is_file():
+            raise ImageError(f"video {self.path!r}: there is no such file.")
+        try:
+            # An open file, not a path: FFmpeg takes a path such as "concat:a|b" or "http://..." for a protocol.
+            with (
+                Path(self.path).open("rb") as file,
+                self._av.open(file, options={"format_whitelist": _FORMATS}) as container,
+            ):
+                yield container, _get_video(container, self.path)
+        except self._av.error.FFmpegError as error:
+            raise ImageError(f"video {self.path!r} cannot be read: {error.strerror or error}.") from error
+
+
+def import_av() -> Any:
+    """Return PyAV.
+
+    Raises:
+        ImageError: It is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ImageError("video files need PyAV: pip install 'camtool[video]'") from error
+    return av
+
+
+def _get_video(container: Any, path: str) -> Any:
+    """Return the first video stream.
+
+    Raises:
+        ImageError: There is none, or its frames are too large to be decoded safely.
+    """
+    if not container.streams.video:
+        raise ImageError(f"video {path!r} holds no video, only {len(container.streams)} other streams.")
+    stream = container.streams.video[0]
+    pixels, limit = stream.codec_context.width * stream.codec_context.height, Image.MAX_IMAGE_PIXELS
+    if limit is not None and pixels > limit:
+        raise ImageError(
+            f"video {path!r} has frames of {pixels:,} pixels, more than PIL.Image.MAX_IMAGE_PIXELS; if you trust it, "
+            "raise that."
+        )
+    return stream
+
+
+def _turn_upright(pixels: Pixels, degrees: int, path: str) -> Pixels:
+    """Return a frame as players show it: phones store how far a frame must be turned, counterclockwise.
+
+    Raises:
+        ImageError: It is not turned by a multiple of 90 degrees.
+    """
+    turns, rest = divmod(degrees, 90)
+    if rest:
+        raise ImageError(f"video {path!r} is shown turned by {degrees} degrees; only multiples of 90 can be explained.")
+    return np.ascontiguousarray(np.rot90(pixels, turns))

@@ -1,0 +1,258 @@
+"""The result on a video: a heatmap for each frame, all on one scale, and the video with them over it."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from camtool.arguments.checks import check_integer
+from camtool.arguments.messages import format_count, format_percent
+from camtool.cached_property import cached_property
+from camtool.errors import CamtoolError
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.inference.chunks import iterate_chunks
+from camtool.rendering import overlay, regions
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.image_writing import open_atomically
+from camtool.videos.map_store import MapStore
+from camtool.videos.reading import Frame, VideoReader
+from camtool.videos.writing import open_video
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from camtool.explanation import Explanation
+    from camtool.rendering.colormaps import Colormap
+    from camtool.videos.reading import Pixels
+
+    Map = NDArray[np.float32]
+
+__all__ = ["FrameMap", "FrameRow", "VideoExplanation"]
+
+
+@dataclass(frozen=True)
+class FrameRow:
+    """One frame that was explained, or why it was not.
+
+    Attributes:
+        frame: The number of the frame, from 0.
+        time: Its time in seconds.
+        first: The number of the first frame that the model saw with it.
+        last: The number of the last one; for a model of images both are ``frame``.
+        label: What is explained; ``None`` if nothing was.
+        index: The class's index; ``None`` for a target that is not about a class.
+        score: The target's score.
+        probability: The class's probability; ``None`` if unknown.
+        box: ``(x0, y0, x1, y1)`` in pixels of the frame, of the explained detection; ``None`` for other targets.
+        warnings: Reasons not to trust the map.
+        warning_codes: Their codes, in the same order.
+        reason: Why there is no map; ``None`` if there is one.
+    """
+
+    frame: int
+    time: float
+    first: int
+    last: int
+    label: str | None = None
+    index: int | None = None
+    score: float | None = None
+    probability: float | None = None
+    box: tuple[float, float, float, float] | None = None
+    warnings: tuple[str, ...] = ()
+    warning_codes: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @classmethod
+    def from_result(cls, frame: Frame, result: Explanation | str, first: int, last: int) -> FrameRow:
+        """Return the row of a frame, from its explanation or from the reason why there is none."""
+        if isinstance(result, str):
+            return cls(frame.index, frame.time, first, last, reason=result)
+        return cls(
+            frame=frame.index,
+            time=frame.time,
+            first=first,
+            last=last,
+            label=result.label,
+            index=result.index,
+            score=result.score if math.isfinite(result.score) else None,
+            probability=result.probability,
+            box=result.box,
+            warnings=tuple(map(str, result.warnings)),
+            warning_codes=tuple(each.code for each in result.warnings),
+        )
+
+
+@dataclass(frozen=True)
+class FrameMap:
+    """Where the map of a frame is, and how it lies on the frame.
+
+    Attributes:
+        frame: The number of the frame.
+        number: The number of the raw map in the store; ``None`` if there is none.
+        geometry: The crop and resize that made the model's input from the frame.
+        centers: Where the map's cells lie in the input.
+        box: The explained detection in pixels of the frame.
+    """
+
+    frame: int
+    number: int | None
+    geometry: Geometry | None = None
+    centers: CellCenters | None = None
+    box: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class VideoExplanation:
+    """Explanation of the frames of a video.
+
+    Attributes:
+        path: The video.
+        method: The method's name.
+        layer: The layer's name; empty for a method at the input.
+        frame_count: The number of frames in the video.
+        rows: A row for each explained frame.
+        warnings: Reasons not to trust the maps, with the number of frames that each concerns.
+        smooth: The number of explained frames over which maps are averaged.
+        reader: Reads the video again.
+        store: The raw maps.
+        maps: The map of each row.
+    """
+
+    path: str
+    method: str
+    layer: str
+    frame_count: int
+    rows: Sequence[FrameRow] = field(repr=False)
+    warnings: tuple[str, ...]
+    smooth: int
+    reader: VideoReader = field(repr=False)
+    store: MapStore = field(repr=False)
+    maps: Sequence[FrameMap] = field(repr=False)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The method's own values that are 0 and 1 in all heatmaps: the lowest and the highest of all frames."""
+        return self.store.limits
+
+    def heatmap(self, frame: int) -> Map:
+        """Return the heatmap of a frame, ``(H, W)`` float32 in [0, 1]; 0 for what the model did not see.
+
+        A frame that was not explained has the heatmap of the last one before it that was.
+
+        Raises:
+            CamtoolError: There is no such frame, or there is no map for it.
+        """
+        found = self._find_row(frame)
+        geometry, values = self.maps[found].geometry, self._read_map(found)
+        if values is None or geometry is None:
+            raise CamtoolError(f"frame {frame} has no heatmap: {self.rows[found].reason}.")
+        low, high = self.limits
+        # As camtool.maps.normalize: maps that vary by rounding alone are constant.
+        rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
+        scaled = (values - low) / (high - low) if high - low > rounding else np.zeros_like(values)
+        placed: Map = geometry.place(torch.from_numpy(scaled), self.maps[found].centers).numpy().clip(0, 1)
+        return placed
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+    ) -> Path:
+        """Write the video with the heatmaps over it as MP4, and a line for each explained frame beside it.
+
+        Size, times and colors are those of the video; an odd width or height grows by one pixel. There is no sound. The
+        lines are in a file of the same name that ends in ``.jsonl``.
+
+        Args:
+            path: The file, which ends in ``.mp4``; missing folders are created.
+            alpha: The opacity of the colors where the heatmap is 1, from 0 to 1.
+            colormap: A name or a color map of matplotlib.
+
+        Raises:
+            ImageError: The suffix is not ``.mp4``, or the video is not there any more.
+            CamtoolError: The path is that of the video itself.
+            OSError: A file cannot be written.
+        """
+        path = Path(path)
+        if path.exists() and path.samefile(self.path):
+            raise CamtoolError(f"path {str(path)!r} is the video that was explained; give another one.")
+        overlays = self.iterate_overlays(alpha=alpha, colormap=colormap)
+        with open_video(path, self.reader.facts) as video:
+            for _, (frame, pixels) in zip(iterate_chunks(self.frame_count, 1), overlays, strict=True):
+                video.add(frame, pixels)
+        with open_atomically(path.with_suffix(".jsonl")) as stream:
+            stream.writelines(f"{json.dumps(asdict(row))}\n".encode() for row in self.rows)
+        return path
+
+    def iterate_overlays(
+        self, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> Iterator[tuple[Frame, Pixels]]:
+        """Yield each frame of the video, and the frame with the heatmap over it, ``(H, W, 3)`` uint8.
+
+        Args:
+            alpha: As for :meth:`save`.
+            colormap: As for :meth:`save`.
+        """
+        last, heat = -1, None
+        for frame in islice(self.reader, self.frame_count):
+            found = self._find_row(frame.index)
+            if found != last:
+                last, heat = found, None if self.maps[found].number is None else self.heatmap(frame.index)
+            yield frame, frame.pixels if heat is None else self._draw(frame.pixels, heat, found, alpha, colormap)
+
+    def _draw(self, photo: Pixels, heat: Map, found: int, alpha: float | None, colormap: Colormap) -> Pixels:
+        each = self.maps[found]
+        assert each.geometry is not None
+        seen = None if each.geometry.sees_all else each.geometry.seen
+        pixels = overlay.blend(photo, heat, alpha=alpha, colormap=colormap, seen=seen, is_part=True)
+        if each.box is None:
+            return pixels
+        row = self.rows[found]
+        caption = f"{row.label}" + ("" if row.probability is None else f" {format_percent(row.probability)}")
+        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(each.box)], labels=[caption])
+
+    def _find_row(self, frame: int) -> int:
+        """Return the position of the last row that is not behind a frame.
+
+        Raises:
+            CamtoolError: There is no such frame.
+        """
+        check_integer("frame", frame)
+        if not 0 <= frame < self.frame_count:
+            raise CamtoolError(f"frame {frame} does not exist; the video has frames 0 to {self.frame_count - 1}.")
+        return max(0, bisect_right(self._frames, frame) - 1)
+
+    @cached_property
+    def _frames(self) -> list[int]:
+        return [row.frame for row in self.rows]
+
+    def _read_map(self, found: int) -> Map | None:
+        """Return the raw map of a row, averaged with those of its neighbors that have its class and size."""
+        number = self.maps[found].number
+        if number is None:
+            return None
+        own, reach = self.store.get(number), self.smooth // 2
+        near = range(max(0, found - reach), min(len(self.maps), found + reach + 1))
+        alike = [self.maps[i].number for i in near if self.rows[i].label == self.rows[found].label]
+        values = [self.store.get(each) for each in alike if each is not None]
+        mean: Map = np.mean([each for each in values if each.shape == own.shape], axis=0, dtype=np.float32)
+        return mean
+
+    def __repr__(self) -> str:
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        explained = sum(row.reason is None for row in self.rows)
+        return f"<VideoExplanation: {self.method}, {explained:,} of {self.frame_count:,} frames explained{warned}>"

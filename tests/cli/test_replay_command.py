@@ -1,0 +1,235 @@
+"""``camtool replay``, and runs that the command line continues."""
+
+# ruff: noqa: F401, F811  fixtures of the other file are used by name
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from camtool.cli import run_command
+from tests.cli.test_commands import (
+    TINY,
+    Net,
+    assert_refused,
+    camtool_,
+    explained,
+    list_files,
+    photos,
+    read_lines,
+    write_photo,
+)
+
+
+def read_all(folder: str = "out") -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# ------------------------------------------------------------------------------------------------------ continuing
+
+
+def test_a_finished_run_does_nothing_and_says_so(explained, photos):
+    assert explained("-r").code == 0
+    before = read_all()
+    result = explained("-r", "--verbose", "--workers", "0")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
+        "Nothing to do: the run is finished. --overwrite starts it anew.",
+        "3 photos had been explained before.",
+        "3 files and explanations.jsonl are in out",
+        f"Open {Path('out', 'index.html')} to see them all.",
+    ]
+    assert read_all() == before
+
+
+def test_new_photos_are_explained(explained, photos):
+    assert explained().code == 0
+    write_photo(photos / "new.png")
+    result = explained()
+    assert "1 photo explained in" in result.out
+    assert "2 photos had been explained before." in result.out
+    assert len(read_lines()) == len(list_files()) == 3
+
+
+def test_the_summary_as_json_holds_earlier_results(explained, photos):
+    (photos / "bad.png").write_bytes(b"")
+    first, second = (json.loads(explained("--json").out) for _ in range(2))
+    assert first["explained"] == second["explained"] == read_lines()
+    assert first["failed"] == second["failed"] != []
+
+
+def test_failures_are_listed_again_and_the_exit_code_stays(explained, photos):
+    (photos / "bad.png").write_bytes(b"")
+    assert explained().code == 1
+    result = explained()
+    assert result.code == 1
+    assert "bad.png" in result.err
+    assert "--retry-failed does" in result.err
+    (failure,) = map(json.loads, Path("out", "failures.jsonl").read_text().splitlines())
+    assert (failure["image"], "empty, 0 bytes" in failure["reason"]) == ("photos/bad.png", True)
+    assert "--retry-failed" not in explained("--retry-failed").err
+
+
+OTHER = [
+    (["--method", "layercam"], "--method: gradcam then, layercam now"),
+    (["--target", "cat"], "--target: "),
+    (["--layer", "first"], "--layer: "),
+    (["--save", "raw"], "--save: overlay then, raw now"),
+    (["--format", "jpg"], "--format: png then, jpg now"),
+    (["--alpha", "0.5"], "--alpha: none then, 0.5 now"),
+    (["--batch-size", "3"], "--batch-size: 8 then, 3 now"),
+    (["--recursive"], "--recursive: False then, True now"),
+    (["--option", "x=1"], "--option: "),
+    (["--placement", "stretch"], "--placement: centers then, stretch now"),
+    (["--max-side", "100"], "--max-side: none then, 100 now"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), OTHER, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_changed_option_is_refused_with_both_values(explained, photos, monkeypatch, options, text):
+    assert explained().code == 0
+    before = read_all()
+    monkeypatch.setattr(run_command.shared_options, "load_model", None)  # it is noticed before the model is loaded
+    result = explained(*options)
+    assert (result.code, result.out) == (2, "")
+    assert text in result.err
+    assert "--out" in result.err
+    assert "--overwrite" in result.err
+    assert read_all() == before
+
+
+def test_another_model_is_refused(camtool_, explained, photos):
+    assert explained().code == 0
+    assert "--model: " in camtool_("photos", "--model", "demo").err
+    assert explained("photos/a.png").err.splitlines()[1] == "  PATH: photos then, photos/a.png now"
+
+
+def test_other_weights_of_the_same_name_are_refused(explained, photos, monkeypatch):
+    assert explained().code == 0
+    real = Net.__init__
+
+    def build(self: Net) -> None:
+        real(self)
+        self.head.bias.data += 1
+
+    monkeypatch.setattr(Net, "__init__", build)
+    result = explained()
+    assert (result.code, result.err.count(" then, ")) == (2, 1)
+    assert "model weights sha256: " in result.err
+
+
+def test_another_machine_is_a_warning(explained, photos):
+    assert explained().code == 0
+    found = json.loads(Path("out", "run.json").read_text())
+    found["machine"]["processor"] = "Z80"
+    Path("out", "run.json").write_text(json.dumps(found))
+    result = explained()
+    assert result.code == 0
+    assert "machine processor: Z80 then, " in result.err
+
+
+def test_each_option_is_compared_unless_it_is_listed(explained, photos):
+    import inspect
+
+    assert explained().code == 0
+    known = {*inspect.signature(run_command.run).parameters} - {"context"}
+    compared = {*json.loads(Path("out", "run.json").read_text())["command"]}
+    assert compared | {*run_command._WITHOUT_EFFECT} == known
+    assert not compared & {*run_command._WITHOUT_EFFECT}
+
+
+# ------------------------------------------------------------------------------------------------------- replaying
+
+
+def test_a_replay_is_bit_identical(explained, camtool_, photos):
+    options = ("--method", "gradcam,rise", "--option", "samples=20", "--target", "top2", "--save", "overlay,raw")
+    assert explained("-r", *options, "--batch-size", 2, "--no-enlarge", "--alpha", "0.4").code == 0
+    before = read_all()
+    result = camtool_("replay", "out")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "12 explanations replayed: numbers and files are bit-identical.\n"
+    assert read_all() == before
+
+
+@pytest.mark.parametrize("image", ["photos/b.jpg", "b.jpg", "./photos/b.jpg"])
+def test_one_photo_is_replayed(explained, camtool_, photos, image):
+    assert explained().code == 0
+    found = json.loads(camtool_("replay", "out", image, "--json").out)
+    assert (found["identical"], found["changes"]) == (True, [])
+    (only,) = found["explanations"]
+    assert (only["image"], only["method"], only["identical"]) == ("photos/b.jpg", "gradcam", True)
+
+
+def test_a_failed_photo_is_replayed(explained, camtool_, photos):
+    (photos / "bad.png").write_bytes(b"")
+    assert explained().code == 1
+    assert camtool_("replay", "out").code == 0
+    write_photo(photos / "bad.png")
+    result = camtool_("replay", "out", "bad.png")
+    assert result.code == 1
+    assert "failure then: photos/bad.png cannot be read: empty, 0 bytes." in result.out
+    assert "failure now: none" in result.out
+
+
+def test_a_changed_photo_is_told(explained, camtool_, photos):
+    assert explained().code == 0
+    write_photo(photos / "a.png", level=9)
+    result = camtool_("replay", "out", "photos/a.png")
+    assert result.code == 1
+    assert {"the photo has changed", "Not bit-identical: 1 of 1 explanation."} <= {
+        line.strip() for line in result.out.splitlines()
+    }
+    assert "  score: " in result.out
+    assert "  overlay: other bytes than those of a.gradcam." in result.out
+
+
+@pytest.mark.parametrize("damage", ["change", "remove"])
+def test_a_changed_file_is_told(explained, camtool_, photos, damage):
+    assert explained().code == 0
+    path = Path("out", list_files()[0])
+    path.write_bytes(b"x") if damage == "change" else path.unlink()
+    result = camtool_("replay", "out")
+    assert result.code == 1
+    assert f"overlay: {path.name} was changed or removed after the run" in result.out
+    assert "Not bit-identical: 1 of 2 explanations." in result.out
+
+
+def test_other_weights_and_versions_are_told(explained, camtool_, photos, monkeypatch):
+    assert explained().code == 0
+    stored = json.loads(Path("out", "run.json").read_text())
+    stored["versions"]["torch"] = "1.0"
+    Path("out", "run.json").write_text(json.dumps(stored))
+    real = Net.__init__
+
+    def build(self: Net) -> None:
+        real(self)
+        self.head.bias.data += 1
+
+    monkeypatch.setattr(Net, "__init__", build)
+    found = json.loads(camtool_("replay", "out", "--json").out)
+    assert not found["identical"]
+    assert [change.partition(":")[0] for change in found["changes"]] == ["model weights sha256", "version of torch"]
+    assert all(any(text.startswith("score: ") for text in each["differences"]) for each in found["explanations"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["photos"], ["'photos'", "holds no run.json"]),
+        (["out", "c.png"], ["'c.png' is no photo of the run"]),
+        (["out", "same.png"], ["'same.png' is one of 2 photos"]),
+    ],
+)
+def test_an_invalid_replay_is_refused(explained, camtool_, photos, arguments, words):
+    (photos / "sub" / "c.png").unlink()
+    write_photo(photos / "x" / "same.png"), write_photo(photos / "y" / "same.png")
+    assert explained("-r").code == 0
+    assert_refused(camtool_("replay", *arguments), *words)
+
+
+def test_a_replay_in_another_directory_is_refused(explained, camtool_, photos, tmp_path, monkeypatch):
+    assert explained().code == 0
+    monkeypatch.chdir(photos)
+    assert_refused(camtool_("replay", tmp_path / "out"), "relative to", "start the command there")

@@ -1,0 +1,324 @@
+"""Preprocessing by numbers, from a file beside the weights, and by the user's own function."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import transforms
+
+import camtool
+from camtool import ModelError
+from camtool.geometry.torchvision_transforms import read_geometry
+from camtool.geometry.transform_output import find_statistics
+from camtool.geometry.unknown_transforms import probe_geometry
+from camtool.models import (
+    Preprocessing,
+    build_default_transform,
+    build_preprocessing,
+    check_fits_model,
+    load_transform,
+    scale_statistics,
+)
+from camtool.models.preprocessing import Renormalized
+
+PHOTO = Image.fromarray(np.random.default_rng(5).integers(0, 256, (40, 60, 3), np.uint8))
+MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.2)
+WHITE = Image.new("RGB", (8, 8), (255, 128, 0))
+
+
+def net(channels: int = 3, *, side: int | None = None) -> nn.Module:
+    body = [nn.Conv2d(channels, 4, 3, 2, 1), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
+    if side:
+        head = [nn.Flatten(), nn.Linear(4 * (side // 2) ** 2, 5)]
+    return nn.Sequential(*body, *head).eval()
+
+
+def small() -> nn.Module:
+    return net(side=32)
+
+
+def with_transform() -> tuple[nn.Module, Preprocessing]:
+    return net(), Preprocessing((24, 24), MEAN, STD)
+
+
+# ------------------------------------------------------------------------------------------------------- by numbers
+
+
+@pytest.mark.parametrize("side", [8, 31, 40])
+def test_a_square_size_is_resized_and_cropped_as_by_torchvision(side: int) -> None:
+    ours = Preprocessing((side, side), MEAN, STD)
+    theirs = transforms.Compose(
+        [transforms.Resize(side), transforms.CenterCrop(side), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    )
+    torch.testing.assert_close(ours(PHOTO), theirs(PHOTO))
+    assert find_statistics(ours) == ([*MEAN], [*STD])
+
+
+@pytest.mark.parametrize(
+    ("channels", "mean", "std", "expected"),
+    [
+        ("rgb", MEAN, STD, [(1 - 0.1) / 0.5, (128 / 255 - 0.2) / 0.25, (0 - 0.3) / 0.2]),
+        ("bgr", MEAN, STD, [(0 - 0.1) / 0.5, (128 / 255 - 0.2) / 0.25, (1 - 0.3) / 0.2]),
+        ("gray", (0.5,), (0.5,), [(151 / 255 - 0.5) / 0.5]),  # 0.299 * 255 + 0.587 * 128 = 151.4
+    ],
+)
+def test_channels_are_ordered_before_they_are_normalized(channels, mean, std, expected) -> None:
+    made = Preprocessing((8, 8), mean, std, channels)(WHITE)
+    assert made[:, 3, 3].tolist() == pytest.approx(expected, abs=1e-6)
+    renormalized = Renormalized(Preprocessing((8, 8)), mean, std, channels)(WHITE)
+    assert renormalized[:, 3, 3].tolist() == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 48), (50, 20), (40, 60)])
+@pytest.mark.parametrize("photo", [(40, 60), (64, 33)])
+def test_the_geometry_is_read_as_it_is_measured(size: tuple[int, int], photo: tuple[int, int]) -> None:
+    transform = Preprocessing(size, MEAN, STD)
+    read, probed = read_geometry(transform, photo), probe_geometry(transform, photo)
+    assert read.size == probed.size == size
+    assert read.box == pytest.approx(probed.box, abs=0.6)
+    assert read_geometry(Renormalized(transform, MEAN, STD), photo) == read
+
+
+def test_a_photo_of_the_size_stays_as_it_is() -> None:
+    made = Preprocessing((40, 60), (0.0,) * 3, (1.0,) * 3)(PHOTO)
+    np.testing.assert_array_equal((made * 255).round().byte().permute(1, 2, 0), np.asarray(PHOTO))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "expected"),
+    [
+        ([0.5], [0.25], ([0.5], [0.25])),
+        ([0.0], [1.0], ([0.0], [1.0])),
+        ([127.5], [63.75], ([0.5], [0.25])),
+        ([0.0], [255.0], ([0.0], [1.0])),
+        ([102.0], [1.0], ([0.4], [1 / 255])),
+    ],
+)
+def test_numbers_greater_than_one_are_on_the_scale_of_bytes(mean, std, expected) -> None:
+    assert scale_statistics(mean, std) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
+
+
+@pytest.mark.parametrize(("mean", "std"), [([123.7], [0.23]), ([0.48], [58.4]), ([0.5, 123.0], [0.2, 58.0])])
+def test_numbers_on_two_scales_are_refused(mean, std) -> None:
+    with pytest.raises(ModelError, match="are on different scales; give both"):
+        scale_statistics(mean, std)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"), [([float("nan")], [1], "mean must"), ([0], [0], "std must"), ([0], [-1], "std must")]
+)
+def test_impossible_numbers_are_refused(mean, std, message) -> None:
+    with pytest.raises(ModelError, match=message):
+        scale_statistics(mean, std)
+
+
+def test_what_is_not_stated_is_that_of_the_model_or_is_warned_of() -> None:
+    base = build_default_transform(64)
+    resized = build_preprocessing(base, size=(32, 48))
+    assert isinstance(resized, Preprocessing)
+    assert (resized.size, resized.mean, resized.notes) == ((32, 48), (0.485, 0.456, 0.406), ())
+    flipped = build_preprocessing(base, channels="bgr")
+    torch.testing.assert_close(flipped(PHOTO), base(PHOTO).flip(0))
+    changed = build_preprocessing(base, mean=[0.5], std=[0.5])
+    torch.testing.assert_close(changed(PHOTO), (base(PHOTO) * STATISTICS[1] + STATISTICS[0] - 0.5) / 0.5)
+    for stated, assumed in (({"size": (32, 32)}, "mean and std"), ({"mean": [0.5], "std": [0.5]}, "size")):
+        built = build_preprocessing(None, **stated)
+        assert [note.code for note in built.notes] == ["assumed-transform"]
+        assert f"No {assumed} of the model's input" in built.notes[0]
+    complete = build_preprocessing(None, size=(32, 32), mean=[0.5], std=[0.5], channels="gray")
+    assert (complete.notes, complete(PHOTO).shape) == ((), (1, 32, 32))
+
+
+STATISTICS = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None]
+
+
+def test_a_preprocessing_of_unknown_normalization_is_not_changed() -> None:
+    with pytest.raises(ModelError, match=r"whose normalization is unknown.*--transform"):
+        build_preprocessing(lambda photo: transforms.ToTensor()(photo), mean=[0.5], std=[0.5])
+
+
+def test_what_was_assumed_is_a_warning_of_the_explanation() -> None:
+    explained = camtool.explain(net(), PHOTO, transform=build_preprocessing(None, size=(32, 32)))
+    assert [warning.code for warning in explained.warnings if warning.code == "assumed-transform"]
+    stated = build_preprocessing(None, size=(32, 32), mean=[0.5], std=[0.5])
+    assert "assumed-transform" not in [each.code for each in camtool.explain(net(), PHOTO, transform=stated).warnings]
+
+
+@pytest.mark.parametrize(
+    ("model", "transform", "message"),
+    [
+        (net(1), Preprocessing((32, 32)), "inputs of 3 channels, but the model's first convolution takes 1"),
+        (small(), Preprocessing((48, 48)), r"inputs of 3 x 48 x 48 .*on which the model fails: .*--size"),
+    ],
+)
+def test_a_preprocessing_that_does_not_fit_the_model_is_refused(model, transform, message) -> None:
+    with pytest.raises(ModelError, match=f"^here makes {message}"):
+        check_fits_model(model, transform, "here")
+    check_fits_model(small(), Preprocessing((32, 32)), "here")
+
+
+# --------------------------------------------------------------------------------------------------- beside weights
+
+HUGGING_FACE = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": {"height": 32, "width": 32},
+    "do_normalize": True,
+    "image_mean": [0.1, 0.2, 0.3],
+    "image_std": [0.5, 0.25, 0.2],
+}
+TIMM = {
+    "architecture": "resnet18",
+    "pretrained_cfg": {
+        "input_size": [3, 32, 32],
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.5, 0.25, 0.2],
+        "crop_pct": 1.0,
+        "crop_mode": "squash",
+        "interpolation": "bilinear",
+    },
+}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "mine" / "model.safetensors"
+    path.parent.mkdir()
+    save_file(small().state_dict(), path)
+    return path
+
+
+SMALL = f"{__name__}:small"
+
+
+@pytest.mark.parametrize(("name", "content"), [("preprocessor_config.json", HUGGING_FACE), ("config.json", TIMM)])
+def test_a_file_beside_the_weights_decides_the_preprocessing(weights: Path, name: str, content) -> None:
+    (weights.parent / name).write_text(json.dumps(content))
+    loaded = camtool.load(SMALL, weights)
+    assert loaded.transform_file == weights.parent / name
+    made = loaded.transform(PHOTO)
+    expected = transforms.Compose(
+        [transforms.Resize((32, 32)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    )(PHOTO)
+    torch.testing.assert_close(made, expected, atol=0.05, rtol=0)
+    assert read_geometry(loaded.transform, (40, 60)).sees_all
+    stated = camtool.load(SMALL, weights, transform=Preprocessing((32, 32)))
+    assert (stated.transform, stated.transform_file) == (Preprocessing((32, 32)), None)
+
+
+def test_without_such_a_file_nothing_changes(weights: Path) -> None:
+    (weights.parent / "config.json").write_text('{"model_type": "vit"}')
+    loaded = camtool.load(SMALL, weights)
+    assert (loaded.transform, loaded.transform_file) == (None, None)
+
+
+def test_the_preprocessing_of_a_factory_counts_more_than_a_file(tmp_path: Path) -> None:
+    save_file(net().state_dict(), tmp_path / "w.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(TIMM))
+    loaded = camtool.load(f"{__name__}:with_transform", tmp_path / "w.safetensors")
+    assert loaded.transform == with_transform()[1]
+
+
+def test_two_files_must_agree(weights: Path) -> None:
+    (weights.parent / "preprocessor_config.json").write_text(json.dumps(HUGGING_FACE))
+    (weights.parent / "config.json").write_text(json.dumps(TIMM))
+    assert camtool.load(SMALL, weights).transform_file == weights.parent / "preprocessor_config.json"
+    other = {**TIMM, "pretrained_cfg": {**TIMM["pretrained_cfg"], "mean": [0.5, 0.5, 0.5]}}
+    (weights.parent / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ModelError, match=r"describe different preprocessing.*--transform"):
+        camtool.load(SMALL, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("preprocessor_config.json", "{", "cannot be read"),
+        ("preprocessor_config.json", "[1]", "holds a JSON list"),
+        ("preprocessor_config.json", '{"image_processor_type": "NoSuchThing"}', "cannot be read as an image processor"),
+        ("config.json", "[" * 100_000, "cannot be read"),
+        ("config.json", '{"pretrained_cfg": 3}', "must be an object"),
+        ("config.json", '{"pretrained_cfg": {"input_size": "large"}}', "is not timm's"),
+        ("config.json", json.dumps(TIMM).replace("32", "48"), "on which the model fails"),
+        (
+            "preprocessor_config.json",
+            json.dumps({**HUGGING_FACE, "auto_map": {"AutoImageProcessor": "x.Y"}, "image_processor_type": "Y"}),
+            "Python code of its own, which camtool does not run",
+        ),
+    ],
+)
+def test_a_file_that_is_damaged_or_does_not_fit_is_refused(weights: Path, name, content, message) -> None:
+    (weights.parent / name).write_text(content)
+    with pytest.raises(ModelError, match=message):
+        camtool.load(SMALL, weights)
+
+
+def test_gray_settings_of_timm_make_one_channel(tmp_path: Path) -> None:
+    save_file(net(1).state_dict(), tmp_path / "w.safetensors")
+    settings = {"input_size": [1, 28, 28], "mean": [0.1307], "std": [0.3081], "crop_pct": 1.0}
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": settings}))
+    loaded = camtool.load(f"{__name__}:gray", tmp_path / "w.safetensors")
+    assert loaded.transform(PHOTO).shape == (1, 28, 28)
+
+
+def gray() -> nn.Module:
+    return net(1)
+
+
+# ------------------------------------------------------------------------------------------------- the user's own
+
+CODE = """
+from torchvision import transforms
+def prepare(image):
+    return transforms.ToTensor()(image.resize((16, 16)))
+pipeline = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
+def build(size=16):
+    return transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
+class Callable:
+    def __call__(self, image):
+        return prepare(image)
+class NeedsMore:
+    def __init__(self, size): ...
+    def __call__(self, image): ...
+def two(image, mask): ...
+def nothing(): ...
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_transforms.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_transforms", raising=False)
+    return "my_transforms"
+
+
+@pytest.mark.parametrize("name", ["prepare", "pipeline", "build", "Callable"])
+def test_a_transform_is_a_function_an_object_or_what_makes_one(module: str, name: str) -> None:
+    before = [*sys.path]
+    assert load_transform(f"{module}:{name}")(PHOTO).shape == (3, 16, 16)
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("prepar", "has no function 'prepar'. Did you mean 'prepare'"),
+        ("NeedsMore", "gives the class NeedsMore, which needs arguments"),
+        ("two", r"cannot be called with one PIL image; its arguments are \(image, mask\)"),
+        ("nothing", "gives NoneType"),
+        ("number", "has no function 'number'"),
+    ],
+)
+def test_a_name_that_is_no_transform_is_refused(module: str, name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=f"^transform 'my_transforms:{name}'.*{message}"):
+        load_transform(f"{module}:{name}")

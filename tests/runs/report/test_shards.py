@@ -1,0 +1,85 @@
+"""Rows from the Parquet shards of a cluster run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from camtool.errors import CamtoolError
+from camtool.runs.report.rows import ReportFailure, RowWarning
+from camtool.runs.report.shards import list_shards, read_shards
+from tests.runs.report.folders import compress, write_picture, write_shard
+
+ROW = {"path": "a.jpg", "method": "gradcam", "layer": "layer4", "label": "cat", "class_index": 7, "score": 2.5}
+
+
+def test_a_row_becomes_a_row(tmp_path: Path) -> None:
+    heat = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    warned = {"warnings": ["Ranked 7th."], "warning_codes": ["low-rank"]}
+    shard = write_shard(tmp_path / "a.parquet", [{**ROW, **warned, **compress(heat), "probability": 0.25}])
+    (row,) = read_shards([shard]).rows
+    assert (row.image, row.method, row.layer, row.label, row.index) == ("a.jpg", "gradcam", "layer4", "cat", 7)
+    assert (row.score, row.probability) == (2.5, 0.25)
+    assert row.warnings == (RowWarning("Ranked 7th.", "low-rank"),)
+    assert row.heatmap is not None
+    assert (row.heatmap.height, row.heatmap.width) == (2, 3)
+
+
+def test_an_overlay_is_preferred_to_the_heatmap(tmp_path: Path) -> None:
+    write_picture(tmp_path / "shards" / "pictures" / "a.png")
+    heat = compress(np.zeros((2, 2), np.uint8))
+    shard = write_shard(tmp_path / "shards" / "a.parquet", [{**ROW, **heat, "overlay": "pictures/a.png"}])
+    (row,) = read_shards([shard]).rows
+    assert row.pictures == {"overlay": tmp_path / "shards" / "pictures" / "a.png"}
+    assert row.heatmap is None
+
+
+def test_failures_are_told_apart(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "a.parquet", [ROW, {"path": "b.jpg", "failure": "b.jpg is damaged."}])
+    contents = read_shards([shard])
+    assert [row.image for row in contents.rows] == ["a.jpg"]
+    assert contents.failures == [ReportFailure("b.jpg", "b.jpg is damaged.")]
+
+
+def test_several_shards_are_read_in_order_up_to_the_limit(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        write_shard(tmp_path / f"{name}.parquet", [{**ROW, "path": f"{name}{number}"} for number in range(3)])
+    contents = read_shards(list_shards(tmp_path), max_rows=4)
+    assert [row.image for row in contents.rows] == ["a0", "a1", "a2", "b0"]
+    assert contents.notices == ["The page shows the first 4 of 9 explanations."]
+
+
+def test_unfinished_shards_and_other_files_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.parquet", ".b.parquet", "_c.parquet", "sub/d.parquet", "_temporary/e.parquet", "f.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list_shards(tmp_path) == [tmp_path / "a.parquet", tmp_path / "sub" / "d.parquet"]
+    assert list_shards(tmp_path / "a.parquet") == [tmp_path / "a.parquet"]
+    assert list_shards(tmp_path / "f.txt") == []
+
+
+def test_a_damaged_file_and_another_table_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(CamtoolError, match="is not a Parquet file, or is damaged"):
+        read_shards([tmp_path / "a.parquet"])
+    parquet.write_table(pyarrow.table({"path": ["a"], "size": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(CamtoolError, match="has no column method, label"):
+        read_shards([tmp_path / "b.parquet"])
+
+
+def test_a_row_without_a_path_is_refused(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "a.parquet", [{**ROW, "path": None}])
+    with pytest.raises(CamtoolError, match="a row has no path or no method"):
+        read_shards([shard])
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CamtoolError, match=r"pip install 'camtool\[parquet\]'"):
+        read_shards([tmp_path / "a.parquet"])
