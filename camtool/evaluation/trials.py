@@ -23,7 +23,7 @@ from camtool.trust.metrics.localization import compute_energy
 __all__ = ["REFERENCE", "Bench", "MeasuredBatch", "Tried", "place_masks"]
 
 REFERENCE = Candidate("gradcam")
-"""What others are compared with: Grad-CAM at the default layer."""
+"""The candidate that the others are compared with: Grad-CAM at the default layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Bench:
         self._game: PointingGame | None = None
 
     def measure_reference(self) -> Tried:
-        """Measure the reference, whatever time it takes; with it the pointing game is prepared."""
+        """Measure the reference without a time limit, and prepare the pointing game."""
         found = self._measure(REFERENCE, lambda: False)
         if found.has_truth or self._is_over():
             return found

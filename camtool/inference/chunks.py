@@ -47,7 +47,7 @@ _TQDM_LOCK = Lock()
 
 
 class PassCounter(Protocol):
-    """What follows one loop over passes."""
+    """Receiver of the progress of one loop over passes."""
 
     def update(self, passes: int, /) -> object:
         """Note that further passes are done."""

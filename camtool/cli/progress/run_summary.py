@@ -63,7 +63,7 @@ def stop_at_sigterm() -> Iterator[None]:
 
 
 class _Totals:
-    """What the summary says about all explained photos, in little memory.
+    """Counts of all explained photos for the summary, in little memory.
 
     Attributes:
         photos: The number of photos with explanations.

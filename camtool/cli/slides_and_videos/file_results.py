@@ -1,4 +1,4 @@
-"""What the commands on videos and slides share: names of results, and lines about them."""
+"""Names of results, and lines about them, for the commands on videos and slides."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["explain_slides"]
 
 
 class Background(str, Enum):
-    """What tiles are skipped."""
+    """Rule by which tiles of background are skipped."""
 
     bright = "bright"
     dark = "dark"
