@@ -33,7 +33,7 @@ Pixels: TypeAlias = NDArray[np.uint8]
 Heat: TypeAlias = NDArray[np.floating[Any]]
 """Heatmap or other values, of any float type."""
 
-Floats: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
 Points: TypeAlias = NDArray[np.float32]
@@ -93,8 +93,9 @@ def check_heatmap(heatmap: NDArray[Any]) -> Heat:
 
 
 def clip_heatmap(heat: NDArray[Any]) -> Floats:
-    """Return a heatmap as float64, with rounding errors outside [0, 1] removed."""
-    return np.clip(heat.astype(np.float64), 0, 1)
+    """Return a heatmap with rounding errors outside [0, 1] removed, as float64 if it has that type, else as float32."""
+    clipped: Floats = np.clip(heat if heat.dtype == np.float64 else heat.astype(np.float32, copy=False), 0, 1)
+    return clipped
 
 
 def check_color(color: Color) -> Color:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class PhotoRecord:
 def encode_record(record: PhotoRecord) -> bytes:
     """Return a record as a line of JSON. A photo that is not done has only its path, stem and batch."""
     given = record if record.is_done else record.without_results()
-    fields = {name: value for name, value in asdict(given).items() if value is not None and value != {}}
+    fields = {name: value for name, value in vars(given).items() if value is not None and value != {}}
     return f"{to_json(fields)}\n".encode()
 
 
