@@ -1,8 +1,9 @@
 """Where the time of an explanation by an engine goes: ``python -m benchmarks engine_limits``.
 
-Grad-CAM of one prepared image in ONNX Runtime. Timers inside of one call give the time of each stage, without the
-stages inside it; they are medians over many calls. The last stage is everything else. The graphs of the engine are the
-limit of what can be reached: the other stages are camtool's and PyTorch's own work. Run nothing else meanwhile.
+Grad-CAM of a prepared batch in ONNX Runtime, and in eager PyTorch. Timers inside of one call give the time of each
+stage, without the stages inside it; they are medians over many calls. The last stage is everything else. The graphs of
+the engine, or the model's forward pass, are the limit of what can be reached: the other stages are camtool's and
+PyTorch's own work. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -22,27 +23,36 @@ import torchvision
 import typer
 
 import camtool
+from benchmarks.engines import make_engine_forward
 from benchmarks.paired import describe_machine, make_forward, time_run
 from camtool import batch_explainer
 from camtool.batch_explainer import BatchExplainer
 from camtool.engines import compiled
 from camtool.engines.observers import CompiledObserver
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.hooks import model_call
 from camtool.inputs.input_preparer import InputPreparer
+from camtool.state.cleanup import Cleanup
 
-_MODELS = ("mobilenet_v2", "resnet18", "resnet50")
+_CASES = (
+    *(("onnxruntime", name, batch) for name in ("mobilenet_v2", "resnet18", "resnet50") for batch in (1, 8)),
+    ("eager", "mobilenet_v2", 1),
+)
 _OUT = Path(__file__).with_suffix(".json")
 
-_STAGES: dict[str, tuple[Any, str]] = {
-    "graphs of the engine": (compiled, "_run"),
-    "check that modules and weights are unchanged": (CompiledObserver, "_find"),
-    "preparation and checks of the input": (InputPreparer, "_prepare_tensor"),
-    "PyTorch's backward call": (torch.autograd, "grad"),
-    "method": (BatchExplainer, "_compute_maps"),
-    "warnings": (batch_explainer, "find_map_warnings"),
+_STAGES: dict[str, list[tuple[Any, str]]] = {
+    "graphs of the engine": [(compiled, "_run")],
+    "forward pass of the model": [(model_call, "_call")],
+    "check that modules and weights are unchanged": [(CompiledObserver, "_find"), (ForwardPass, "find_centers")],
+    "state of the model, random states": [(Cleanup, "__enter__"), (Cleanup, "__exit__")],
+    "preparation and checks of the input": [(InputPreparer, "_prepare_tensor")],
+    "PyTorch's backward call": [(torch.autograd, "grad")],
+    "method": [(BatchExplainer, "_compute_maps")],
+    "warnings": [(batch_explainer, "find_map_warnings")],
 }
-"""Stage → the owner and the name of the function that does it."""
+"""Stage → the owners and the names of the functions that do it."""
 
-_REST = "the rest: hooks on modules, random states, targets, result"
+_REST = "the rest: hooks on modules, targets, result"
 
 
 class _Timers:
@@ -70,12 +80,12 @@ class _Timers:
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="Measured explanations.")] = 200,
+    turns: Annotated[int, typer.Option(help="Measured explanations, of batches a quarter of them.")] = 200,
     threads: Annotated[int, typer.Option(help="Threads of torch and the engine.")] = 2,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file."""
     torch.set_num_threads(threads)
-    rows = {name: _measure(name, turns) for name in _MODELS}
+    rows = {", ".join(map(str, case)): _measure(*case, turns) for case in _CASES}
     for name, row in rows.items():
         print(name)
         for stage, milliseconds in row.items():
@@ -84,28 +94,32 @@ def main(
     _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _measure(name: str, turns: int) -> dict[str, float]:
-    """Return the milliseconds of each stage, of all together, and of the plain forward pass."""
+def _measure(engine: Any, name: str, images: int, turns: int) -> dict[str, float]:
+    """Return the milliseconds of each stage, of all together, and of the plain forward passes."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None).eval()
-    batch = torch.randn(1, 3, 224, 224)
-    classes = [int(model(batch)[0].detach().argmax())]
-    explainer = camtool.Explainer(model, engine="onnxruntime")
+    batch = torch.randn(images, 3, 224, 224)
+    classes = model(batch).detach().argmax(1).tolist()
+    explainer = camtool.Explainer(model, engine=engine)
     for _ in range(5):  # the first calls compile and compare
         explainer(batch, classes)
-    forward = make_forward(model, batch)
-    plain = statistics.median(time_run(forward) for _ in range(turns))
+    turns = turns if images == 1 else turns // 4
+    forwards = {"plain forward pass of PyTorch": make_forward(model, batch)}
+    if engine != "eager":
+        forwards["plain forward pass of the engine"] = make_engine_forward(engine, model, batch)
+    plain = {label: statistics.median(time_run(run) for _ in range(turns)) for label, run in forwards.items()}
     calls = [_time_stages(lambda: explainer(batch, classes)) for _ in range(turns)]
-    row = {stage: 1000 * statistics.median(call[stage] for call in calls) for stage in calls[0]}
-    return {stage: round(each, 2) for stage, each in {**row, "plain forward pass of PyTorch": 1000 * plain}.items()}
+    row = {stage: statistics.median(call[stage] for call in calls) for stage in calls[0]}
+    return {stage: round(1000 * each, 2) for stage, each in {**row, **plain}.items() if each}
 
 
 def _time_stages(run: Callable[[], object]) -> dict[str, float]:
     timers = _Timers()
     with ExitStack() as stack:
-        for stage, (owner, function) in _STAGES.items():
-            timed = timers.wrap(stage, getattr(owner, function))
-            stack.enter_context(mock.patch.object(owner, function, timed))
+        for stage, functions in _STAGES.items():
+            for owner, function in functions:
+                timed = timers.wrap(stage, getattr(owner, function))
+                stack.enter_context(mock.patch.object(owner, function, timed))
         whole = time_run(run)
     found = {stage: timers.seconds.get(stage, 0.0) for stage in _STAGES}
     return {**found, _REST: whole - sum(found.values()), "explanation": whole}

@@ -100,7 +100,7 @@ def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, A
     explainers = {engine: camtool.Explainer(model, engine=engine) for engine in engines}
     runs: dict[str, Callable[[], object]] = {"forward": make_forward(model, batch)}
     runs |= {engine: partial(explainer, batch, classes) for engine, explainer in explainers.items()}
-    runs |= {f"{engine}, forward": _make_plain(engine, model, batch) for engine in engines[1:]}
+    runs |= {f"{engine}, forward": make_engine_forward(engine, model, batch) for engine in engines[1:]}
     if device != "cpu":
         runs["torch.compile, forward"] = make_forward(torch.compile(model), batch)  # type: ignore[arg-type]
         runs["overlays on the device"] = partial(explainers["eager"].draw_overlays, batch, classes)
@@ -137,7 +137,7 @@ def _measure_outside(run: Callable[[], object], turns: int) -> float:
     return round(1000 * statistics.median(outside), 2)
 
 
-def _make_plain(engine: str, model: nn.Module, batch: Tensor) -> Callable[[], object]:
+def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callable[[], object]:
     """Return the plain forward pass of an engine, without any layer's output."""
     if engine == "prepared":
         prepared = PreparedModel(model, batch, [])

@@ -203,7 +203,7 @@ def _rank(top: Top, image: ImageOutput) -> list[Target]:
             f"target_class=None asks for the top class, but the model's output for an image has shape "
             f"{tuple(scores.shape)}, not (K,); pass a class index, or a function from that output to a number."
         )
-    return [_resolve_index(index, image) for index in scores.argsort(descending=True).tolist()[: top.k]]
+    return [_resolve_index(index, image) for index in scores.topk(min(top.k, len(scores))).indices.tolist()]
 
 
 def _sort_by_area(planes: Tensor, labels: Sequence[str] | None) -> list[int]:
