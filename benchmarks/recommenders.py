@@ -75,29 +75,35 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time for each choice.")] = 60,
     most: Annotated[int, typer.Option(help="Images for the choice, and for the comparison.")] = 16,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
+    only: Annotated[list[str], typer.Option(help="Chooser: Grad-CAM, camtool or PnPXAI; may be repeated.")] = [],  # noqa: B006
+    models: Annotated[list[str], typer.Option("--model", help="demo, truth or NAME; may be repeated.")] = [],  # noqa: B006
+    slowest: Annotated[float | None, typer.Option(help="Most milliseconds for an image, for camtool.")] = None,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
 ) -> None:
-    """Measure, print a table, and write the numbers to a JSON file."""
+    """Measure, print, and write the numbers to a JSON file; rows of other models and choosers are kept."""
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # those of PnPXAI and its libraries
-    rows = list[dict[str, Any]]()
-    settings = {"machine": describe_machine(threads), "pnpxai": version("pnpxai"), "seconds": seconds, "images": most}
+    result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
+    settings = {"machine": describe_machine(threads), "seconds": seconds, "images": most}
     for subject in _iterate_subjects(weights, photos, most):
-        for chooser, choose in _CHOOSERS.items():
-            start = time.monotonic()
-            chosen, explain, remarks = choose(subject, seconds)
-            taken = time.monotonic() - start
-            row = {"model": subject.name, "chooser": chooser, "chosen": chosen, "seconds": round(taken, 1)}
-            rows.append(row | _grade(subject, explain) | remarks)
-            print(rows[-1], flush=True)
-            out.write_text(json.dumps(settings | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        for chooser in () if models and subject.name not in models else only or _CHOOSERS:
+            start, busy = time.monotonic(), time.process_time()
+            chosen, explain, remarks = _CHOOSERS[chooser](subject, seconds, slowest)
+            taken = {"seconds": round(time.monotonic() - start, 1), "cpu": round(time.process_time() - busy, 1)}
+            name = chooser if slowest is None else f"{chooser}, {slowest:g} ms"
+            row = {"model": subject.name, "chooser": name, "chosen": chosen, **taken, **_grade(subject, explain)}
+            print(row | remarks, flush=True)
+            others = [each for each in result["rows"] if (each["model"], each["chooser"]) != (subject.name, name)]
+            result = {"rows": [*others, row | remarks | settings]}
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------------------ models
 
 
 def _iterate_subjects(weights: Sequence[str], photos: Path, most: int) -> Iterator[Subject]:
-    yield _load_demo(most)
+    yield _load_demo("demo", most)
+    yield _load_demo("demo-cheat", most)
     yield _load_truth(most)
     for name, file in (each.split("=", 1) for each in weights):
         yield _load(name, file, photos, most)
@@ -113,10 +119,10 @@ def _load(name: str, file: str, photos: Path, most: int) -> Subject:
     return Subject(name, loaded.model, torch.stack(seen), torch.stack([unseen[index] for index in spread]))
 
 
-def _load_demo(most: int) -> Subject:
+def _load_demo(name: str, most: int) -> Subject:
     images = np.stack([draw_scene(seed).image for seed in range(_FIRST_SCENE, _FIRST_SCENE + 2 * most)])
     inputs = prepare_images(images)
-    return Subject("demo", camtool.load("demo").model, inputs[:most], inputs[most:])
+    return Subject(name, camtool.load(name).model, inputs[:most], inputs[most:])
 
 
 def _load_truth(most: int) -> Subject:
@@ -133,12 +139,12 @@ def _load_truth(most: int) -> Subject:
 # ---------------------------------------------------------------------------------------------------- choosers
 
 
-def _choose_gradcam(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
+def _choose_gradcam(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
     return "gradcam", _explain_with_camtool(subject.model, "gradcam", None), {}
 
 
-def _choose_by_camtool(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
-    found = camtool.recommend(subject.model, subject.seen, seconds=seconds)
+def _choose_by_camtool(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
+    found = camtool.recommend(subject.model, subject.seen, seconds=seconds, slowest=slowest)
     name = f"{found.method} at {found.layer}" if found.layer else found.method
     remarks = {"tried": len(found.tried), "reason": found.reason}
     return name, _explain_with_camtool(subject.model, found.method, found.layer), remarks
@@ -154,7 +160,7 @@ def _explain_with_camtool(model: nn.Module, method: str, layer: str | None) -> E
     return explain
 
 
-def _choose_by_pnpxai(subject: Subject, seconds: float) -> tuple[str, Explain, dict[str, Any]]:
+def _choose_by_pnpxai(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
     from pnpxai import AutoExplanationForImageClassification
 
     with torch.no_grad():
@@ -183,7 +189,8 @@ def _choose_by_pnpxai(subject: Subject, seconds: float) -> tuple[str, Explain, d
         if best is None or found.study.best_value > best.study.best_value:
             best = found
     assert best is not None
-    remarks = {"named": len(named), "trials": trials, "failed": failed, "AbPC": round(float(best.study.best_value), 3)}
+    quality = round(float(best.study.best_value), 3)
+    remarks = {"version": version("pnpxai"), "named": len(named), "trials": trials, "failed": failed, "AbPC": quality}
 
     def explain(images: Tensor, classes: Tensor) -> Tensor:
         parts = [best.postprocessor(best.explainer.attribute(x, y)) for x, y in _iterate(images, classes)]
@@ -198,7 +205,7 @@ def _iterate(images: Tensor, classes: Tensor) -> Any:
 
 
 _CHOOSERS = {
-    "(Grad-CAM)": _choose_gradcam,
+    "Grad-CAM": _choose_gradcam,
     "camtool": _choose_by_camtool,
     "PnPXAI": _choose_by_pnpxai,
 }

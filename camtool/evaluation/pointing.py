@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,12 +40,12 @@ class PointingGame:
     classes: Tensor
     is_shrunk: bool = False
 
-    def play(self, candidate: Candidate, check: Callable[[], None] = lambda: None) -> Tensor:
+    def play(self, candidate: Candidate, time_step: Callable[[], AbstractContextManager[None]] = nullcontext) -> Tensor:
         """Return the share of the heat on the right image, ``(M,)``; the chance level is 0.25.
 
         Args:
             candidate: Who plays.
-            check: Is called before each mosaic; an exception ends the game.
+            time_step: Its block is around each mosaic; an exception ends the game.
 
         Raises:
             CamtoolError: The candidate cannot explain mosaics.
@@ -52,8 +53,8 @@ class PointingGame:
         explain = self.subject.make_explain(candidate, self.classes)
 
         def explain_in_time(mosaics: Tensor, rows: Tensor) -> Tensor:
-            check()
-            return explain(mosaics, rows)
+            with time_step():
+                return explain(mosaics, rows)
 
         return compute_grid_pointing(
             explain_in_time, self.images, self.classes, grid=_GRID, shrink=self.is_shrunk, chunk=1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from camtool.arguments.checks import check_number
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
-from camtool.evaluation.trials import REFERENCE, Bench, MeasuredBatch, Tried, place_masks
+from camtool.evaluation.trials import REFERENCE, Bench, Deadline, MeasuredBatch, Tried, place_masks
 from camtool.layers.survey import find_candidates
 from camtool.methods import METHODS
 from camtool.models import Loaded, Transform, to_loaded
@@ -37,7 +36,7 @@ _BATCH = 4
 """Images that are explained together. Between batches the time is looked at."""
 
 _MARGIN = 0.05
-"""Share of the time that is left for the batch that is explained when the rest is over."""
+"""Share of the time that is left for a method whose first batch takes longer than all before."""
 
 _LAYERS = 3
 """Layers before the default one: the deepest one of each finer grid."""
@@ -115,13 +114,13 @@ def recommend(
     """
     check_number("seconds", seconds, above=0, error=MetricError)
     check_number("slowest", slowest, above=0, optional=True, error=MetricError)
-    end = time.monotonic() + (1 - _MARGIN) * seconds
+    deadline = Deadline((1 - _MARGIN) * seconds)
     subject = Subject(model, transform, labels, device)
     requests = [None] * len(images) if target_class is None else list(target_class)
     for name, given in (("target_class", requests), ("truth", truth)):
         if given is not None and len(given) != len(images):
             raise MetricError(f"{name} has {len(given)} entries for {len(images)} images; give one for each.")
-    return _choose(subject, images, requests, truth, lambda: time.monotonic() > end, slowest)
+    return _choose(subject, images, requests, truth, deadline, slowest)
 
 
 def recommend_once(
@@ -146,7 +145,7 @@ def _choose(
     images: Sequence[Any] | Tensor,
     requests: Sequence[Any],
     truth: Sequence[Any] | None,
-    is_over: Callable[[], bool],
+    deadline: Deadline,
     slowest: float | None = None,
 ) -> Recommendation:
     """Return the choice for a model; the arguments are those of :func:`recommend`."""
@@ -156,10 +155,10 @@ def _choose(
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
     known = None if truth is None else [truth[index] for index in chosen]
     batches = [MeasuredBatch(subject, each) for each in subject.iterate_batches(used, asked, _BATCH)]
-    bench = Bench(batches, place_masks(batches, known), is_over)
+    bench = Bench(batches, place_masks(batches, known), deadline)
     tried = [bench.measure_reference()]
     for candidate in _list_candidates(subject, batches[0].labeled):
-        if is_over():
+        if deadline.is_over():
             break
         try:
             tried.append(bench.measure(candidate))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
 from camtool.trust.metrics.localization import compute_energy
 
-__all__ = ["REFERENCE", "Bench", "MeasuredBatch", "Tried", "place_masks"]
+__all__ = ["REFERENCE", "Bench", "Deadline", "MeasuredBatch", "Tried", "place_masks"]
 
 REFERENCE = Candidate("gradcam")
 """The candidate that the others are compared with: Grad-CAM at the default layer."""
@@ -69,25 +70,51 @@ class MeasuredBatch:
         self.drops = measure_cell_drops(subject.make_score(labeled, "logit"), labeled.images)
 
 
+class Deadline:
+    """The end of the time for all measurements. A step begins only if the longest one so far would end in time.
+
+    Args:
+        seconds: The time from now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end, self._longest = time.monotonic() + seconds, 0.0
+
+    def is_over(self) -> bool:
+        """Return True if another step may end too late."""
+        return time.monotonic() + self._longest > self._end
+
+    @contextmanager
+    def time_step(self) -> Iterator[None]:
+        """Measure how long the block takes.
+
+        Raises:
+            MetricError: The time is over; the block is not run.
+        """
+        if self.is_over():
+            raise MetricError("seconds: the time is over.")
+        start = time.monotonic()
+        yield
+        self._longest = max(self._longest, time.monotonic() - start)
+
+
 class Bench:
     """Measures candidates on all batches.
 
     Args:
         batches: The images.
         masks: The objects in each batch, if they are known.
-        is_over: Whether the time is over.
+        deadline: The end of the time.
     """
 
-    def __init__(
-        self, batches: Sequence[MeasuredBatch], masks: Sequence[Tensor | None], is_over: Callable[[], bool]
-    ) -> None:
-        self._batches, self._masks, self._is_over = batches, masks, is_over
+    def __init__(self, batches: Sequence[MeasuredBatch], masks: Sequence[Tensor | None], deadline: Deadline) -> None:
+        self._batches, self._masks, self._deadline = batches, masks, deadline
         self._game: PointingGame | None = None
 
     def measure_reference(self) -> Tried:
         """Measure the reference without a time limit, and prepare the pointing game."""
-        found = self._measure(REFERENCE, lambda: False)
-        if found.has_truth or self._is_over():
+        found = self._measure(REFERENCE, nullcontext)
+        if found.has_truth or self._deadline.is_over():
             return found
         prepared = prepare_pointing(self._batches[0].subject, [each.labeled for each in self._batches], REFERENCE)
         if prepared is None:
@@ -101,18 +128,17 @@ class Bench:
         Raises:
             CamtoolError: It cannot explain the model, or the time is over before all is measured.
         """
-        found = self._measure(candidate, self._is_over)
+        found = self._measure(candidate, self._deadline.time_step)
         if self._game is None:
             return found
-        return replace(found, localization=_to_array([self._game.play(candidate, lambda: _check_time(self._is_over))]))
+        return replace(found, localization=_to_array([self._game.play(candidate, self._deadline.time_step)]))
 
-    def _measure(self, candidate: Candidate, is_over: Callable[[], bool]) -> Tried:
+    def _measure(self, candidate: Candidate, time_step: Callable[[], AbstractContextManager[None]]) -> Tried:
         faithfulness, localization, seconds, layer = [], [], 0.0, ""
         for each, mask in zip(self._batches, self._masks, strict=True):
-            _check_time(is_over)
-            start = time.perf_counter()
-            labeled = each.labeled
-            (found,) = compute_maps(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
+            start, labeled = time.perf_counter(), each.labeled
+            with time_step():
+                (found,) = compute_maps(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
             seconds, layer = seconds + time.perf_counter() - start, found.layer
             faithfulness.append(compare_with_cell_drops(found.maps, each.drops))
             if mask is not None:
@@ -121,11 +147,6 @@ class Bench:
         localized = _to_array(localization) if localization else None
         milliseconds = seconds * 1000 / len(faithful)
         return Tried(candidate.method, layer, faithful, localized, milliseconds, has_truth=localized is not None)
-
-
-def _check_time(is_over: Callable[[], bool]) -> None:
-    if is_over():
-        raise MetricError("seconds: the time is over.")
 
 
 def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:

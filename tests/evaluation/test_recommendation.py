@@ -108,7 +108,23 @@ def test_localization_is_the_grid_pointing_game_on_images_that_are_recognized(is
     torch.testing.assert_close(shares, expected, atol=1e-4, rtol=0)
     assert shares.mean() > 0.5  # Grad-CAM of a trained model finds the right image
     with pytest.raises(MetricError, match="over"):
-        game.play(Candidate("layercam"), lambda: trials._check_time(lambda: True))
+        game.play(Candidate("layercam"), trials.Deadline(0).time_step)
+
+
+def test_no_step_begins_that_may_end_too_late(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now[0])
+    deadline = trials.Deadline(10)
+    for seconds in (3, 1):
+        with deadline.time_step():
+            now[0] += seconds
+    with deadline.time_step():
+        now[0] += 2.5  # 6.5 of 10 seconds are over, and the longest step took 3
+    assert not deadline.is_over()
+    now[0] += 0.6
+    assert deadline.is_over()
+    with pytest.raises(MetricError, match="over"), deadline.time_step():
+        raise AssertionError
 
 
 def test_without_four_recognized_classes_there_is_no_game():
