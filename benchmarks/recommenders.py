@@ -84,7 +84,7 @@ def main(
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # those of PnPXAI and its libraries
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
-    settings = {"machine": describe_machine(threads), "seconds": seconds, "images": most}
+    settings = {"machine": describe_machine(threads), "budget": seconds, "images": most}
     for subject in _iterate_subjects(weights, photos, most):
         for chooser in () if models and subject.name not in models else only or _CHOOSERS:
             start, busy = time.monotonic(), time.process_time()
@@ -93,7 +93,8 @@ def main(
             name = chooser if slowest is None else f"{chooser}, {slowest:g} ms"
             row = {"model": subject.name, "chooser": name, "chosen": chosen, **taken, **_grade(subject, explain)}
             print(row | remarks, flush=True)
-            others = [each for each in result["rows"] if (each["model"], each["chooser"]) != (subject.name, name)]
+            key = subject.name, name, most
+            others = [each for each in result["rows"] if (each["model"], each["chooser"], each["images"]) != key]
             result = {"rows": [*others, row | remarks | settings]}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
