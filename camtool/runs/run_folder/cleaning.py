@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -15,10 +16,21 @@ from camtool.runs.run_folder.description import DESCRIPTION
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, read_records
 from camtool.runs.run_folder.planning import is_inside
 
-__all__ = ["FAILURES", "remove_results", "remove_run", "remove_temporary_files"]
+__all__ = [
+    "FAILURES",
+    "LISTS",
+    "list_run_files",
+    "move_results",
+    "remove_results",
+    "remove_run",
+    "remove_temporary_files",
+]
 
 FAILURES = "failures.jsonl"
 """Name of the file in the output folder with one JSON line for each photo that failed."""
+
+LISTS = (MANIFEST, FAILURES, JOURNAL, PHOTOS, DESCRIPTION)
+"""Names of the files in the output folder that describe the run and its results."""
 
 
 def remove_temporary_files(folders: Iterable[Path]) -> None:
@@ -37,10 +49,35 @@ def remove_results(folder: Path, names: Iterable[str]) -> None:
         OSError: A file cannot be removed.
     """
     for name in names:
-        path = folder / name
-        # A link to a folder on the way could lead anywhere.
-        if is_inside(name) and path.parent.resolve().is_relative_to(folder.resolve()) and not path.is_dir():
-            path.unlink(missing_ok=True)
+        if _may_be_removed(folder, name):
+            (folder / name).unlink(missing_ok=True)
+
+
+def move_results(folder: Path, names: Iterable[str], target: Path) -> None:
+    """Move files from one folder to the same places in another one, with the caution of :func:`remove_results`.
+
+    Files that are not there are left out, so that it can be repeated.
+
+    Raises:
+        OSError: A file cannot be moved.
+    """
+    for name in names:
+        path, moved = folder / name, target / name
+        if _may_be_removed(folder, name) and os.path.lexists(path):
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            if moved.parent.resolve().is_relative_to(target.resolve()):
+                path.replace(moved)
+
+
+def list_run_files(folder: Path) -> Iterator[str]:
+    """Yield the files that a run lists, relative to its folder, then its lists.
+
+    The description is the last, so that a removal that is interrupted can be repeated.
+    """
+    records = chain(read_records(folder / PHOTOS), read_records(folder / JOURNAL))
+    yield from chain.from_iterable(record.files for record in records)
+    yield from _list_manifest_files(folder / MANIFEST)
+    yield from LISTS
 
 
 def remove_run(folder: Path) -> None:
@@ -49,12 +86,14 @@ def remove_run(folder: Path) -> None:
     Raises:
         OSError: A file cannot be removed.
     """
-    records = chain(read_records(folder / PHOTOS), read_records(folder / JOURNAL))
-    remove_results(folder, chain.from_iterable(record.files for record in records))
-    remove_results(folder, _list_manifest_files(folder / MANIFEST))
-    # The description is the last, so that a removal that is interrupted can be repeated.
-    for name in (MANIFEST, FAILURES, JOURNAL, PHOTOS, DESCRIPTION):
-        (folder / name).unlink(missing_ok=True)
+    remove_results(folder, list_run_files(folder))
+
+
+def _may_be_removed(folder: Path, name: str) -> bool:
+    """Return True if a recorded path leads to a file in the folder."""
+    path = folder / name
+    # A link to a folder on the way could lead anywhere.
+    return is_inside(name) and path.parent.resolve().is_relative_to(folder.resolve()) and not path.is_dir()
 
 
 def _list_manifest_files(path: Path) -> Iterator[str]:

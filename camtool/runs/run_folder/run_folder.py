@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -26,6 +26,7 @@ from camtool.runs.run_folder.photo_records import (
     read_records,
 )
 from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
+from camtool.runs.run_folder.replaced_run import replace_old_run
 from camtool.runs.text_escapes import to_json
 
 __all__ = ["RunFolder", "RunStart", "open_run_folder"]
@@ -40,7 +41,8 @@ class RunStart:
     Attributes:
         description: What the results depend on, as :func:`describe_run` returns it. A run in the folder is continued
             if its description is the same. None if it is unknown: then the folder must hold no run.
-        overwrite: Remove a run that is in the folder, and start anew.
+        overwrite: Remove a run that is in the folder, and start anew. It is removed when a photo of the new run is
+            explained, or when the new run ends; if that fails before, the old run stays as it was.
         retry_failed: Explain photos again that failed in an earlier start.
         plan: Photos in batches that replace those of the jobs, e.g. of a run that is replayed.
     """
@@ -62,14 +64,16 @@ class RunFolder:
     Args:
         folder: The output folder.
         batches: The batches of the run. The records of those that are complete are in the folder.
+        discard_old_run: Called before the first photo is recorded that was explained.
 
     Attributes:
         batches: The batches.
     """
 
-    def __init__(self, folder: Path, batches: Sequence[Batch]) -> None:
+    def __init__(self, folder: Path, batches: Sequence[Batch], discard_old_run: Callable[[], None]) -> None:
         self.batches = batches
         self._folder = folder
+        self._discard_old_run = discard_old_run
         self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
         self._old = iterate_batches(read_records(folder / PHOTOS))
         self._begun: dict[str, PhotoRecord] = {}
@@ -104,6 +108,8 @@ class RunFolder:
             OSError: The disk is full or damaged. Earlier records stay complete.
         """
         assert self._journal is not None, "all batches are complete"
+        if results.get("explanations") is not None:
+            self._discard_old_run()
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
         remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
@@ -141,8 +147,11 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
     try:
-        with hold_lock(folder / _LOCK):
-            opened = _open(folder, jobs, batch_size, start)
+        with (
+            hold_lock(folder / _LOCK),
+            replace_old_run(folder, is_asked=start.overwrite) as discard_old_run,
+        ):
+            opened = _open(folder, jobs, batch_size, start, discard_old_run)
             try:
                 yield opened
             except CamtoolError:
@@ -164,10 +173,10 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         ) from None
 
 
-def _open(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -> RunFolder:
-    if start.overwrite:
-        remove_run(folder)
-    else:
+def _open(
+    folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart, discard_old_run: Callable[[], None]
+) -> RunFolder:
+    if not start.overwrite:
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
@@ -181,7 +190,7 @@ def _open(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -
         _write_lines(folder / PHOTOS, (encode_record(each) for records in (kept, start.plan, new) for each in records))
     started = (folder / DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
-    return RunFolder(folder, find_batches(read_records(folder / PHOTOS), jobs, state))
+    return RunFolder(folder, find_batches(read_records(folder / PHOTOS), jobs, state), discard_old_run)
 
 
 def _check_folder(folder: Path, start: RunStart) -> None:
