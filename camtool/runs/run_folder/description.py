@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_weights, remove_addresses
+from camtool.runs.run_folder.user_code import hash_user_code
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -37,6 +38,9 @@ DESCRIPTION = "run.json"
 
 MACHINE = "machine"
 """The part of a description that may differ when a run is continued. Its last bits may then differ, too."""
+
+_CODE = "code"
+"""The part of a description with the hashes of the user's own source files."""
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "scikit-image")
 """Distributions that every result depends on."""
@@ -73,6 +77,7 @@ def describe_run(
         "camtool": __version__,
         **describe_command(command),
         "model": _describe_model(loaded, command.get("weights")),
+        _CODE: hash_user_code(command.get(name) for name in ("model", "transform")),
         "method": [each.name for each in found],
         "options": to_plain(by_method),
         "seeds": to_plain({name: own["seed"] for name, own in by_method.items() if "seed" in own}),
@@ -199,11 +204,15 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if not _has_relative_path(now):
         old.pop("directory", None), new.pop("directory", None)
     names = [*new, *(name for name in old if name not in new)]
-    return [
-        f"{_get_title(name)}: {_show(old.get(name))} then, {_show(new.get(name))} now"
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    return [_describe_change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+
+
+def _describe_change(name: str, old: Any, new: Any) -> str:
+    part, _, file = name.partition(".")
+    if part == _CODE:  # the hashes would tell the user nothing
+        what = "is new" if old is None else "is no longer used" if new is None else "has changed since the run"
+        return f"code of --model or --transform: the file {file} {what}"
+    return f"{_get_title(name)}: {_show(old)} then, {_show(new)} now"
 
 
 def check_unchanged(folder: Path, description: Mapping[str, Any]) -> None:

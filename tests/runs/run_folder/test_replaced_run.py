@@ -17,7 +17,7 @@ from camtool.runs.run_folder.photo_records import PHOTOS, PhotoRecord, encode_re
 from camtool.runs.run_folder.replaced_run import replace_old_run
 from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
-from tests.cli.test_commands import explained, photos
+from tests.cli.test_commands import camtool_, explained, photos
 from tests.runs.photos import write_photo
 from tests.runs.run_folder.test_run_folder import read_files
 from tests.runs.test_executor import build_explainer, read_manifest, write_broken_photo
