@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["add_article", "format_count", "format_percent", "suggest_names"]
+__all__ = ["add_article", "format_count", "format_percent", "merge_texts", "suggest_names"]
 
 
 def suggest_names(word: str, known: Iterable[str], *, max_count: int = 3) -> str:
@@ -55,3 +56,9 @@ def add_article(noun: str) -> str:
 def format_percent(probability: float, decimals: int = 0) -> str:
     """Return a probability as a percentage, e.g. ``"87%"``; ``"not a number"`` if it is NaN or infinite."""
     return f"{probability:.{decimals}%}" if math.isfinite(probability) else "not a number"
+
+
+def merge_texts(texts: Iterable[str]) -> str:
+    """Return a text that is true of all texts of one kind: their numbers become an ellipsis if they differ."""
+    first, *others = dict.fromkeys(texts)
+    return re.sub(r"\d+(\.\d+)?", "…", first) if others else first

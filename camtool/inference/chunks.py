@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from camtool.hooks.tracing import TracedCall
 __all__ = [
     "PassCounter",
     "ProgressListener",
+    "Stage",
     "compute_chunk_size",
     "count_largest_output",
     "hide_progress",
@@ -46,6 +48,21 @@ _SECONDS_BEFORE_PROGRESS = 2.0
 _TQDM_LOCK = Lock()
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A long part of the work on one file, such as explaining the tiles of a slide.
+
+    Attributes:
+        activity: What is done, with a capital: ``"Explaining"``.
+        unit: What is counted, in the singular: ``"tile"``.
+        batch_size: How many are done at once.
+    """
+
+    activity: str
+    unit: str
+    batch_size: int = 1
+
+
 class PassCounter(Protocol):
     """Receiver of the progress of one loop over passes."""
 
@@ -57,9 +74,12 @@ class PassCounter(Protocol):
 
 
 class ProgressListener(Protocol):
-    """Function that is called at the start of each loop over passes, with their number. Loops may be nested."""
+    """Function that is called at the start of each loop over passes, with their number. Loops may be nested.
 
-    def __call__(self, count: int, /) -> PassCounter:
+    A loop that is a stage of the work on a file comes with a second argument.
+    """
+
+    def __call__(self, count: int, stage: Stage = ..., /) -> PassCounter:
         """Return what follows the loop."""
 
 
@@ -82,18 +102,22 @@ def count_largest_output(calls: Sequence[TracedCall]) -> int:
     return max(0 if call.shape is None else math.prod(call.shape) for call in calls)
 
 
-def iterate_chunks(count: int, size: int) -> Iterator[slice]:
+def iterate_chunks(count: int, size: int, stage: Stage | None = None) -> Iterator[slice]:
     """Yield the slices of ``range(count)``, each at most ``size`` long.
 
     In a terminal or a notebook a progress bar appears if this takes more than two seconds.
+
+    Args:
+        count: The number of passes.
+        size: The largest number in a chunk.
+        stage: What the loop does, if it is no loop of a method over passes.
 
     Raises:
         MethodError: ``size`` is below 1.
     """
     if size < 1:
         raise MethodError(f"chunk must be 1 or more, got {size}; leave it out to run as many at once as fit.")
-    listener = _listener.get()
-    counter = _LateBar(count) if listener is None else listener(count)
+    counter = _start_counter(count, stage)
     try:
         for start in range(0, count, size):
             part = slice(start, min(start + size, count))
@@ -103,11 +127,18 @@ def iterate_chunks(count: int, size: int) -> Iterator[slice]:
         counter.close()
 
 
+def _start_counter(count: int, stage: Stage | None) -> PassCounter:
+    listener = _listener.get()
+    if listener is None:
+        return _LateBar(count, stage or Stage("", "pass"))
+    return listener(count) if stage is None else listener(count, stage)
+
+
 class _LateBar:
     """A progress bar of tqdm that appears after two seconds."""
 
-    def __init__(self, count: int) -> None:
-        self._count, self._done = count, 0
+    def __init__(self, count: int, stage: Stage) -> None:
+        self._count, self._done, self._stage = count, 0, stage
         self._bar: Any = None
         self._started = time.monotonic()
 
@@ -118,7 +149,14 @@ class _LateBar:
         elif time.monotonic() - self._started > _SECONDS_BEFORE_PROGRESS:
             # Import tqdm as late as possible: it holds locks, and a process that another thread forks meanwhile would
             # wait for them forever.
-            self._bar = _import_tqdm()(total=self._count, initial=self._done, unit="pass", disable=None, leave=False)
+            self._bar = _import_tqdm()(
+                desc=self._stage.activity or None,
+                unit=self._stage.unit,
+                total=self._count,
+                initial=self._done,
+                disable=None,
+                leave=False,
+            )
 
     def close(self) -> None:
         if self._bar is not None:
@@ -147,8 +185,8 @@ def send_progress(listener: ProgressListener) -> Iterator[None]:
 
 @contextmanager
 def hide_progress() -> Iterator[None]:
-    """Show no progress bar within the block, for callers that show their own."""
-    with send_progress(lambda _: _Ignored()):
+    """Show no progress bar within the block, for callers that show their own. A listener still gets the loops."""
+    with send_progress(_listener.get() or (lambda *_: _Ignored())):
         yield
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from camtool.arguments.checks import check_choice
 from camtool.errors import CamtoolError, ImageError
-from camtool.inference.chunks import iterate_chunks
+from camtool.inference.chunks import Stage, iterate_chunks
 from camtool.slides.readers import SlideReader, read_scaled
 from camtool.slides.tiling import Tile, TileGrid
 
@@ -31,6 +31,9 @@ _DARK = 20
 
 _LOOK = 32
 """Side in pixels to which tiles are reduced to be looked at. A coarse level of the slide is enough for it."""
+
+_GROUP = 64
+"""Tiles between two steps of the progress."""
 
 _Rule: TypeAlias = "Callable[[Pixels], NDArray[np.bool_]]"
 
@@ -61,7 +64,7 @@ def select_tissue(reader: SlideReader, grid: TileGrid, background: Background, m
         yield from tiles
         return
     rule = background if callable(background) else _RULES[background]
-    for part in iterate_chunks(len(tiles), 64):
+    for part in iterate_chunks(len(tiles), _GROUP, Stage("Searching", "tile", _GROUP)):
         yield from (tile for tile in tiles[part] if _measure_tissue(reader, grid, tile, rule) >= min_tissue)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.messages import merge_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explainer import Explainer
-from camtool.inference.chunks import hide_progress, iterate_chunks
+from camtool.inference.chunks import Stage, hide_progress, iterate_chunks
 from camtool.models import find_input_size, to_loaded
 from camtool.slides.background import Background, check_background, select_tissue
 from camtool.slides.opening import open_slide
@@ -204,7 +205,7 @@ class _SlideRun:
 
     def explain_tiles(self, batches: Iterator[list[tuple[Tile, Any]]], count: int, size: int) -> None:
         """Explain all tiles, batch by batch, with a progress bar."""
-        for _, batch in zip(iterate_chunks(count, size), batches, strict=True):
+        for _, batch in zip(iterate_chunks(count, size, Stage("Explaining", "tile", size)), batches, strict=True):
             readable = [(tile, pixels) for tile, pixels in batch if not isinstance(pixels, str)]
             with hide_progress():
                 results = self._explain([Image.fromarray(pixels) for _, pixels in readable])
@@ -274,6 +275,9 @@ def _summarize_warnings(rows: Sequence[TileRow], failed: int) -> Iterator[str]:
     """Yield each kind of warning once, with the number of tiles that have it."""
     if failed:
         yield f"{failed:,} of {len(rows) + failed:,} tiles could not be explained; see failures."
-    texts = {code: text for row in rows for code, text in zip(row.warning_codes, row.warnings, strict=True)}
-    for code, count in Counter(code for row in rows for code in row.warning_codes).most_common():
-        yield f"{count:,} of {len(rows):,} tiles: {texts[code]}"
+    texts: defaultdict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for code, text in zip(row.warning_codes, row.warnings, strict=True):
+            texts[code].append(text)
+    for code in sorted(texts, key=lambda code: -len(texts[code])):
+        yield f"{len(texts[code]):,} of {len(rows):,} tiles: {merge_texts(texts[code])}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.errors import ImageError
+from camtool.inference.chunks import Stage, iterate_chunks
 from camtool.rendering.image_writing import open_atomically
 from camtool.slides.stitching import allocate_on_disk
 
@@ -73,7 +74,8 @@ def write_pyramid(path: Path, levels: Sequence[Pixels], mpp: float | None, descr
         open_atomically(path) as stream,
         tifffile.TiffWriter(stream, bigtiff=size > _LARGEST_CLASSIC) as file,
     ):
-        for number, level in enumerate(levels):
+        steps = iterate_chunks(len(levels), 1, Stage("Writing", "level"))
+        for (number, level), _ in zip(enumerate(levels), steps, strict=True):
             file.write(
                 level,
                 tile=(_TILE, _TILE),

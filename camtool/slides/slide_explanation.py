@@ -13,7 +13,7 @@ import numpy as np
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count
-from camtool.inference.chunks import iterate_chunks
+from camtool.inference.chunks import Stage, iterate_chunks
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.slides.opening import open_slide
@@ -222,7 +222,8 @@ class SlideExplanation:
         """
         height, width = heat.shape
         corners = [(top, left) for top in range(0, height, _BLOCK) for left in range(0, width, _BLOCK)]
-        for (top, left), _ in zip(corners, iterate_chunks(len(corners), 1), strict=True):
+        steps = iterate_chunks(len(corners), 1, Stage("Drawing", "part"))
+        for (top, left), _ in zip(corners, steps, strict=True):
             part = (slice(top, top + _BLOCK), slice(left, left + _BLOCK))
             values = heat[part].astype(np.float32) / 255
             photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from camtool.errors import CamtoolError
+from camtool.inference.chunks import Stage, iterate_chunks
 from camtool.slides.tiling import Tile, TileGrid
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Stitcher:
         # As camtool.maps.normalize: a map that varies by rounding alone is constant.
         rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
         factor = 1 / (high - low) if high - low > rounding else 0.0
-        for start in range(0, len(self._map), _ROWS):
-            part, inside = self._map[start : start + _ROWS], self._explained[start : start + _ROWS]
+        for rows in iterate_chunks(len(self._map), _ROWS, Stage("Stitching", "row", _ROWS)):
+            part, inside = self._map[rows], self._explained[rows]
             part[:] = np.where(inside, ((part - low) * factor).clip(0, 1), 0)
         return self._map, self._explained, (low, high)
 

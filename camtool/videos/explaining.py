@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from os import PathLike
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.messages import merge_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explainer import Explainer
-from camtool.inference.chunks import hide_progress, iterate_chunks
+from camtool.inference.chunks import Stage, hide_progress, iterate_chunks
 from camtool.models import to_loaded
 from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry, split_clip_map
 from camtool.videos.map_store import MapStore
@@ -156,7 +157,8 @@ class _Run:
             ImageError: Not even one frame could be read.
         """
         chosen = self._select(reader, sampling)
-        steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group)
+        stage = Stage("Explaining", "frame", self._group)
+        steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group, stage)
         while group := list(islice(chosen, self._group)):
             next(steps, None)
             with hide_progress():
@@ -287,6 +289,9 @@ def _summarize_warnings(rows: Sequence[FrameRow]) -> Iterator[str]:
             f"The explained class changes {changes:,} times, so the heat of different classes is on one scale; name a "
             "class to see where it is in every frame."
         )
-    texts = {code: text for row in explained for code, text in zip(row.warning_codes, row.warnings, strict=True)}
-    for code, count in Counter(code for row in explained for code in row.warning_codes).most_common():
-        yield f"{count:,} of {len(explained):,} frames: {texts[code]}"
+    texts: defaultdict[str, list[str]] = defaultdict(list)
+    for row in explained:
+        for code, text in zip(row.warning_codes, row.warnings, strict=True):
+            texts[code].append(text)
+    for code in sorted(texts, key=lambda code: -len(texts[code])):
+        yield f"{len(texts[code]):,} of {len(explained):,} frames: {merge_texts(texts[code])}"

@@ -20,7 +20,7 @@ from camtool.cached_property import cached_property
 from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inference.chunks import iterate_chunks
+from camtool.inference.chunks import Stage, iterate_chunks
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.image_writing import open_atomically
@@ -192,7 +192,8 @@ class VideoExplanation:
             raise CamtoolError(f"path {str(path)!r} is the video that was explained; give another one.")
         overlays = self.iterate_overlays(alpha=alpha, colormap=colormap)
         with open_video(path, self.reader.facts) as video:
-            for _, (frame, pixels) in zip(iterate_chunks(self.frame_count, 1), overlays, strict=True):
+            steps = iterate_chunks(self.frame_count, 1, Stage("Drawing", "frame"))
+            for _, (frame, pixels) in zip(steps, overlays, strict=True):
                 video.add(frame, pixels)
         with open_atomically(path.with_suffix(".jsonl")) as stream:
             stream.writelines(f"{json.dumps(asdict(row))}\n".encode() for row in self.rows)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from camtool.arguments.messages import format_count
 from camtool.cli.progress.activity import format_duration
+
+if TYPE_CHECKING:
+    from camtool.inference.chunks import Stage
 
 __all__ = ["Estimate", "Passes"]
 
@@ -30,7 +34,7 @@ class Passes:
         self._finished = 0
         self._started: float | None = None
 
-    def __call__(self, count: int, /) -> _Loop:
+    def __call__(self, count: int, stage: Stage | None = None, /) -> _Loop:
         """Start to follow a loop; :func:`camtool.inference.chunks.send_progress` calls this."""
         if self._started is None:
             self._started = self._clock()
@@ -85,7 +89,7 @@ class _Loop:
 
 
 class Estimate:
-    """Estimate of the time that a run over photos takes.
+    """Estimate of the time that a run over photos, tiles or frames takes.
 
     The first batch is slower than the others, as the layer is chosen and engines compile, so the estimate is made from
     the second one on. If the first takes long, its passes give a lower limit.
@@ -94,12 +98,20 @@ class Estimate:
         photos: The number of photos.
         batch_size: The number of photos in a batch.
         passes: The loops of the current batch.
+        clock: Returns the time in seconds.
+        unit: What is counted, in the singular.
     """
 
     def __init__(
-        self, photos: int, batch_size: int, passes: Passes, clock: Callable[[], float] = time.monotonic
+        self,
+        photos: int,
+        batch_size: int,
+        passes: Passes,
+        clock: Callable[[], float] = time.monotonic,
+        unit: str = "photo",
     ) -> None:
         self._photos, self._batch_size, self._passes, self._clock = photos, batch_size, passes, clock
+        self._unit = unit
         self._started = clock()
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
@@ -142,6 +154,6 @@ class Estimate:
         """Return the time that a long run takes, e.g. ``"About 7 min for 1,200 photos."``; empty for a short one."""
         for words, seconds in (("About", self.total), ("At least", self.least)):
             if seconds is not None:
-                photos = format_count(self._photos, "photo")
+                photos = format_count(self._photos, self._unit)
                 return f"{words} {format_duration(seconds)} for {photos}." if seconds > _LONG_RUN else ""
         return ""

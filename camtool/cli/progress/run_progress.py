@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from camtool.runs.job_list import Job
 
-__all__ = ["RunProgress"]
+__all__ = ["RunProgress", "build_bar"]
 
 
 class RunProgress:
@@ -36,7 +36,7 @@ class RunProgress:
         self._estimate = Estimate(photos, batch_size, self.passes)
         self._seconds: dict[Job, float] = {}
         self._told = ""
-        self._bar = None if is_quiet or not terminal.err.is_terminal else _build_bar(self)
+        self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
         self._is_plain = not is_quiet and self._bar is None
         self._stack = ExitStack()
 
@@ -108,24 +108,29 @@ class RunProgress:
 class _DetailColumn(TextColumn):
     """The pass inside the current batch, and the time that is left."""
 
-    def __init__(self, progress: RunProgress) -> None:
+    def __init__(self, describe: Callable[[], str]) -> None:
         super().__init__("")
-        self._progress = progress
+        self._describe = describe
 
     def render(self, task: Task) -> Text:
         """Return the text, which changes between two updates of the bar."""
-        return Text(self._progress.describe_detail(), "dim")
+        return Text(self._describe(), "dim")
 
 
-def _build_bar(progress: RunProgress) -> Progress:
+def build_bar(describe_detail: Callable[[], str]) -> Progress:
+    """Return a bar for standard error, of one task whose description is the activity.
+
+    Args:
+        describe_detail: Returns what stands after the bar.
+    """
     # Without the detail 50 columns, so that all of it fits into 80.
     return Progress(
         SpinnerColumn(),
-        TextColumn("Explaining"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=14),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        _DetailColumn(progress),
+        _DetailColumn(describe_detail),
         console=terminal.err,
         transient=True,
     )
