@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HEATMAP_SUFFIXES", "Origin", "find_heatmap_suffix"]
+__all__ = ["HEATMAP_SUFFIXES", "Origin", "find_heatmap_suffix", "fit_to_origin"]
 
 HEATMAP_SUFFIXES: tuple[str, ...] = (".nii", ".nii.gz", ".tif", ".tiff")
 """Suffixes of files that hold a heatmap as numbers, with the place of its pixels in the world."""
@@ -46,6 +46,16 @@ class Origin:
             ImageError: The format holds no heatmaps, or the size is another.
         """
         raise ImageError(f"{path}: a heatmap cannot be stored as {self.format}; give a name that ends in .png.")
+
+
+def fit_to_origin(heatmap: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return a heatmap at the size of its image; that of a photo which was reduced while it was read is enlarged."""
+    if heatmap.ndim != 2 or len(shape) != 2 or heatmap.shape == shape:
+        return heatmap
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(heatmap).resize((shape[1], shape[0]), Image.Resampling.BILINEAR))
 
 
 def find_heatmap_suffix(path: Path) -> str | None:

@@ -232,11 +232,15 @@ def _build_jobs(placed: dict[Path | str, Path]) -> list[Job]:
 
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.
     """
-    bare = [place.with_suffix("") for place in placed.values()]
+    bare = [_remove_suffix(place) for place in placed.values()]
     count = Counter(map(fold_path, bare))
     wanted = [stem if count[fold_path(stem)] == 1 else place for stem, place in zip(bare, placed.values(), strict=True)]
     stems = file_names.make_distinct([stem.as_posix() for stem in wanted])
     return [Job(source, Path(stem)) for source, stem in zip(placed, stems, strict=True)]
+
+
+def _remove_suffix(place: Path) -> Path:
+    return place.with_name(place.name[:-7]) if place.name.lower().endswith(".nii.gz") else place.with_suffix("")
 
 
 def fold_path(path: Path) -> str:

@@ -100,6 +100,9 @@ class ResultWriter:
             return Failure(job, f"{job.source}: the model predicts no class for it, so it is neither right nor wrong")
         if self._output.only_wrong and correct:
             return Success(job, [], size=size, correct=correct)
+        refusal = self._find_refusal(explanations)
+        if refusal is not None:
+            return Failure(job, f"{job.source}: {refusal}")
         try:
             lines = [
                 self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
@@ -110,6 +113,12 @@ class ResultWriter:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
         return Success(job, lines, size=size, correct=correct)
+
+    def _find_refusal(self, explanations: Sequence[Explanation]) -> str | None:
+        """Return why a kind of file cannot be written, before any is; ``None`` if all can."""
+        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
+        refusals = (kind.describe_refusal(each) for each in explanations for kind in kinds)
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None

@@ -73,11 +73,15 @@ class SaveKind:
         write: Writes an explanation to a path.
         choose_suffix: From the format of images to the suffix of the file.
         marker: What stands before the suffix, so that the files of an explanation have different names.
+        is_picture: It is an image of 8 bits rather than numbers.
+        describe_refusal: Returns why an explanation cannot be written as this kind; ``None`` if it can.
     """
 
     write: Write
     choose_suffix: Callable[[str], str]
     marker: str
+    is_picture: bool = True
+    describe_refusal: Callable[[Explanation], str | None] = lambda _: None
 
 
 def _write_overlay(
@@ -143,6 +147,34 @@ def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, 
         )
 
 
+def _write_on_grid(
+    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
+) -> None:
+    """Write the heatmap as float32 numbers on the grid of the file that the image came from."""
+    explanation.save(path)
+
+
+def _refuse_nifti(explanation: Explanation) -> str | None:
+    from camtool.inputs.formats.nifti import NiftiOrigin
+
+    if isinstance(explanation.origin, NiftiOrigin):
+        return None
+    return "it is no NIfTI file, so --save nifti has no affine to keep; leave nifti out of --save"
+
+
+def _refuse_geotiff(explanation: Explanation) -> str | None:
+    from camtool.inputs.formats.geotiff import TiffOrigin
+
+    origin = explanation.origin
+    if not isinstance(origin, TiffOrigin):
+        what = "it is no TIFF file that is stored upright"
+    elif origin.crs is None and origin.transform is None:
+        what = "it is a TIFF without a coordinate reference system and without a transform"
+    else:
+        return None
+    return f"{what}, so --save geotiff has no place in the world to keep; leave geotiff out of --save"
+
+
 def _keep_format(format: str) -> str:  # noqa: A002
     return format
 
@@ -160,8 +192,12 @@ SAVE_KINDS: dict[str, SaveKind] = {
     # The photo multiplied by the heatmap.
     "mask": SaveKind(_write_mask, _keep_format, ".mask"),
     # The method's own values as an array (h, w), on what the model saw of the photo.
-    "raw": SaveKind(_write_raw, lambda _: "npy", ".raw"),
+    "raw": SaveKind(_write_raw, lambda _: "npy", ".raw", is_picture=False),
     # The raw values, the heatmap at the size of the photo, and the numbers, in one compressed file of NumPy.
-    "npz": SaveKind(_write_arrays, lambda _: "npz", ""),
+    "npz": SaveKind(_write_arrays, lambda _: "npz", "", is_picture=False),
+    # The heatmap as numbers in a volume with the size, orientation and affine of the NIfTI file.
+    "nifti": SaveKind(_write_on_grid, lambda _: "nii.gz", ".heatmap", False, _refuse_nifti),
+    # The heatmap as numbers with the coordinate reference system and transform of the GeoTIFF.
+    "geotiff": SaveKind(_write_on_grid, lambda _: "tif", ".heatmap", False, _refuse_geotiff),
 }
 """Name → kind of file, in the order that the help shows."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from PIL import Image
 
 from camtool.errors import ImageError
-from camtool.geometry.origins import Origin
+from camtool.geometry.origins import Origin, fit_to_origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,10 +66,7 @@ class TiffOrigin(Origin):
 
         if heatmap.ndim != len(self.shape):
             raise ImageError(f"{path}: the heatmap is {heatmap.shape}, but the image of {self.name} is {self.shape}.")
-        if heatmap.ndim == 2 and heatmap.shape != self.shape:
-            # The photo was reduced while it was read; the file keeps the grid of the original.
-            size = self.shape[1], self.shape[0]
-            heatmap = np.asarray(Image.fromarray(heatmap).resize(size, Image.Resampling.BILINEAR))
+        heatmap = fit_to_origin(heatmap, self.shape)
         buffer = BytesIO()
         tags = [(tag, _TAG_TYPES[tag], _count(value), value, True) for tag, value in self.tags.items()]
         tifffile.imwrite(

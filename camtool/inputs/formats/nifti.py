@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 import numpy as np
 
 from camtool.errors import ImageError
-from camtool.geometry.origins import Origin
+from camtool.geometry.origins import Origin, fit_to_origin
 from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.decoding import import_reader, name_in_errors
@@ -91,6 +91,7 @@ class NiftiOrigin(Origin):
         Raises:
             ImageError: The heatmap has another size than the image.
         """
+        heatmap = fit_to_origin(heatmap, self.shape)
         if heatmap.shape != self.shape:
             raise ImageError(f"{path}: the heatmap is {heatmap.shape}, but the image of {self.name} is {self.shape}.")
         image = self._build_image(heatmap)
