@@ -225,6 +225,7 @@ def run(
     window: shared_options.Window = None,
     percentiles: shared_options.Percentiles = None,
     slice: shared_options.Slice = None,  # noqa: A002
+    volume: shared_options.Volume = False,
     axis: shared_options.AxisOption = None,
     frame: shared_options.Frame = None,
     page: Annotated[
@@ -326,7 +327,9 @@ def run(
     planned = None
     if not cluster:
         with show_activity("Listing photos", is_quiet=quiet or as_json):
-            planned = job_list.plan_run(paths, recursive=recursive, out=out)
+            planned = job_list.plan_run(paths, recursive=recursive, out=out, as_volumes=volume)
+        if not (quiet or as_json):
+            _tell_series(planned, is_joined=volume)
     settings: dict[str, Any] = {
         "layer": layer,
         "merge": merge,
@@ -405,6 +408,22 @@ def _read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueCla
     if path is None:
         return TrueClasses(path, {}, 0)
     return read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
+
+
+def _tell_series(plan: Plan, *, is_joined: bool) -> None:
+    """Say what becomes of slices of a DICOM series, as a folder of them may be photos or one volume."""
+    from camtool.runs.job_list import find_series
+
+    folders = [job.source for job in plan.jobs if isinstance(job.source, Path) and job.source.is_dir()]
+    if is_joined and folders:
+        count = format_count(len(folders), "folder")
+        terminal.print_note(f"{count} of DICOM slices, each explained as one volume, sorted by position.")
+    found = None if is_joined else find_series(job.source for job in plan.jobs)
+    if found is not None:
+        terminal.print_note(
+            f"{found[0]} holds slices of a DICOM series. Each of the {found[1]} files is explained as a photo of its "
+            "own; --volume explains a folder as one volume."
+        )
 
 
 def _describe_undrawable_labels(loaded: Loaded) -> list[str]:

@@ -57,6 +57,7 @@ __all__ = [
     "Slice",
     "Std",
     "TransformName",
+    "Volume",
     "Weights",
     "Window",
     "announce_user_code",
@@ -270,6 +271,14 @@ Bands = Annotated[str | None, _describe_reading("N,N,N", "Bands, from 1, e.g. 4,
 Window = Annotated[str | None, _describe_reading("CENTER,WIDTH", "Values from black to white, e.g. 40,400.")]
 Percentiles = Annotated[str | None, _describe_reading("LOW,HIGH", "The same as percentiles of each band, e.g. 2,98.")]
 Slice = Annotated[str | None, _describe_reading("N", "Slice, page or DICOM frame, from 0, or 'middle'.")]
+Volume = Annotated[
+    bool,
+    typer.Option(
+        "--volume",
+        help="Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each file.",
+        rich_help_panel=_READING_PANEL,
+    ),
+]
 Frame = Annotated[int | None, _describe_reading("N", "Time step, from 0.")]
 AxisOption = Annotated[Axis | None, _describe_reading("AXIS", "Slices of NIfTI: axial, coronal, sagittal, ras.")]
 

@@ -8,15 +8,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.errors import ImageError
 from camtool.inputs import image_files
+from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
 from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
-__all__ = ["Job", "Plan", "Skipped", "fold_path", "parse_source", "plan_run", "select_jobs"]
+__all__ = ["Job", "Plan", "Skipped", "find_series", "fold_path", "parse_source", "plan_run", "select_jobs"]
+
+
+_VOLUME_FILES = (".nii", ".nii.gz", ".tif", ".tiff")
+"""Suffixes of other files that may hold a volume."""
+
+_FOLDERS_READ = 20
+"""Folders that are searched for a series, to tell the user of it; a run may have a million."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class Job:
     """A photo to explain.
 
     Attributes:
-        source: The path of the photo, or its URL as a string.
+        source: The path of the photo, or its URL as a string; for a volume the folder of its slices.
         stem: The path of its results, relative to the output folder; each result adds its own ending.
     """
 
@@ -34,7 +43,12 @@ class Job:
     @property
     def name(self) -> str:
         """The file name of the photo."""
-        return file_names.name_url(self.source) if isinstance(self.source, str) else self.source.name
+        return file_names.name_url(self.source) if isinstance(self.source, str) else _get_name(self.source)
+
+
+def _get_name(path: Path) -> str:
+    """Return the name of a file or folder, also of ``"."`` and ``".."``. A link has its own name."""
+    return path.name if path.name not in ("", "..") else path.resolve().name
 
 
 def parse_source(text: str) -> Path | str:
@@ -70,7 +84,9 @@ class Plan:
     folders: tuple[Path, ...] = ()
 
 
-def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None = None) -> Plan:
+def plan_run(
+    paths: Sequence[str], *, recursive: bool = False, out: Path | None = None, as_volumes: bool = False
+) -> Plan:
     """List the photos in paths, and where the results of each go.
 
     Args:
@@ -78,16 +94,18 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
             taken. A file is taken regardless of its suffix.
         recursive: Include subfolders. Links to folders are not followed.
         out: The output folder. Images below it are results, not photos, and are left out.
+        as_volumes: A folder with DICOM slices is one job. Of the other files, those that may hold a volume are taken.
 
     Returns:
         The photos and what was skipped. The output tree mirrors each folder or pattern. If there are several, each has
         a subfolder with its name.
 
     Raises:
-        ImageError: A path does not exist, is neither file nor folder, holds no image, or is the output folder.
+        ImageError: A path does not exist, is neither file nor folder, holds no image, or is the output folder; or it is
+            a slice of a volume.
     """
     check_not_url("out", out, ImageError)
-    branches = [_build_branch(path, recursive=recursive, out=out) for path in paths]
+    branches = [_build_branch(path, recursive=recursive, out=out, as_volumes=as_volumes) for path in paths]
     folders = [branch.base for branch in branches if branch.base is not None]
     placed: dict[Path | str, Path] = {}
     seen: set[Path | str] = set()
@@ -102,7 +120,7 @@ def plan_run(paths: Sequence[str], *, recursive: bool = False, out: Path | None 
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
     skipped = {each.path: each for branch in branches for each in branch.skipped}
-    return Plan(_build_jobs(placed), [*skipped.values()], tuple(dict.fromkeys(folders)))
+    return Plan(_build_jobs(placed, as_volumes=as_volumes), [*skipped.values()], tuple(dict.fromkeys(folders)))
 
 
 def select_jobs(plan: Plan, *, limit: int | None = None, shuffle: bool = False, seed: int = 0) -> Plan:
@@ -123,6 +141,18 @@ def select_jobs(plan: Plan, *, limit: int | None = None, shuffle: bool = False, 
     return replace(plan, jobs=jobs[:limit])
 
 
+def find_series(sources: Iterable[Path | str]) -> tuple[Path, int] | None:
+    """Return the first folder whose first two photos are slices of one DICOM series, and the number of its photos."""
+    paths = [source for source in sources if isinstance(source, Path)]
+    for number, (folder, group) in enumerate(groupby(paths, key=lambda path: path.parent)):
+        photos = [*group]
+        if number == _FOLDERS_READ:
+            break
+        if len(photos) > 1 and all(map(holds_dicom, photos[:2])) and are_of_one_series(*photos[:2]):
+            return folder, len(photos)
+    return None
+
+
 def _compute_rank(job: Job, seed: int) -> bytes:
     name = job.stem.as_posix().encode("utf-8", "surrogatepass")
     return sha256(str(seed).encode() + b"/" + name).digest()
@@ -141,15 +171,16 @@ def _find_place(photo: Path | str, base: Path | None) -> Path:
     """Return the path of a photo below the folder or pattern it was found by; for others only its name."""
     if isinstance(photo, str):
         return Path(file_names.name_url(photo))
-    return photo.relative_to(base) if base is not None else Path(photo.name)
+    # The folder of a volume may be the base itself.
+    return photo.relative_to(base) if base is not None and base != photo else Path(_get_name(photo))
 
 
-def _build_branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
+def _build_branch(path: str, *, recursive: bool, out: Path | None, as_volumes: bool) -> _Branch:
     if is_web_address(path):
         return _Branch(None, [path], [])
     check_not_url("path", path, ImageError)
     if Path(path).is_file():
-        return _Branch(None, [Path(path)], [])
+        return _Branch(None, _join_slices(path, [Path(path)], is_folder=False)[0] if as_volumes else [Path(path)], [])
     is_folder = Path(path).is_dir()
     base, found = _list_folder(Path(path), recursive=recursive, out=out) if is_folder else _list_pattern(path)
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
@@ -160,11 +191,39 @@ def _build_branch(path: str, *, recursive: bool, out: Path | None) -> _Branch:
         for each in found
         if (reason := _describe_skipped(each, is_entered=is_entered)) is not None
     ]
+    if as_volumes:
+        photos, left = _join_slices(path, photos, is_folder=is_folder)
+        skipped += [Skipped(each, "an image, and no volume") for each in left]
     if not photos:
         hint = " To read its subfolders, add --recursive." if is_folder and not recursive else ""
         left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
-        raise ImageError(f"path {path!r}: no images found.{left_out}{hint}")
+        what = "volumes (folders of DICOM slices, NIfTI files or TIFF stacks)" if as_volumes else "images"
+        raise ImageError(f"path {path!r}: no {what} found.{left_out}{hint}")
     return _Branch(base, photos, skipped)
+
+
+def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple[list[Path], list[Path]]:
+    """Return the folders of the slices instead of the slices, and other files that may be volumes; and what is left.
+
+    Args:
+        path: What the user gave.
+        photos: The images that it stands for.
+        is_folder: The path is a folder. Slices that a pattern or a name chooses may be a part of a volume.
+
+    Raises:
+        ImageError: Slices are given one by one.
+    """
+    slices = [photo for photo in photos if holds_dicom(photo)]
+    if slices and not is_folder:
+        raise ImageError(
+            f"path {path!r}: {slices[0]} is a DICOM file. With --volume, give the folder of the slices, "
+            f"{str(slices[0].parent)!r}; a file of several frames needs no --volume."
+        )
+    single = {*slices}
+    others = [photo for photo in photos if photo not in single]
+    files = [photo for photo in others if photo.name.lower().endswith(_VOLUME_FILES)]
+    kept = {*files}
+    return sorted({photo.parent for photo in slices} | kept), [each for each in others if each not in kept]
 
 
 def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path, list[Path]]:
@@ -227,12 +286,14 @@ def _is_photo(path: Path, results: Path | None) -> bool:
     return results is None or not path.resolve().is_relative_to(results.resolve())
 
 
-def _build_jobs(placed: dict[Path | str, Path]) -> list[Job]:
+def _build_jobs(placed: dict[Path | str, Path], *, as_volumes: bool) -> list[Job]:
     """Name the results of each photo so that no two names are equal.
 
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.
     """
-    bare = [_remove_suffix(place) for place in placed.values()]
+    # A dot in the name of a folder starts no suffix.
+    folders = {each for each in placed if as_volumes and isinstance(each, Path) and each.is_dir()}
+    bare = [place if source in folders else _remove_suffix(place) for source, place in placed.items()]
     count = Counter(map(fold_path, bare))
     wanted = [stem if count[fold_path(stem)] == 1 else place for stem, place in zip(bare, placed.values(), strict=True)]
     stems = file_names.make_distinct([stem.as_posix() for stem in wanted])

@@ -65,6 +65,11 @@ class Write(Protocol):
         """Write the file, completely or not at all."""
 
 
+def _accept_all(explanation: Explanation) -> str | None:
+    """Return None: any explanation can be written."""
+    return None
+
+
 @dataclass(frozen=True)
 class SaveKind:
     """One kind of file.
@@ -81,7 +86,7 @@ class SaveKind:
     choose_suffix: Callable[[str], str]
     marker: str
     is_picture: bool = True
-    describe_refusal: Callable[[Explanation], str | None] = lambda _: None
+    describe_refusal: Callable[[Explanation], str | None] = _accept_all
 
 
 def _write_overlay(

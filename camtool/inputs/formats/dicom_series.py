@@ -18,7 +18,7 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["list_dicom_files", "read_series"]
+__all__ = ["are_of_one_series", "holds_dicom", "list_dicom_files", "read_series"]
 
 _HEADER_BYTES = 132
 _PARALLEL = 1e-3
@@ -41,6 +41,23 @@ class _Slice:
 def list_dicom_files(folder: Path) -> list[Path]:
     """Return the DICOM files in a folder that are not hidden, by name; subfolders are not searched."""
     return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and _holds_dicom(path)]
+
+
+def holds_dicom(path: Path) -> bool:
+    """Return True if a file is a DICOM file; False for one that cannot be read."""
+    try:
+        return _holds_dicom(path)
+    except ImageError:
+        return False
+
+
+def are_of_one_series(first: Path, second: Path) -> bool:
+    """Return True if two DICOM files are slices of one series; False if they do not say so, or cannot be read."""
+    try:
+        one, other = _read_place(first), _read_place(second)
+    except (ImageError, OSError):
+        return False
+    return one.series == other.series and one.size == other.size
 
 
 def read_series(folder: Path, options: ReadingOptions) -> FileImage:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from camtool.errors import ImageError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -30,12 +32,21 @@ def hash_file(path: Path) -> str:
 
 
 def hash_photo(path: Path) -> str | None:
-    """Return the hash of a photo; None if it cannot be read, or is no ordinary file."""
+    """Return the hash of a photo, or of the slices in a folder; None if it cannot be read, or is of another kind."""
     try:
+        if path.is_dir():
+            return _hash_slices(path)
         # Opening a pipe would wait forever.
         return hash_file(path) if stat.S_ISREG(path.stat().st_mode) else None
-    except (OSError, ValueError):  # ValueError: there is a NUL in the name
+    except (OSError, ValueError, ImageError):  # ValueError: there is a NUL in the name
         return None
+
+
+def _hash_slices(folder: Path) -> str | None:
+    from camtool.inputs.formats.dicom_series import list_dicom_files
+
+    slices = list_dicom_files(folder)
+    return hash_text("\n".join(f"{hash_file(each)} {each.name}" for each in slices)) if slices else None
 
 
 def hash_text(text: str) -> str:

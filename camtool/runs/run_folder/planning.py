@@ -90,7 +90,8 @@ class FolderState:
         except (OSError, ValueError):
             return False
         # On Windows st_ctime is the time of creation; elsewhere it is that of the last change, also by copying.
-        is_older = max(facts.st_mtime_ns, facts.st_ctime_ns) < self.started
+        # The times and the size of a folder do not tell whether a slice in it was written again.
+        is_older = not path.is_dir() and max(facts.st_mtime_ns, facts.st_ctime_ns) < self.started
         if is_older and record.bytes in (None, facts.st_size):
             return False
         return hash_photo(path) != record.sha256
