@@ -30,5 +30,6 @@ def show_demo(
         table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")
     terminal.out.print(table)
     overview, cheat = terminal.escape(str(shown.overview)), terminal.escape(str(shown.cheat))
-    terminal.print_line(f"\nLook at [bold]{overview}[/], and at [bold]{cheat}[/], where a model that cheats is caught.")
-    terminal.print_line("Then try your own photos: [bold]python -m camtool PHOTOS --model resnet50[/]")
+    terminal.print_line(f"\nThe maps:                      [bold]{overview}[/]")
+    terminal.print_line(f"A model that cheats is caught: [bold]{cheat}[/]")
+    terminal.print_line("Your own photos:               [bold]python -m camtool PHOTOS --model resnet50[/]")

@@ -103,4 +103,9 @@ def build_file_name(layer: str) -> str:
 def print_drawn(files: list[Path], folder: Path) -> None:
     """Print how many figures were drawn, and where they are."""
     figures = format_count(len(files), "figure")
-    terminal.print_line(f"[bold green]{figures} drawn[/] in [bold]{terminal.escape(str(folder))}[/]")
+    where = (
+        f": [bold]{terminal.escape(str(files[0]))}[/]"
+        if len(files) == 1
+        else f" in [bold]{terminal.escape(str(folder))}[/]"
+    )
+    terminal.print_line(f"[bold green]{figures} drawn[/]{where}")

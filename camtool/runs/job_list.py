@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url, is_web_address
+from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 from camtool.inputs import image_files
 from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
@@ -23,6 +24,9 @@ __all__ = ["Job", "Plan", "Skipped", "find_series", "fold_path", "parse_source",
 
 _VOLUME_FILES = (".nii", ".nii.gz", ".tif", ".tiff")
 """Suffixes of other files that may hold a volume."""
+
+_NAMES_COMPARED = 1000
+"""Names in a folder that are compared with a path that does not exist."""
 
 _FOLDERS_READ = 20
 """Folders that are searched for a series, to tell the user of it; a run may have a million."""
@@ -239,9 +243,19 @@ def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path
 def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
     """Return the folder that the pattern starts with, and all paths that match."""
     if not glob.has_magic(pattern):
-        raise ImageError(f"path {pattern!r}: {_describe_special(Path(pattern)) or 'no such file or folder'}.")
+        special = _describe_special(Path(pattern))
+        raise ImageError(f"path {pattern!r}: {special or 'no such file or folder'}.{_suggest_path(Path(pattern))}")
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
     return Path(*_iterate_plain_parts(Path(pattern).parts)), sorted(map(Path, matches))
+
+
+def _suggest_path(path: Path) -> str:
+    """Return a sentence that suggests what has a similar name in the same folder; empty if nothing has."""
+    try:
+        names = [each.name for each in islice(path.parent.iterdir(), _NAMES_COMPARED)]
+    except OSError:
+        return ""
+    return suggest_names(path.name, [name for name in names if not name.startswith(".") and name != path.name])
 
 
 def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:

@@ -18,6 +18,8 @@ from camtool.runs.job_list import Plan
 __all__ = ["TrueClass", "TrueClasses", "read_true_classes"]
 
 _IMAGE, _LABEL, _INDEX = "image", "label", "index"
+_ALIASES = ("file", "filename", "file_name", "path")
+"""Names that tables of other tools give the column of the images; one of them counts if no column is called so."""
 _DELIMITERS = ",;\t"
 """Spreadsheets write semicolons in countries with a decimal comma."""
 
@@ -130,6 +132,9 @@ def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = [name.strip().casefold() for name in next(reader, [])]
+    aliases = [name for name in _ALIASES if name in header]
+    if _IMAGE not in header and len(aliases) == 1:
+        header[header.index(aliases[0])] = _IMAGE
     columns = [name for name in (_INDEX, _LABEL) if name in header]
     if _IMAGE not in header or not columns:
         missing = _IMAGE if _IMAGE not in header else _LABEL

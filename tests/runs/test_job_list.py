@@ -123,7 +123,8 @@ def test_a_photo_is_explained_once_for_all_spellings_of_its_path(tmp_path, monke
 @pytest.mark.parametrize(
     ("path", "match"),
     [
-        ("none", r"'none': no such file or folder"),
+        ("none", r"'none': no such file or folder\.$"),
+        ("empti/", r"'empti/': no such file or folder\. Did you mean 'empty'\?$"),
         ("none.jpg", r"'none\.jpg': no such file"),
         ("empty", r"'empty': no images found\. To read its subfolders, add --recursive"),
         ("*.tiff", r"'\*\.tiff': no images found\.$"),

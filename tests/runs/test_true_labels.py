@@ -45,6 +45,8 @@ def by_name(plan: Plan, found: TrueClasses) -> dict[str, int]:
         ("image,label\nb.png,BEE\na.png,4\nc.png,käfer", {"b.png": 1, "a.png": 4, "sub/c.png": 4}),
         ("image,label\nb.png,bee\nb.png,1\n", {"b.png": 1}),
         ("image,index,label\nb.png,5,ant\n", {"b.png": 5}),
+        ("Filename,label\nb.png,bee\n", {"b.png": 1}),
+        ("file,image,label\na.png,b.png,bee\n", {"b.png": 1}),
     ],
 )
 def test_a_row_names_a_photo_and_a_class(plan, text, wanted):
@@ -76,7 +78,8 @@ def test_without_names_labels_are_indices(plan):
     ("text", "words"),
     [
         ("", ["line 1", "no column 'image'", "nothing"]),
-        ("file,label\na.png,ant\n", ["line 1", "no column 'image'", "'file', 'label'"]),
+        ("photo,label\na.png,ant\n", ["line 1", "no column 'image'", "'photo', 'label'"]),
+        ("file,path,label\na.png,a.png,ant\n", ["line 1", "no column 'image'", "'file', 'path', 'label'"]),
         ("image,class\na.png,ant\n", ["line 1", "no column 'label'"]),
         ("image,label\nb.png,ant\nc.png\n", ["line 3", "no label"]),
         ("image,label\nb.png, \n", ["line 2", "no label"]),

@@ -65,7 +65,8 @@ def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
         terminal.err.print(f"[yellow]There is no report:[/] {escape(str(error))}", soft_wrap=True)
         return
     if not quiet:
-        print_line(f"Open [bold]{escape(str(written.path))}[/] to see them all.")
+        what = "them all" if written.explanations or not written.failures else "why"
+        print_line(f"Open [bold]{escape(str(written.path))}[/] to see {what}.")
 
 
 def _write(

@@ -106,6 +106,13 @@ def report(tmp_path: Path) -> Path:
     return write_report(write_run(tmp_path, lines, failures=failures, run={"model": {"name": "resnet50"}})).path
 
 
+def test_a_page_without_an_explanation_begins_with_the_reasons(opened: Opened, tmp_path: Path) -> None:
+    failures = [{"image": "broken.jpg", "reason": "broken.jpg is damaged or cut short."}]
+    page = opened.page
+    page.goto(write_report(write_run(tmp_path, [], failures=failures)).path.as_uri())
+    assert page.get_by_text("broken.jpg is damaged").is_visible()
+
+
 def get_labels(page: Any) -> list[str]:
     return [str(text) for text in page.locator(".tile .label").all_text_contents()]
 

@@ -142,7 +142,9 @@ function buildHash(openRow = null) {
 /** Take search, filters and order from the address; return the row to open, or null. */
 function readHash() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  state.view = asked.get('view') === 'failures' && data.failures.length ? 'failures' : 'explanations';
+  // A page without an explanation begins with the reasons.
+  const asksFailures = asked.get('view') === 'failures' || data.groups.length === 0;
+  state.view = asksFailures && data.failures.length ? 'failures' : 'explanations';
   state.query = asked.get('q') ?? '';
   const sort = asked.get('sort') ?? '';
   state.descending = sort.startsWith('-');
