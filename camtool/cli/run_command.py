@@ -417,7 +417,7 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
     folders = [job.source for job in plan.jobs if isinstance(job.source, Path) and job.source.is_dir()]
     if is_joined and folders:
         count = format_count(len(folders), "folder")
-        terminal.print_note(f"{count} of DICOM slices, each explained as one volume, sorted by position.")
+        terminal.print_note(f"{count} of DICOM slices, each read as one volume, sorted by position.")
     found = None if is_joined else find_series(job.source for job in plan.jobs)
     if found is not None:
         terminal.print_note(

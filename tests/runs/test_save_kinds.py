@@ -127,3 +127,11 @@ def test_the_command_saves_both_kinds_of_numbers(camtool_, brains):
     assert sorted(path.suffix for path in Path("out").glob("a.gradcam.*")) == [".gz", ".npz"]
     refused = camtool_("brains/a.nii.gz", "--model", "demo", "--save", "nifty")
     assert (refused.code, "Did you mean 'nifti'" in refused.err) == (2, True)
+
+
+def test_the_report_of_a_scene_of_many_bands_prints_nothing_of_pillow(camtool_, tmp_path, caplog):
+    write_scene(tmp_path / "scene.tif")
+    options = ("--model", "demo", "--bands", "4,3,2", "--percentiles", "2,98", "--save", "overlay,geotiff")
+    assert camtool_("scene.tif", *options).code == 0
+    assert (tmp_path / "out" / "index.html").exists()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("PIL")] == []

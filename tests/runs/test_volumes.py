@@ -145,7 +145,7 @@ def test_the_command_says_what_becomes_of_a_series(camtool_, tmp_path):
     assert "--volume" in note
     volume = camtool_("ct", "--model", "demo", "--volume", "--slice", "middle")
     assert volume.code == 0
-    assert volume.notes == ["1 folder of DICOM slices, each explained as one volume, sorted by position."]
+    assert volume.notes == ["1 folder of DICOM slices, each read as one volume, sorted by position."]
     assert [line["image"] for line in read_lines()] == ["ct"]
     assert camtool_("ct", "--model", "demo", "--volume", "--slice", "middle").out.startswith("Nothing to do")
     assert camtool_("ct", "--model", "demo", "--quiet", "--out", "quiet").notes == []

@@ -125,7 +125,8 @@ def build_assumed_contrast(low: float, high: float, what: str) -> tuple[Contrast
     """Return the contrast from the lowest to the highest value of a file that names none, and a note for the user."""
     note = MapWarning(
         f"The file does not say which values are black and white, so its {what} were stretched from {low:g} to "
-        f"{high:g}; to choose, pass window=(center, width) or percentiles=(2, 98) to camtool.open_image.",
+        f"{high:g}; to choose, pass window=(center, width) or percentiles=(2, 98) to camtool.open_image (on the "
+        "command line --window, --percentiles).",
         "assumed-contrast",
     )
     return Contrast((low,), (high,)), note

@@ -18,6 +18,7 @@ from PIL import Image
 
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.image_files import read_image
+from camtool.inputs.tiff import is_tiff
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import encode_image, open_atomically
 from camtool.runs.report.links import find_photo, link_to
@@ -160,6 +161,9 @@ def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
 def _read_header(path: Path) -> tuple[str | None, tuple[int, int] | None]:
     """Return the format, in PIL's name, and the width and height of an image file; None for what is unknown."""
     try:
+        with path.open("rb") as stream:
+            if is_tiff(stream.read(4)):  # no browser shows it, and PIL prints what it cannot read of many bands
+                return "TIFF", None
         with Image.open(path) as image:
             return image.format, image.size
     except _HEADER_FAULTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -283,4 +284,6 @@ def _get_title(name: str) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return f"{value[:12]}…"  # a hash; more of it tells nobody more
     return "none" if value is None else str(value)
