@@ -59,6 +59,12 @@ def format_percent(probability: float, decimals: int = 0) -> str:
 
 
 def merge_texts(texts: Iterable[str]) -> str:
-    """Return a text that is true of all texts of one kind: their numbers become an ellipsis if they differ."""
-    first, *others = dict.fromkeys(texts)
-    return re.sub(r"\d+(\.\d+)?", "…", first) if others else first
+    """Return a text that is true of all texts of one kind: numbers that differ become an ellipsis.
+
+    Args:
+        texts: At least one text; they are the same apart from their numbers.
+    """
+    parts = [re.split(r"(\d+(?:\.\d+)?)", text) for text in dict.fromkeys(texts)]
+    if len({len(each) for each in parts}) > 1:
+        return "".join(parts[0])
+    return "".join(each[0] if len({*each}) == 1 else "…" for each in zip(*parts, strict=True))

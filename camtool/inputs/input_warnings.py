@@ -38,8 +38,8 @@ def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapW
     elif brightest <= _DARK:
         yield MapWarning(
             f"The photo is nearly black (its brightest value is {brightest} of 255); if its file holds fewer bits than "
-            "it has space for, read it with camtool.open_image(path, percentiles=(2, 98)) (--percentiles on the command "
-            "line), or give an array of floats in [0, 1].",
+            "it has space for, read it with camtool.open_image(path, percentiles=(2, 98)), on the command line with "
+            "--percentiles 2,98, or give an array of floats in [0, 1].",
             "dark-image",
         )
     share = _compute_seen_share(geometry)

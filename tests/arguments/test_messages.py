@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from camtool.arguments.messages import add_article, format_count, format_percent
+from camtool.arguments.messages import add_article, format_count, format_percent, merge_texts
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,17 @@ def test_the_article_fits_the_sound_of_the_noun(noun: str, said: str) -> None:
 )
 def test_a_percentage_needs_a_finite_number(probability: float, decimals: int, said: str) -> None:
     assert format_percent(probability, decimals) == said
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        (["rank 6 of 10"], "rank 6 of 10"),
+        (["rank 6 of 10", "rank 6 of 10"], "rank 6 of 10"),
+        (["rank 6 of 10", "rank 7 of 10"], "rank … of 10"),
+        (["0.5 mm", "12 mm"], "… mm"),
+        (["no number", "1 or 2 numbers"], "no number"),
+    ],
+)
+def test_texts_of_one_kind_keep_the_numbers_that_they_share(texts: list[str], merged: str) -> None:
+    assert merge_texts(texts) == merged

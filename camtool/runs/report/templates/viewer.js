@@ -83,8 +83,8 @@ function fillStage() {
   updateSlider();
 }
 
-const PHOTO_MISSING = 'The photo cannot be reached from this page. camtool report RUN --photos FOLDER says where it is '
-  + 'now; --copy-photos puts a copy beside the page.';
+const PHOTO_MISSING = 'The photo cannot be shown: it is not where the run found it, or it is no picture, e.g. a volume. '
+  + 'camtool report RUN --photos FOLDER says where it is now; --copy-photos puts a copy beside the page.';
 
 function describeStage(url, photo, isPlaced) {
   if (!url) return 'The run saved no picture of this map.';
