@@ -68,7 +68,7 @@ def test_failures_before_the_first_explanation_do_not_count(tmp_path, finished):
     before = read_files(finished)
     write_broken_photo(tmp_path / "photos" / "0.png")
     with pytest.raises(camtool.TargetError):
-        start_run(tmp_path / "photos", finished, 99, batch_size=1)
+        start_run(tmp_path / "photos", finished, 99, batch_size=1, workers=0)
     assert read_files(finished) == before
 
 
