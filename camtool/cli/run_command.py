@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camtool.arguments.messages import format_count, suggest_names
-from camtool.cli import cluster_options, shared_options, terminal
+from camtool.cli import shared_options, terminal
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.activity import show_activity
-from camtool.cli.run_folders import report_command
+from camtool.cli.run_folders import cluster_options, report_command
 from camtool.errors import CamtoolError
 from camtool.runs import process_settings
 from camtool.runs.save_kinds import SAVE_KINDS
