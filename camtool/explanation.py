@@ -51,8 +51,8 @@ class Explanation:
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
         checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
-        predicted_index: The index of the model's top class for the image, whatever was explained; ``None`` if the model
-            is no classifier, or if its scores are not finite.
+        predicted_index: The index of the model's top class for the image. The explained target may be another.
+            ``None`` if the model is no classifier, or if its scores are not finite.
         predicted_label: The label of that class; ``None`` if there is none.
     """
 

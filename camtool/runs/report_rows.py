@@ -29,7 +29,8 @@ class ManifestLine:
         box: ``(x0, y0, x1, y1)`` on the photo in pixels, of the explained detection; None for other targets.
         files: Kind → path of the file, relative to the output folder.
         warning_codes: The codes of the warnings, in the same order.
-        predicted_label: The label of the model's top class, whatever was explained; None if it predicts no class.
+        predicted_label: The label of the model's top class, which may differ from the explained one; None if it
+            predicts no class.
         true_label: The label of the true class; None if it is not known.
         correct: True if the top class is the true one; None if one of them is not known.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from os import PathLike
@@ -138,7 +139,7 @@ class _Sampling:
         return True
 
 
-class _Run:
+class _Run(ABC):
     """The explanation of one video, and what came out of it so far."""
 
     def __init__(self, explainer: Explainer[Any], target: Any, group: int) -> None:
@@ -179,8 +180,9 @@ class _Run:
                 raise
             self._notes.append(f"Only the first {self._frames:,} frames could be read: {error}")
 
+    @abstractmethod
     def _explain_group(self, frames: Sequence[Frame]) -> None:
-        raise NotImplementedError
+        """Explain frames together, and add a row and a map for each."""
 
     def _add_row(self, frame: Frame, result: Explanation | str, first: int, last: int) -> None:
         """Add the row of a frame: what was explained, or why nothing was."""
