@@ -23,9 +23,9 @@ from camtool.cli import (
     layers_command,
     methods_command,
     run_command,
-    shared_options,
     terminal,
 )
+from camtool.cli.options import photo_options
 from camtool.cli.run_folders import replay_command, report_command
 from camtool.cli.slides_and_videos import slide_command, video_command
 from camtool.errors import CamtoolError
@@ -39,7 +39,7 @@ class _RunByDefault(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``run``, ``video`` or ``slide`` before arguments that do not start with a command."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
-            args = [shared_options.choose_command(args[0]), *args]
+            args = [photo_options.choose_command(args[0]), *args]
         return super().parse_args(ctx, args)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.cli import shared_options, terminal
+from camtool.cli import terminal
+from camtool.cli.options import figure_options, map_options, model_options, preprocessing_options
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ _IMAGE_FOLDER = "imagefolder"
 
 def evaluate_methods(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
-    model: shared_options.Model = "resnet50",
-    weights: shared_options.Weights = None,
-    transform: shared_options.TransformName = None,
-    size: shared_options.Size = None,
-    mean: shared_options.Mean = None,
-    std: shared_options.Std = None,
-    channels: shared_options.ChannelsOption = None,
+    model: model_options.Model = "resnet50",
+    weights: model_options.Weights = None,
+    transform: preprocessing_options.TransformName = None,
+    size: preprocessing_options.Size = None,
+    mean: preprocessing_options.Mean = None,
+    std: preprocessing_options.Std = None,
+    channels: preprocessing_options.ChannelsOption = None,
     labels: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line.")] = None,
     methods: Annotated[
         list[str] | None,
@@ -45,10 +46,10 @@ def evaluate_methods(
             "'imagefolder' if the photos are in folders named by their class.",
         ),
     ] = None,
-    out: shared_options.FigureFolder = Path("leaderboard"),
+    out: figure_options.FigureFolder = Path("leaderboard"),
     batch_size: Annotated[int, typer.Option(metavar="N", help="Photos that are explained together.")] = 16,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
-    device: Annotated[shared_options.Device, typer.Option(help="Where the model runs.")] = shared_options.Device.auto,
+    device: Annotated[model_options.Device, typer.Option(help="Where the model runs.")] = model_options.Device.auto,
 ) -> None:
     """Compare methods on a model and photos: which maps can be trusted?
 
@@ -64,8 +65,8 @@ def evaluate_methods(
     is_sorted = truth == _IMAGE_FOLDER
     check_not_url("folder", folder, ImageError)
     photos = [Path(job.source) for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
-    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)
-    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, preprocessing=preprocessing)
+    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
+    loaded = model_options.load_model(model, weights, labels=labels, device=device.value, preprocessing=preprocessing)
     classes, annotations = _read_truth(truth, photos, loaded.labels)
     progress = _Progress()
     with closing(progress):
@@ -73,7 +74,7 @@ def evaluate_methods(
             loaded,
             [*map(str, photos)],
             _parse_names(methods, "fast"),
-            shared_options.split_names(layers) if layers else None,
+            map_options.split_names(layers) if layers else None,
             _parse_names(metrics, None),
             annotations,
             target_class=classes,
@@ -89,7 +90,7 @@ def evaluate_methods(
 
 def _parse_names(texts: list[str] | None, default: str | None) -> Any:
     """Return names, or the one word that stands for several."""
-    names = shared_options.split_names(texts) if texts else [default]
+    names = map_options.split_names(texts) if texts else [default]
     return names[0] if names in (["all"], ["fast"], [None]) else names
 
 

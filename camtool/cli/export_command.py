@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from camtool.cli import shared_options, terminal
+from camtool.cli import terminal
+from camtool.cli.options import map_options, model_options, preprocessing_options
 
 __all__ = ["export_model"]
 
 
 def export_model(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=shared_options.MODEL_HELP)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=model_options.MODEL_HELP)],
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export).")
     ],
-    weights: shared_options.Weights = None,
+    weights: model_options.Weights = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Method: a formula of activations and gradients.")] = (
         "gradcam"
     ),
-    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")] = None,
+    layer: map_options.LayerName = None,
     size: Annotated[
         str | None,
         typer.Option(
@@ -30,10 +31,10 @@ def export_model(
             show_default="what the model is made for",
         ),
     ] = None,
-    transform: shared_options.TransformName = None,
-    mean: shared_options.Mean = None,
-    std: shared_options.Std = None,
-    channels: shared_options.ChannelsOption = None,
+    transform: preprocessing_options.TransformName = None,
+    mean: preprocessing_options.Mean = None,
+    std: preprocessing_options.Std = None,
+    channels: preprocessing_options.ChannelsOption = None,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
     resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
     option: Annotated[
@@ -47,9 +48,9 @@ def export_model(
 
     if path.exists() and not force:
         raise CamtoolError(f"{path} exists; give another name, or --force to overwrite it.")
-    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channels)
-    options = shared_options.parse_method_options(option, ())
-    loaded = shared_options.load_model(model, weights, preprocessing=preprocessing)
+    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
+    options = map_options.parse_method_options(option, ())
+    loaded = model_options.load_model(model, weights, preprocessing=preprocessing)
     export(
         loaded, path, method, layer, size=preprocessing.size, dynamic_batch=not fixed_batch, resize=resize, **options
     )

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli import shared_options, terminal
+from camtool.cli import terminal
+from camtool.cli.options import figure_options, map_options, model_options, panels, photo_options, preprocessing_options
 
 __all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
 
@@ -25,17 +26,17 @@ class Order(str, Enum):
 
 def draw_features(
     image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
-    model: shared_options.Model = "resnet50",
-    weights: shared_options.Weights = None,
-    transform: shared_options.TransformName = None,
-    size: shared_options.Size = None,
-    mean: shared_options.Mean = None,
-    std: shared_options.Std = None,
+    model: model_options.Model = "resnet50",
+    weights: model_options.Weights = None,
+    transform: preprocessing_options.TransformName = None,
+    size: preprocessing_options.Size = None,
+    mean: preprocessing_options.Mean = None,
+    std: preprocessing_options.Std = None,
     channel_order: Annotated[
-        shared_options.ChannelOrder | None,
+        preprocessing_options.ChannelOrder | None,
         typer.Option(
-            help=shared_options.CHANNELS_HELP,
-            rich_help_panel=shared_options.MODEL_PANEL,
+            help=preprocessing_options.CHANNELS_HELP,
+            rich_help_panel=panels.MODEL_PANEL,
         ),
     ] = None,
     layers: Annotated[
@@ -53,25 +54,25 @@ def draw_features(
     target: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
     ] = None,
-    scale: shared_options.ScaleOption = shared_options.Scale.shared,
+    scale: figure_options.ScaleOption = figure_options.Scale.shared,
     one_page: Annotated[bool, typer.Option("--one-page", help="Draw all layers in one figure.")] = False,
-    width: shared_options.FigureWidth = "double",
-    out: shared_options.FigureFolder = Path("figures"),
-    format: shared_options.FormatOption = shared_options.FigureFormat.png,  # noqa: A002
+    width: figure_options.FigureWidth = "double",
+    out: figure_options.FigureFolder = Path("figures"),
+    format: figure_options.FormatOption = figure_options.FigureFormat.png,  # noqa: A002
 ) -> None:
     """Draw the feature maps of a photo: one figure for each layer, or one for all."""
     from camtool import figures
     from camtool.figures.canvas_loading import load_canvas
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
-    shared_options.check_no_model_names([image])
-    preprocessing = shared_options.PreprocessingOptions.parse(transform, size, mean, std, channel_order)
-    loaded = shared_options.load_model(model, weights, preprocessing=preprocessing)
-    names = shared_options.split_names(layers)
+    photo_options.check_no_model_names([image])
+    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channel_order)
+    loaded = model_options.load_model(model, weights, preprocessing=preprocessing)
+    names = map_options.split_names(layers)
     style: dict[str, Any] = {
-        "target_class": None if target is None else shared_options.parse_targets([target])[0],
+        "target_class": None if target is None else map_options.parse_targets([target])[0],
         "scale": scale.value,
-        "width": shared_options.parse_width(width),
+        "width": figure_options.parse_width(width),
     }
     with terminal.err.status("Drawing ..."):
         if one_page:

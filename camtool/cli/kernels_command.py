@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from camtool.cli import shared_options
 from camtool.cli.features_command import build_file_name, print_drawn, save_figure
+from camtool.cli.options import figure_options, map_options, model_options
 
 __all__ = ["draw_kernels"]
 
 
 def draw_kernels(
-    model: shared_options.Model = "resnet50",
-    weights: shared_options.Weights = None,
+    model: model_options.Model = "resnet50",
+    weights: model_options.Weights = None,
     layer: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,25 +34,25 @@ def draw_kernels(
         ),
     ] = None,
     inputs: Annotated[int, typer.Option(metavar="N", min=1, help="Most input channels drawn of a filter.")] = 16,
-    scale: shared_options.ScaleOption = shared_options.Scale.shared,
-    width: shared_options.FigureWidth = "double",
-    out: shared_options.FigureFolder = Path("figures"),
-    format: shared_options.FormatOption = shared_options.FigureFormat.png,  # noqa: A002
+    scale: figure_options.ScaleOption = figure_options.Scale.shared,
+    width: figure_options.FigureWidth = "double",
+    out: figure_options.FigureFolder = Path("figures"),
+    format: figure_options.FormatOption = figure_options.FigureFormat.png,  # noqa: A002
 ) -> None:
     """Draw the filters of a model's convolutions: one figure for each layer."""
     from camtool import figures
     from camtool.figures.canvas_loading import load_canvas
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
-    loaded = shared_options.load_model(model, weights)
+    loaded = model_options.load_model(model, weights)
     style: dict[str, Any] = {
         "filters": filters,
         "inputs": inputs,
         "scale": scale.value,
-        "width": shared_options.parse_width(width),
+        "width": figure_options.parse_width(width),
     }
     if layer:
-        pages = figures.kernel_pages(loaded, shared_options.split_names(layer), **style)
+        pages = figures.kernel_pages(loaded, map_options.split_names(layer), **style)
         drawn = [save_figure(figure, out, f"kernels-{build_file_name(name)}.{format.value}") for name, figure in pages]
     else:
         drawn = [save_figure(figures.kernels(loaded, **style), out, f"kernels.{format.value}")]

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from camtool.cli import shared_options, terminal
+from camtool.cli import terminal
+from camtool.cli.options import model_options, preprocessing_options
 from camtool.errors import CamtoolError, ForwardError
 
 __all__ = ["list_layers"]
@@ -16,9 +17,9 @@ _MAX_LAYERS = 16
 
 
 def list_layers(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=shared_options.MODEL_HELP)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=model_options.MODEL_HELP)],
     weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help=shared_options.WEIGHTS_HELP, show_default="random weights")
+        str | None, typer.Option(metavar="FILE", help=model_options.WEIGHTS_HELP, show_default="random weights")
     ] = None,
     size: Annotated[
         str | None,
@@ -37,8 +38,8 @@ def list_layers(
     from camtool.layer_table import candidate_layers, format_candidates
     from camtool.models import build_untrained, find_input_size, load
 
-    shared_options.announce_user_code(model)
-    asked = None if size is None else shared_options.parse_image_size(size)
+    model_options.announce_user_code(model)
+    asked = None if size is None else preprocessing_options.parse_image_size(size)
     # Which layers there are does not depend on the weights, so none are downloaded.
     module = load(model, weights).model if weights else build_untrained(model)
     height, width = asked or find_input_size(module)

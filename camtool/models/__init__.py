@@ -13,10 +13,18 @@ from camtool.models.default_preprocessing import (
     resolve_phrases,
 )
 from camtool.models.loaded import Loaded, TextEncoder, Transform
-from camtool.models.loading import build_untrained, is_model_name, load, may_run_code, to_loaded
+from camtool.models.loading import (
+    build_untrained,
+    is_model_name,
+    load,
+    load_with_preprocessing,
+    may_run_code,
+    to_loaded,
+)
 from camtool.models.preprocessing import (
     Channels,
     Preprocessing,
+    StatedPreprocessing,
     build_preprocessing,
     check_fits_model,
     scale_statistics,
@@ -34,6 +42,7 @@ __all__ = [
     "Loaded",
     "Preprocessing",
     "Source",
+    "StatedPreprocessing",
     "TextEncoder",
     "TextTower",
     "Transform",
@@ -47,6 +56,7 @@ __all__ = [
     "is_model_name",
     "load",
     "load_transform",
+    "load_with_preprocessing",
     "may_run_code",
     "read_state",
     "register_source",

@@ -19,7 +19,7 @@ from camtool.arguments.models import get_module
 from camtool.errors import ModelError
 from camtool.hooks.unhookable_models import describe_unhookable
 from camtool.models.loaded import Loaded, TextEncoder, Transform
-from camtool.models.preprocessing import check_fits_model
+from camtool.models.preprocessing import StatedPreprocessing, check_fits_model
 from camtool.models.preprocessing_files import read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
@@ -31,7 +31,7 @@ from camtool.models.vision_language import get_vision_language_model, takes_imag
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["build_untrained", "is_model_name", "load", "may_run_code", "to_loaded"]
+__all__ = ["build_untrained", "is_model_name", "load", "load_with_preprocessing", "may_run_code", "to_loaded"]
 
 
 def load(
@@ -97,6 +97,23 @@ def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loade
     transform, path = found
     check_fits_model(loaded.model, transform, str(path))
     return replace(loaded, transform=transform, transform_file=path)
+
+
+def load_with_preprocessing(
+    name: str,
+    weights: str | None,
+    *,
+    labels: Sequence[str] | None,
+    device: str,
+    preprocessing: StatedPreprocessing,
+) -> Loaded:
+    """Load a model as :func:`camtool.load`, with the preprocessing that the user stated.
+
+    Raises:
+        CamtoolError: The model or its weights are not available, or the preprocessing does not fit the model.
+    """
+    loaded = load(name, weights, labels=labels, device=device, transform=preprocessing.build_alone())
+    return preprocessing.complete(loaded)
 
 
 def build_untrained(name: str) -> nn.Module:

@@ -1,9 +1,9 @@
-"""Preprocessing that the user states by numbers: the size of the input, the order of channels, the normalization."""
+"""Preprocessing that the user states: a function, or size, order of channels, and normalization of the input."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -15,12 +15,23 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+from camtool.models.default_preprocessing import find_input_size, find_transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import get_first_line
+from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
 from camtool.private_torch import is_convolution
 from camtool.warning_codes import MapWarning
 
-__all__ = ["Channels", "Preprocessing", "Renormalized", "build_preprocessing", "check_fits_model", "scale_statistics"]
+__all__ = [
+    "Channels",
+    "Preprocessing",
+    "Renormalized",
+    "StatedPreprocessing",
+    "build_preprocessing",
+    "check_fits_model",
+    "scale_statistics",
+]
 
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""
@@ -114,6 +125,64 @@ class Renormalized:
         elif self.channels == "bgr":
             values = values.flip(0)
         return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
+
+
+@dataclass(frozen=True)
+class StatedPreprocessing:
+    """The preprocessing that the user stated; None where the model's own counts. It is picklable.
+
+    Attributes:
+        transform: ``"package.module:function"``, the whole preprocessing.
+        size: Height and width of the input.
+        mean: Mean of each channel, or one for all.
+        std: Standard deviation, as ``mean``.
+        channels: The order of the channels.
+    """
+
+    transform: str | None = None
+    size: tuple[int, int] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    channels: Channels | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the user stated nothing."""
+        return self == StatedPreprocessing()
+
+    def build_alone(self) -> Transform | None:
+        """Return the transform if the user stated all of it; None if the model's own is needed, too.
+
+        Raises:
+            ModelError: There is no such function, or the values contradict each other.
+        """
+        if self.transform is not None:
+            return load_transform(self.transform)
+        if self.size is None or self.mean is None:
+            return None
+        return build_preprocessing(None, size=self.size, mean=self.mean, std=self.std, channels=self.channels)
+
+    def complete(self, loaded: Loaded) -> Loaded:
+        """Return a model with its own preprocessing completed or changed by what the user stated.
+
+        Raises:
+            ModelError: The model cannot take what the transform makes.
+        """
+        if self.is_empty:
+            return loaded
+        transform = self.build_alone()
+        if transform is None:
+            transform = build_preprocessing(
+                loaded.transform or find_transform(loaded.model),
+                size=self.size,
+                mean=self.mean,
+                std=self.std,
+                channels=self.channels,
+                default_size=find_input_size(loaded.model),
+            )
+        if self.transform is None:  # the user's own function may fail on anything but a real photo
+            check_fits_model(loaded.model, transform, "the preprocessing of --size, --mean, --std and --channels")
+        return replace(loaded, transform=transform)
 
 
 def build_preprocessing(

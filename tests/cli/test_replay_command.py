@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from camtool.cli import run_command
+from camtool.cli.options import model_options
+from camtool.cli.run_command import run
+from camtool.cli.run_folders import cluster_options, run_request
 from tests.cli.test_commands import (
     TINY,
     Net,
@@ -91,7 +93,7 @@ OTHER = [
 def test_a_changed_option_is_refused_with_both_values(explained, photos, monkeypatch, options, text):
     assert explained().code == 0
     before = read_all()
-    monkeypatch.setattr(run_command.shared_options, "load_model", None)  # it is noticed before the model is loaded
+    monkeypatch.setattr(model_options, "load_model", None)  # it is noticed before the model is loaded
     result = explained(*options)
     assert (result.code, result.out) == (2, "")
     assert text in result.err
@@ -134,10 +136,11 @@ def test_each_option_is_compared_unless_it_is_listed(explained, photos):
     import inspect
 
     assert explained().code == 0
-    known = {*inspect.signature(run_command.run).parameters} - {"context"}
+    known = {*inspect.signature(run).parameters} - {"context"}
+    without_effect = run_request.WITHOUT_EFFECT | cluster_options.ALL
     compared = {*json.loads(Path("out", "run.json").read_text())["command"]}
-    assert compared | {*run_command._WITHOUT_EFFECT} == known
-    assert not compared & {*run_command._WITHOUT_EFFECT}
+    assert compared | without_effect == known
+    assert not compared & without_effect
 
 
 # ------------------------------------------------------------------------------------------------------- replaying

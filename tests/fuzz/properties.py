@@ -28,7 +28,8 @@ from safetensors.torch import save as encode_safetensors
 from torch import nn
 
 import camtool
-from camtool.cli import app, shared_options
+from camtool.cli import app
+from camtool.cli.options import figure_options, map_options, preprocessing_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, build_preprocessing, read_state
@@ -210,13 +211,13 @@ TEXTS = st.one_of(SHORT, st.text(max_size=12))
 
 @prop
 def texts_of_options(data: Draw) -> None:
-    parse = shared_options.PreprocessingOptions.parse
+    parse = preprocessing_options.parse_preprocessing
     calls: list[Callable[[], Any]] = [
-        lambda: shared_options.parse_image_size(data.draw(TEXTS)),
-        lambda: shared_options.parse_targets([data.draw(TEXTS)]),
-        lambda: shared_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
-        lambda: shared_options.parse_width(data.draw(TEXTS)),
-        lambda: shared_options.split_names([data.draw(TEXTS)]),
+        lambda: preprocessing_options.parse_image_size(data.draw(TEXTS)),
+        lambda: map_options.parse_targets([data.draw(TEXTS)]),
+        lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
+        lambda: figure_options.parse_width(data.draw(TEXTS)),
+        lambda: map_options.split_names([data.draw(TEXTS)]),
         lambda: parse(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).build_alone(),
         lambda: camtool.models.load_transform(data.draw(TEXTS)),
         lambda: camtool.models.is_model_name(data.draw(TEXTS)),
@@ -228,7 +229,7 @@ def texts_of_options(data: Draw) -> None:
         assert str(error)  # noqa: PT017
 
 
-ORDERS = st.sampled_from([None, *shared_options.ChannelOrder])
+ORDERS = st.sampled_from([None, *preprocessing_options.ChannelOrder])
 
 
 @prop

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
+from camtool.cli.options import output_options
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -37,7 +38,7 @@ def report(
         bool,
         typer.Option("--copy-photos", help="Put reduced copies of the photos beside the page, to give it to others."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: output_options.Quiet = False,
 ) -> None:
     """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
     written = _write(run, photos=photos, copy_photos=copy_photos, quiet=quiet)

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli import shared_options
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.options import map_options, model_options, output_options
 from camtool.cli.slides_and_videos import file_results
 from camtool.errors import ImageError
 
@@ -29,15 +28,13 @@ class Background(str, Enum):
 def explain_slides(
     slides: Annotated[list[str], typer.Argument(metavar="SLIDE", help="Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...")],
     target: Annotated[str, typer.Option(metavar="CLASS", help="Class index or name, explained on all tiles.")],
-    model: shared_options.Model = "resnet50",
-    weights: shared_options.Weights = None,
-    labels: shared_options.Labels = None,
-    device: Annotated[shared_options.Device, typer.Option(help="Device the model runs on.")] = (
-        shared_options.Device.auto
-    ),
-    method: Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")] = "gradcam",
-    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")] = None,
-    option: shared_options.MethodOptions = None,
+    model: model_options.Model = "resnet50",
+    weights: model_options.Weights = None,
+    labels: model_options.Labels = None,
+    device: model_options.DeviceOption = model_options.Device.auto,
+    method: map_options.MethodName = "gradcam",
+    layer: map_options.LayerName = None,
+    option: map_options.MethodOptions = None,
     mpp: Annotated[
         float | None,
         typer.Option(
@@ -62,31 +59,29 @@ def explain_slides(
     ] = 0.05,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Tiles in a batch.")] = 32,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; each slide gets a folder in it.")] = Path("out"),
-    alpha: shared_options.Alpha = None,
-    colormap: shared_options.ColormapName = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    alpha: output_options.Alpha = None,
+    colormap: output_options.ColormapName = None,
+    quiet: output_options.Quiet = False,
 ) -> None:
     """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
-    from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
     from camtool.slides.explaining import explain_slide
 
-    get_palette(colormap or DEFAULT_COLORMAP)
-    shared_options.check_output_folder(out)
+    colormap = output_options.choose_colormap(colormap)
+    output_options.check_output_folder(out)
     settings: dict[str, Any] = {
         "layer": layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
         "batch_size": batch_size, "background": background.value,
     }  # fmt: skip
-    settings |= shared_options.parse_method_options(option, tuple(settings))
-    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet)
-    (asked,) = shared_options.parse_targets([target])
+    settings |= map_options.parse_method_options(option, tuple(settings))
+    loaded = model_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet)
+    (asked,) = map_options.parse_targets([target])
     is_any_failed = False
     with file_results.stop_on_signal():
         for slide, name in zip(slides, file_results.name_results(slides), strict=True):
             started = time.perf_counter()
             try:
-                with FileProgress(Path(slide).name, is_quiet=quiet):
-                    result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
-                    folder = result.save(out / name, alpha=alpha, colormap=colormap or DEFAULT_COLORMAP)
+                result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
+                folder = result.save(out / name, alpha=alpha, colormap=colormap)
             except ImageError as error:
                 file_results.print_failure(slide, error)
                 is_any_failed = True

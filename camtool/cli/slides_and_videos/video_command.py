@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli import shared_options
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.options import map_options, model_options, output_options
 from camtool.cli.slides_and_videos import file_results
 from camtool.errors import ImageError
 
@@ -25,15 +24,13 @@ def explain_videos(
             metavar="CLASS", help="Class index or name, explained in all frames.", show_default="each frame's top class"
         ),
     ] = None,
-    model: shared_options.Model = "resnet50",
-    weights: shared_options.Weights = None,
-    labels: shared_options.Labels = None,
-    device: Annotated[shared_options.Device, typer.Option(help="Device the model runs on.")] = (
-        shared_options.Device.auto
-    ),
-    method: Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")] = "gradcam",
-    layer: Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")] = None,
-    option: shared_options.MethodOptions = None,
+    model: model_options.Model = "resnet50",
+    weights: model_options.Weights = None,
+    labels: model_options.Labels = None,
+    device: model_options.DeviceOption = model_options.Device.auto,
+    method: map_options.MethodName = "gradcam",
+    layer: map_options.LayerName = None,
+    option: map_options.MethodOptions = None,
     every: Annotated[
         int, typer.Option(metavar="N", min=1, help="Explain each N-th frame; those between keep its heatmap.")
     ] = 1,
@@ -54,32 +51,28 @@ def explain_videos(
     ] = None,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Frames in a batch.")] = 8,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the results.")] = Path("out"),
-    alpha: shared_options.Alpha = None,
-    colormap: shared_options.ColormapName = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    alpha: output_options.Alpha = None,
+    colormap: output_options.ColormapName = None,
+    quiet: output_options.Quiet = False,
 ) -> None:
     """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame."""
-    from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
     from camtool.videos.explaining import explain_video
 
-    get_palette(colormap or DEFAULT_COLORMAP)
-    shared_options.check_output_folder(out)
+    colormap = output_options.choose_colormap(colormap)
+    output_options.check_output_folder(out)
     settings: dict[str, Any] = {
         "layer": layer, "every": every, "fps": fps, "smooth": smooth, "window": window, "batch_size": batch_size,
     }  # fmt: skip
-    settings |= shared_options.parse_method_options(option, tuple(settings))
-    loaded = shared_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet)
-    asked: Any = None if target is None else shared_options.parse_targets([target])[0]
+    settings |= map_options.parse_method_options(option, tuple(settings))
+    loaded = model_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet)
+    asked: Any = None if target is None else map_options.parse_targets([target])[0]
     is_any_failed = False
     with file_results.stop_on_signal():
         for video, name in zip(videos, file_results.name_results(videos), strict=True):
             started = time.perf_counter()
             try:
-                with FileProgress(Path(video).name, is_quiet=quiet):
-                    result = explain_video(loaded, video, asked, method=method, **settings)
-                    file = result.save(
-                        out / f"{name}.{result.method}.mp4", alpha=alpha, colormap=colormap or DEFAULT_COLORMAP
-                    )
+                result = explain_video(loaded, video, asked, method=method, **settings)
+                file = result.save(out / f"{name}.{result.method}.mp4", alpha=alpha, colormap=colormap)
             except ImageError as error:
                 file_results.print_failure(video, error)
                 is_any_failed = True

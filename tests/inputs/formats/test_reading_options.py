@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 import camtool
-from camtool.cli import app, shared_options
+from camtool.cli import app
+from camtool.cli.options import reading_options
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
 from camtool.inputs.formats.reading_options import ReadingOptions
@@ -179,9 +180,9 @@ def test_wrong_options_end_the_command(
 def test_the_texts_of_the_command_line_become_options() -> None:
     empty = {"bands": None, "window": None, "percentiles": None, "slice": None, "axis": None, "frame": None}
     empty["max_pixels"] = 10**8
-    assert shared_options.parse_reading_options(**empty) == {"max_pixels": 10**8}  # type: ignore[arg-type]
-    given = {"bands": "4,3,2", "window": "40,400", "slice": "middle", "axis": shared_options.Axis.coronal, "frame": 1}
-    assert shared_options.parse_reading_options(**(empty | given)) == {  # type: ignore[arg-type]
+    assert reading_options.parse_reading_options(**empty) == {"max_pixels": 10**8}  # type: ignore[arg-type]
+    given = {"bands": "4,3,2", "window": "40,400", "slice": "middle", "axis": reading_options.Axis.coronal, "frame": 1}
+    assert reading_options.parse_reading_options(**(empty | given)) == {  # type: ignore[arg-type]
         "bands": (4, 3, 2),
         "window": (40, 400),
         "slice": "middle",
@@ -190,4 +191,4 @@ def test_the_texts_of_the_command_line_become_options() -> None:
         "max_pixels": 10**8,
     }
     with pytest.raises(CamtoolError, match=r"--slice .1\.5. is not a list"):
-        shared_options.parse_reading_options(**(empty | {"slice": "1.5"}))  # type: ignore[arg-type]
+        reading_options.parse_reading_options(**(empty | {"slice": "1.5"}))  # type: ignore[arg-type]

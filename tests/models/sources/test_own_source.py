@@ -15,7 +15,7 @@ from torchvision.transforms import CenterCrop, Compose, ToTensor
 
 import camtool
 from camtool import Loaded, ModelError
-from camtool.cli import shared_options
+from camtool.cli.options import model_options
 from camtool.models import (
     Source,
     build_untrained,
@@ -166,11 +166,11 @@ def test_a_prefix_that_is_taken_is_refused() -> None:
 
 
 def test_the_help_names_each_built_in_source() -> None:
-    """``MODEL_HELP`` in cli/shared_options.py is written out by hand, as the sources import torch."""
+    """``MODEL_HELP`` in cli/options/model_options.py is written out by hand, as the sources import torch."""
     built_in = [source for source in SOURCES if type(source).__module__.startswith("camtool.")]
     for prefix in (source.prefix for source in built_in if source.prefix):
-        assert f"{prefix}:" in shared_options.MODEL_HELP, (
-            f"add {prefix}:NAME to MODEL_HELP in camtool/cli/shared_options.py"
+        assert f"{prefix}:" in model_options.MODEL_HELP, (
+            f"add {prefix}:NAME to MODEL_HELP in camtool/cli/options/model_options.py"
         )
     assert {name for source in built_in if source.prefix is None for name in re.findall("'(.+?)'", source.usage)} == {
         *("resnet50", "demo", "package.module:factory")

@@ -1,0 +1,162 @@
+"""Options that choose the map: method, target, layer, merge, placement, and options of the method."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camtool.cli.options.panels import MAP_PANEL
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.targets import Top
+
+__all__ = [
+    "LayerName",
+    "Layers",
+    "Merge",
+    "MethodName",
+    "MethodOptions",
+    "MethodOptionsOfRun",
+    "Methods",
+    "Placement",
+    "PlacementOption",
+    "Targets",
+    "find_methods",
+    "parse_method_options",
+    "parse_targets",
+    "split_names",
+]
+
+
+class Placement(str, Enum):
+    """Placement of a layer's grid on the model's input."""
+
+    centers = "centers"
+    stretch = "stretch"
+
+
+MethodName = Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")]
+Methods = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME",
+        help="Method; for a list: camtool methods. Repeat it, or use commas, for several.",
+        rich_help_panel=MAP_PANEL,
+    ),
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TARGET",
+        help="Class index, class name, or top1, top3, ...; for CLIP-like models a text. Repeat it for several.",
+        show_default="top1",
+        rich_help_panel=MAP_PANEL,
+    ),
+]
+LayerName = Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")]
+Layers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Layer; for a list: camtool layers MODEL. Repeat it for several.",
+        show_default="the best one",
+        rich_help_panel=MAP_PANEL,
+    ),
+]
+Merge = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="How to merge the maps of several layers: mean, max, ...", rich_help_panel=MAP_PANEL
+    ),
+]
+PlacementOption = Annotated[
+    Placement,
+    typer.Option(
+        help="Draw each cell at the center of its receptive field, or stretch the grid.", rich_help_panel=MAP_PANEL
+    ),
+]
+
+
+def _describe_method_options(panel: str | None = None) -> Any:
+    return typer.Option(
+        metavar="NAME=VALUE",
+        help="Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several.",
+        rich_help_panel=panel,
+    )
+
+
+MethodOptions = Annotated[list[str] | None, _describe_method_options()]
+MethodOptionsOfRun = Annotated[list[str] | None, _describe_method_options(MAP_PANEL)]
+
+
+def find_methods(texts: list[str], settings: Mapping[str, Any], reserved: Collection[str]) -> list[str]:
+    """Return the names of the methods, each once, and check that their options and the merge exist.
+
+    Args:
+        texts: Lists of names, separated by commas.
+        settings: The settings of the explainer.
+        reserved: Names of settings that are no options of a method.
+
+    Raises:
+        CamtoolError: There is no such method, option or merge.
+    """
+    from camtool import methods
+    from camtool.methods.merges import get_merge
+
+    names = split_names(texts)
+    if not names:
+        raise CamtoolError(f"--method names no method. Known methods: {', '.join(methods.METHODS)}.")
+    found = [methods.find_method(name) for name in names]
+    methods.check_options(found, settings.keys() - {*reserved})
+    get_merge(settings["merge"])
+    return list(dict.fromkeys(method.name for method in found))
+
+
+def parse_targets(texts: list[str] | None) -> list[Top | int | str]:
+    """Return the target of each text: ``"top3"``, a class index, or a label. None gives the most probable class."""
+    from camtool.targets import Top
+
+    def parse(text: str) -> Top | int | str:
+        top = re.fullmatch(r"top(\d+)", text)
+        if top and int(top[1]) > 0:
+            return Top(int(top[1]))
+        return int(text) if text.isdecimal() else text
+
+    return [parse(text) for text in texts or ["top1"]]
+
+
+def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` texts by name.
+
+    A value that is JSON, such as 50, 0.5, true or [1, 2], is read as JSON; any other is a string.
+
+    Args:
+        texts: The texts.
+        reserved: Names that have command line options of their own.
+
+    Raises:
+        CamtoolError: A text has another form, or its name is reserved.
+    """
+    options = {}
+    for each in texts or []:
+        name, equals, text = each.partition("=")
+        if not equals or not name.isidentifier():
+            raise CamtoolError(f"--option {each!r} is not of the form NAME=VALUE, e.g. samples=50.")
+        if name in reserved:
+            raise CamtoolError(f"--option {each!r} is not an option of a method; use --{name.replace('_', '-')}.")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    return options
+
+
+def split_names(texts: list[str]) -> list[str]:
+    """Return the names in texts that are each a list separated by commas."""
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]

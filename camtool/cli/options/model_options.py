@@ -1,0 +1,183 @@
+"""Options that choose the model, and how they load it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from enum import Enum
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camtool.cli import terminal
+from camtool.cli.options.panels import MODEL_PANEL
+from camtool.cli.progress.activity import show_activity
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.models import Loaded, StatedPreprocessing
+
+__all__ = [
+    "MODEL_HELP",
+    "WEIGHTS_HELP",
+    "BatchSize",
+    "Device",
+    "DeviceOption",
+    "DeviceOptionOfRun",
+    "Engine",
+    "EngineOption",
+    "Labels",
+    "Model",
+    "Weights",
+    "Workers",
+    "announce_user_code",
+    "load_model",
+    "read_labels",
+]
+
+
+class Device(str, Enum):
+    """Device that the model runs on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class Engine(str, Enum):
+    """Engine that runs the model."""
+
+    eager = "eager"
+    prepared = "prepared"
+    onnxruntime = "onnxruntime"
+    openvino = "openvino"
+    auto = "auto"
+
+
+# Written out, because the sources of models import torch, and the help must be shown at once.
+MODEL_HELP = (
+    "Name of a torchvision model, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, ultralytics:FILE, demo, or your "
+    "own as package.module:factory, whose code is then run."
+)
+
+Model = Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]
+WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help=WEIGHTS_HELP,
+        show_default="the pretrained ones, downloaded",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Class names: a text file with one a line, or a JSON list.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+def _describe_device(panel: str | None = None) -> Any:
+    return typer.Option(help="Device the model runs on.", rich_help_panel=panel)
+
+
+DeviceOption = Annotated[Device, _describe_device()]
+DeviceOptionOfRun = Annotated[Device, _describe_device(MODEL_PANEL)]
+BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Photos in a batch.", rich_help_panel=MODEL_PANEL)]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Threads that read, prepare, draw and write photos while the model runs.",
+        show_default="the cores",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+EngineOption = Annotated[
+    Engine,
+    typer.Option(
+        help="How the model runs: as it is, as a prepared copy, as a compiled graph, or the fastest of these.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+def load_model(
+    name: str,
+    weights: str | None,
+    *,
+    labels: Path | None = None,
+    device: str = "auto",
+    is_quiet: bool = False,
+    preprocessing: StatedPreprocessing | None = None,
+) -> Loaded:
+    """Load a model with its preprocessing, and show on standard error that it loads, and what decided about it.
+
+    Raises:
+        CamtoolError: The model, the weights, the labels or the device is not available, or the preprocessing does not
+            fit the model.
+    """
+    from camtool.models import StatedPreprocessing, load_with_preprocessing
+
+    stated = preprocessing or StatedPreprocessing()
+    where = _choose_device(device)
+    label_names = None if labels is None else read_labels(labels)
+    if not is_quiet:
+        announce_user_code(name, stated.transform)
+    # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
+    with redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {name}"), redirect_stdout(sys.stderr):
+        loaded = load_with_preprocessing(name, weights, labels=label_names, device=where, preprocessing=stated)
+    if loaded.transform_file is not None and not is_quiet:
+        terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
+    return loaded
+
+
+def announce_user_code(model: str, transform: str | None = None) -> None:
+    """Say on standard error which code the command runs because the user named it."""
+    from camtool.models import may_run_code
+
+    named = {"--transform": transform, "--model": model if may_run_code(model) else None}
+    for option, name in named.items():
+        if name is not None:
+            terminal.print_note(f"{option} {name} runs the Python code of {name.rpartition(':')[0]}.")
+
+
+def _choose_device(asked: str) -> str:
+    """Return the name of an available device; the fastest for "auto"."""
+    import torch
+
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    found = [name for name, is_available in available.items() if is_available]
+    if asked == "auto":
+        return found[0]
+    if asked not in found:
+        raise CamtoolError(f"--device {asked} is not available on this machine. Available: {', '.join(found)}.")
+    return asked
+
+
+def read_labels(path: Path) -> list[str]:
+    """Return the class names in a text file, one a line, or in a JSON list.
+
+    Raises:
+        CamtoolError: The file cannot be read as either.
+    """
+    try:
+        # Editors on Windows put a byte order mark at the start of UTF-8 files.
+        text = path.read_text(encoding="utf-8-sig")
+        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
+    if not isinstance(labels, list):
+        raise CamtoolError(f"--labels {path} holds a JSON {type(labels).__name__}; give a JSON list of names.")
+    return [str(label) for label in labels]

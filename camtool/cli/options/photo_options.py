@@ -1,0 +1,101 @@
+"""Arguments and options that choose the photos of a run, and the command for a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from camtool.cli.options.panels import PHOTOS_PANEL
+from camtool.errors import CamtoolError
+from camtool.slides import SLIDE_SUFFIXES
+from camtool.videos import VIDEO_SUFFIXES
+
+__all__ = [
+    "LabelsCsv",
+    "Limit",
+    "OnlyWrong",
+    "Paths",
+    "Recursive",
+    "Seed",
+    "Shuffle",
+    "check_no_model_names",
+    "check_no_other_command",
+    "choose_command",
+]
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Explain the first N photos only.", rich_help_panel=PHOTOS_PANEL),
+]
+Shuffle = Annotated[
+    bool,
+    typer.Option(
+        "--shuffle", help="Explain in random order; with --limit a random sample.", rich_help_panel=PHOTOS_PANEL
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="Number that chooses the random order.", rich_help_panel=PHOTOS_PANEL)
+]
+LabelsCsv = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="True classes: a table with the columns image and label. Adds right or wrong.",
+        rich_help_panel=PHOTOS_PANEL,
+        exists=True,
+        dir_okay=False,
+    ),
+]
+OnlyWrong = Annotated[
+    bool,
+    typer.Option(
+        "--only-wrong",
+        help="Write only photos that are classified wrongly; needs --labels-csv.",
+        rich_help_panel=PHOTOS_PANEL,
+    ),
+]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
+
+
+def check_no_model_names(paths: list[str]) -> None:
+    """Check that no missing path is the name of a model, given without ``--model``.
+
+    Raises:
+        CamtoolError: One is.
+    """
+    from camtool.arguments.checks import is_web_address
+    from camtool.inputs import image_files
+    from camtool.models import is_model_name
+
+    for path in paths:
+        if (
+            not is_web_address(path)
+            and not Path(path).exists()
+            and not image_files.has_image_suffix(path)
+            and is_model_name(path)
+        ):
+            raise CamtoolError(f"path {path!r} is the name of a model, not a photo; give it as --model {path}.")
+
+
+def choose_command(path: str) -> str:
+    """Return the command that explains a file of this name: ``"video"``, ``"slide"`` or else ``"run"``."""
+    suffix = Path(path).suffix.lower()
+    return "video" if suffix in VIDEO_SUFFIXES else "slide" if suffix in SLIDE_SUFFIXES else "run"
+
+
+def check_no_other_command(paths: list[str]) -> None:
+    """Check that no path is a video or a slide.
+
+    Raises:
+        CamtoolError: One is.
+    """
+    for path in paths:
+        command = choose_command(path)
+        if command != "run":
+            raise CamtoolError(f"path {path!r} is a {command}, not a photo; explain it with: camtool {command} {path}")

@@ -1,0 +1,138 @@
+"""Options of the preprocessing: a function of the user, or size, mean, standard deviation and channels."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camtool.cli.options.panels import MODEL_PANEL
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.models import Channels, StatedPreprocessing
+
+__all__ = [
+    "CHANNELS_HELP",
+    "ChannelOrder",
+    "ChannelsOption",
+    "Mean",
+    "Size",
+    "Std",
+    "TransformName",
+    "parse_image_size",
+    "parse_preprocessing",
+]
+
+
+class ChannelOrder(str, Enum):
+    """Order of the channels that a model takes."""
+
+    rgb = "rgb"
+    bgr = "bgr"
+    gray = "gray"
+
+
+TransformName = Annotated[
+    str | None,
+    typer.Option(
+        "--transform",
+        metavar="NAME",
+        help="Your own preprocessing as package.module:function, whose code is then run. By default the model's.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Standard deviation, as --mean.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+CHANNELS_HELP = "Channels that the model takes: RGB, BGR, or one of gray."
+ChannelsOption = Annotated[
+    ChannelOrder | None,
+    typer.Option(
+        "--channels",
+        help=CHANNELS_HELP,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+def parse_preprocessing(
+    transform: str | None, size: str | None, mean: str | None, std: str | None, channels: ChannelOrder | None
+) -> StatedPreprocessing:
+    """Return the preprocessing in the texts of the command line, checked as far as that is possible without the model.
+
+    Raises:
+        CamtoolError: A text has another form, or the options contradict each other.
+    """
+    from camtool.models import StatedPreprocessing, scale_statistics
+
+    parts = {"--size": size, "--mean": mean, "--std": std, "--channels": channels}
+    given = [name for name, value in parts.items() if value is not None]
+    if transform is not None and given:
+        raise CamtoolError(
+            f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
+            "the transform, or leave out --transform."
+        )
+    if (mean is None) != (std is None):
+        raise CamtoolError(f"{'--mean' if std is None else '--std'} is given alone; give --mean and --std.")
+    means, stds = _parse_numbers("--mean", mean, channels), _parse_numbers("--std", std, channels)
+    if means is not None and stds is not None:
+        scale_statistics(means, stds)
+    order: Channels | None = None if channels is None else channels.value
+    return StatedPreprocessing(transform, None if size is None else parse_image_size(size), means, stds, order)
+
+
+def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:
+    """Return the numbers in ``"0.5"`` or ``"0.485,0.456,0.406"``: one, or one for each channel.
+
+    Raises:
+        CamtoolError: A number cannot be read, or there are more or fewer.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    allowed = (1,) if channels is ChannelOrder.gray else (1, 3)
+    if len(numbers) not in allowed:
+        example = "0.449" if channels is ChannelOrder.gray else "0.485,0.456,0.406"
+        kind = "one number for gray" if channels is ChannelOrder.gray else "one number or three"
+        raise CamtoolError(f"{option} {text!r} is not {kind}; give e.g. {example}.")
+    return numbers
+
+
+def parse_image_size(text: str) -> tuple[int, int]:
+    """Return the height and the width in ``"224"`` or ``"224x320"``.
+
+    Raises:
+        CamtoolError: The text has another form, or a side is 0 or has more than five digits.
+    """
+    found = re.fullmatch(r"(\d{1,5})(?: ?x ?(\d{1,5}))?", text, re.ASCII)
+    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if min(height, width) < 1:
+        raise CamtoolError(f"--size {text!r} is not an image size; give a side in pixels, or e.g. 224x320.")
+    return height, width

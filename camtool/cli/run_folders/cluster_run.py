@@ -1,0 +1,184 @@
+"""A run on a cluster: from the request to its shards, with progress and summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.options import model_options
+from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
+from camtool.cli.run_folders.cluster_options import is_given
+from camtool.cli.run_folders.run_request import RunRequest
+from camtool.cli.terminal import escape, print_line
+from camtool.runs.run_folder.description import to_plain
+
+if TYPE_CHECKING:
+    # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.shard_worker import ShardOutcome
+
+__all__ = ["run_on_cluster", "to_uri"]
+
+_MAX_REASONS = 20
+"""Reasons of failures that are printed; all are in the rows."""
+
+_SECONDS_BETWEEN_LINES = 10
+"""Time between two lines of progress where there is no terminal."""
+
+
+def run_on_cluster(context: typer.Context, request: RunRequest) -> int:
+    """Plan a run on a cluster, follow it, print the summary, and return the exit code.
+
+    Raises:
+        CamtoolError: The request cannot be served.
+    """
+    # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.output_folder import OutputFolder
+    from camtool.runs.cluster.plan import plan_shards
+    from camtool.runs.cluster.ray_run import Resources
+
+    asked, output = request.options, request.output
+    labels, weights = asked["labels"], asked["weights"]
+    settings = {
+        **request.settings,
+        "method": request.methods,
+        "target": request.targets,
+        "model": asked["model"],
+        # Workers run in other folders.
+        "weights": None if weights is None else str(Path(weights).absolute()),
+        "labels": None if labels is None else model_options.read_labels(labels),
+        "device": asked["device"].value,
+        "max_side": output.max_side,
+    }
+    plan = plan_shards(
+        asked["paths"],
+        recursive=asked["recursive"],
+        shard_size=asked["shard_size"],
+        out=output.folder,
+        image_column=asked["image_column"],
+    )
+    run = ClusterRun(
+        plan,
+        OutputFolder.open(to_uri(output.folder)),
+        settings,
+        command=to_plain(request.command),
+        resources=Resources(asked["gpus_per_worker"], asked["cpus_per_worker"], asked["cluster_workers"]),
+        address=asked["address"],
+        pictures=output if is_given(context, "save") else None,
+    )
+    return _Follower(run, quiet=asked["quiet"], as_json=asked["as_json"]).follow()
+
+
+def to_uri(path: Path) -> str:
+    """Return the folder that the user gave for the results, as a local path or as a URI.
+
+    ``pathlib`` turns the slashes of ``s3://bucket`` into one.
+    """
+    text = path.as_posix()
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
+    if scheme is None:
+        return str(path)
+    return f"{scheme[1]}://{'/' if scheme[1] == 'file' else ''}{text[scheme.end() :]}"
+
+
+class _Follower:
+    """Progress and summary of a run on a cluster."""
+
+    def __init__(self, run: ClusterRun, *, quiet: bool, as_json: bool) -> None:
+        self._run, self._quiet, self._as_json = run, quiet, as_json
+        self._photos, self._rows, self._failures = 0, 0, 0
+        self._reasons: list[str] = []
+        self._todo = len(run.list_unfinished())
+        self._finished, self._last_line = 0, time.monotonic()
+
+    def follow(self) -> int:
+        """Run, show the progress, print the summary, and return the exit code."""
+        started, stop_code = time.perf_counter(), 0
+        outcomes = self._run.start()
+        try:
+            with stop_at_sigterm(), closing(outcomes), self._build_progress() as progress:
+                task = progress.add_task("Starting Ray", total=self._todo)
+                for outcome in outcomes:
+                    self._add(outcome)
+                    progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
+        except KeyboardInterrupt as stop:
+            # By convention 128 plus the number of the signal.
+            stop_code = 143 if isinstance(stop, Terminated) else 130
+        self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
+        return stop_code or (1 if self._failures else 0)
+
+    def _build_progress(self) -> Progress:
+        return Progress(
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=terminal.err,
+            transient=True,
+            disable=self._quiet or self._as_json or not terminal.err.is_terminal,
+        )
+
+    def _add(self, outcome: ShardOutcome) -> None:
+        self._finished += 1
+        self._photos += outcome.photos
+        self._rows += outcome.rows
+        self._failures += outcome.failures
+        self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
+        is_silent = self._quiet or self._as_json or terminal.err.is_terminal
+        if not is_silent and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
+
+    def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
+        earlier = len(self._run.plan.shards) - self._todo
+        if self._as_json:
+            summary = self._build_json_summary(seconds, earlier, interrupted=interrupted)
+            terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
+            return
+        if not self._quiet:
+            if interrupted:
+                print_line(f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}.")
+            self._print_explained(seconds, earlier)
+            for skipped in self._run.plan.skipped[:_MAX_REASONS]:
+                print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
+        if self._failures:
+            terminal.err.print(f"[bold red]{format_count(self._failures, 'photo')} could not be explained:[/]")
+            for reason in self._reasons:
+                terminal.err.print(f"  {escape(reason)}", soft_wrap=True)
+            if self._failures > len(self._reasons):
+                terminal.err.print(f"  and {self._failures - len(self._reasons)} more, in the column failure")
+
+    def _print_explained(self, seconds: float, earlier: int) -> None:
+        explained = self._photos - self._failures
+        rate = f" ([bold]{self._photos / seconds:.1f}[/] a second)" if self._photos else ""
+        print_line(f"[bold green]{format_count(explained, 'photo')} explained[/] in {seconds:.1f} s{rate}.")
+        known = f" ({earlier} from an earlier start)" if earlier else ""
+        shards = format_count(earlier + self._finished, "shard")
+        print_line(f"{shards} of Parquet{known} in [bold]{escape(self._run.folder.name)}[/]")
+
+    def _build_json_summary(self, seconds: float, earlier: int, *, interrupted: bool) -> dict[str, Any]:
+        return {
+            "out": self._run.folder.name,
+            "photos": self._photos,
+            "rows": self._rows,
+            "failures": self._failures,
+            "reasons": self._reasons,
+            "shards": self._finished,
+            "shards_finished_earlier": earlier,
+            "shards_in_all": len(self._run.plan.shards),
+            "seconds": round(seconds, 2),
+            "interrupted": interrupted,
+        }

@@ -1,0 +1,124 @@
+"""A run on this machine: from the request to its results, with progress and summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.options import model_options
+from camtool.cli.progress import run_summary
+from camtool.cli.progress.activity import show_activity
+from camtool.cli.run_folders import report_command
+from camtool.cli.run_folders.run_request import RunRequest
+from camtool.runs.run_folder import description
+
+if TYPE_CHECKING:
+    from camtool.models import Loaded
+    from camtool.runs.job_list import Plan
+    from camtool.runs.true_labels import TrueClasses
+
+__all__ = ["describe_undrawable_labels", "read_true_classes", "run_here"]
+
+
+def run_here(context: typer.Context, request: RunRequest) -> int:
+    """Explain the photos on this machine, print the progress and the summary, and return the exit code.
+
+    Raises:
+        CamtoolError: The request cannot be served.
+    """
+    from camtool.explainer import Explainer
+    from camtool.runs.run_folder.replay import Replayer
+    from camtool.runs.run_folder.run_folder import RunStart
+
+    asked, out = request.options, request.output.folder
+    is_quiet = asked["quiet"] or asked["as_json"]
+    # Photos are listed before the model is loaded, which may take minutes.
+    listed = _list_photos(asked, out, is_quiet=is_quiet)
+    loaded = model_options.load_model(
+        asked["model"],
+        asked["weights"],
+        labels=asked["labels"],
+        device=asked["device"].value,
+        is_quiet=is_quiet,
+        preprocessing=request.preprocessing,
+    )
+    explainer = Explainer(loaded, request.methods, **request.settings)
+    true_classes = read_true_classes(asked["labels_csv"], listed, loaded)
+    planned, notes = _select_photos(asked, listed, true_classes), true_classes.describe_gaps(listed)
+    if asked["caption"] or asked["sheet"]:
+        notes += describe_undrawable_labels(loaded)
+    output = replace(request.output, true_classes=true_classes.by_photo)
+    described = description.describe_run(loaded, request.methods, request.settings, request.command)
+    if isinstance(context.obj, Replayer):  # called by `camtool replay`
+        context.obj.replay(explainer, request.targets, output, asked["batch_size"], described)
+        return 0
+    if not asked["overwrite"]:
+        run_summary.print_machine_changes(description.list_machine_changes(out, described))
+    start = RunStart(described, overwrite=asked["overwrite"], retry_failed=asked["retry_failed"])
+    report = run_summary.RunReport(
+        planned,
+        output,
+        quiet=asked["quiet"],
+        verbose=_shows_lines(asked),
+        as_json=asked["as_json"],
+        has_sheet=asked["sheet"],
+        notes=notes,
+    )
+    code = report.follow_run(explainer, request.targets, asked["batch_size"], asked["workers"], start)
+    if asked["page"]:
+        report_command.write_after_run(out, is_stopped=code not in (0, 1), quiet=is_quiet)
+    return code
+
+
+def _list_photos(asked: Mapping[str, Any], out: Path, *, is_quiet: bool) -> Plan:
+    from camtool.runs import job_list
+
+    with show_activity("Listing photos", is_quiet=is_quiet):
+        return job_list.plan_run(asked["paths"], recursive=asked["recursive"], out=out)
+
+
+def _select_photos(asked: Mapping[str, Any], listed: Plan, true_classes: TrueClasses) -> Plan:
+    from camtool.runs import job_list
+
+    if asked["only_wrong"]:
+        listed = replace(listed, jobs=[job for job in listed.jobs if job.source in true_classes.by_photo])
+    return job_list.select_jobs(listed, limit=asked["limit"], shuffle=asked["shuffle"], seed=asked["seed"])
+
+
+def read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueClasses:
+    """Return the true classes of the photos; none without a table.
+
+    Raises:
+        CamtoolError: The table cannot be read, or names an unknown class.
+    """
+    from camtool.outputs.class_count import get_class_count
+    from camtool.runs import true_labels
+
+    if path is None:
+        return true_labels.TrueClasses(path, {}, 0)
+    return true_labels.read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
+
+
+def describe_undrawable_labels(loaded: Loaded) -> list[str]:
+    """Return what to tell about labels that captions cannot show."""
+    from camtool.rendering.text_drawing import find_undrawable
+
+    found = find_undrawable(map(str, loaded.labels or ()))
+    if not found:
+        return []
+    note = f"No font of this system has all letters of {format_count(len(found), 'label')}, e.g. {found[0]!r}; captions"
+    return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
+
+
+def _shows_lines(asked: Mapping[str, Any]) -> bool:
+    """Return True if a line for each photo is printed: by default on a terminal, where the user watches."""
+    if asked["as_json"]:
+        return False
+    verbose: bool | None = asked["verbose"]
+    return verbose if verbose is not None else terminal.out.is_terminal and not asked["quiet"]
