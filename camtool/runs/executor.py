@@ -9,22 +9,19 @@ of its batch.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
-
-from camtool.arguments.nested_lists import iterate_leaves
-from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError
 from camtool.runs.job_list import Job
+from camtool.runs.photo_batches.explaining import explain_batch
+from camtool.runs.photo_batches.preparing import prepare_photo
 from camtool.runs.report_rows import parse_row, to_row
-from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
+from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
@@ -120,7 +117,11 @@ class _Photo:
 def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
     # The hash is taken first: if the photo changes meanwhile, the next start sees another hash and explains it again.
     facts = _describe_photo(job.source)
-    return replace(_prepare_photo(explainer, max_side, job), facts=facts)
+    return _Photo(job, _prepare(explainer, max_side, job), facts)
+
+
+def _prepare(explainer: Explainer[Any], max_side: int | None, job: Job) -> PreparedInput | str:
+    return prepare_photo(explainer, job.source, str(job.source), max_side)
 
 
 def _describe_photo(source: Path | str) -> dict[str, Any]:
@@ -129,28 +130,6 @@ def _describe_photo(source: Path | str) -> dict[str, Any]:
         return {}
     digest = hash_photo(source)
     return {} if digest is None else {"bytes": source.stat().st_size, "sha256": digest}
-
-
-def _prepare_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
-    """Read a photo, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
-    try:
-        image = explainer.read(job.source, max_side=max_side)
-    except ImageError as error:
-        return _Photo(job, str(error))
-    except MemoryError as error:
-        return _Photo(job, f"{job.source}: {describe_error(error)}")
-    # Bands and volumes are not reduced.
-    may_be_reduced = max_side is not None and isinstance(image, Image) and max(image.size) >= max_side
-    try:
-        prepared = explainer.prepare(image)
-    except Exception as error:  # noqa: BLE001  a user's transform may raise anything
-        if may_be_reduced:  # and then be too small for it
-            return _prepare_photo(explainer, None, job)
-        return _Photo(job, f"{job.source}: {describe_error(error)}")
-    if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
-        # The model would see an enlarged picture of a reduced one.
-        return _prepare_photo(explainer, math.ceil(max(image.size) * scale), job)
-    return _Photo(job, prepared)
 
 
 @dataclass(frozen=True)
@@ -187,42 +166,25 @@ def _explain_photos(
     for size in sizes:
         batch = list(islice(photos, size))
         started = time.perf_counter()
-        results = [*_explain_batch(explainer, batch, target, strict=not any_explained)]
+        results = _explain_batch(explainer, batch, target, strict=not any_explained)
         if on_batch is not None:
             on_batch([photo.job for photo in batch], time.perf_counter() - started)
-        for photo, (job, result) in zip(batch, results, strict=True):
+        for photo, result in zip(batch, results, strict=True):
             any_explained = any_explained or not isinstance(result, str)
-            yield _Explained(job, photo.facts, result)
+            yield _Explained(photo.job, photo.facts, result)
         results.clear()  # explanations that are written are not kept while the next batch is explained
 
 
 def _explain_batch(
-    explainer: Explainer[Any], photos: Iterable[_Photo], target: Any, *, strict: bool
-) -> Iterator[tuple[Job, list[Explanation] | str]]:
-    """Yield each photo's explanations, or the reason why there are none.
-
-    If the batch fails as a whole, each photo is explained alone, to find the ones at fault.
+    explainer: Explainer[Any], photos: Sequence[_Photo], target: Any, *, strict: bool
+) -> list[list[Explanation] | str]:
+    """Return each photo's explanations, or the reason why there are none.
 
     Raises:
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    readable = {photo.job: photo.prepared for photo in photos if not isinstance(photo.prepared, str)}
-    together = _try_explaining(explainer, list(readable.values()), target)
-    if isinstance(together, list):
-        results = dict(zip(readable, together, strict=True))
-    else:
-        results = {job: _try_explaining(explainer, [prepared], target) for job, prepared in readable.items()}
-    refusals = [each for each in results.values() if isinstance(each, MethodError)]
-    if strict and refusals and len(refusals) == len(results):
-        raise refusals[0]
-    for photo in photos:
-        result = results.get(photo.job, photo.prepared)
-        if photo.job not in results:
-            yield photo.job, str(result)
-        elif isinstance(result, (str, MethodError)):
-            yield photo.job, f"{photo.job.source}: {result}"
-        else:
-            yield photo.job, list(iterate_leaves(result))
+    names = [str(photo.job.source) for photo in photos]
+    return explain_batch(explainer, names, [photo.prepared for photo in photos], target, strict=strict)
 
 
 def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, max_side: int | None) -> None:
@@ -230,24 +192,8 @@ def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, 
 
     The first photos in a process decide whether an engine can be used. They must be those that decided it before.
     """
-    photos = [_prepare_photo(explainer, max_side, job) for job in jobs]
-    for _ in _explain_batch(explainer, photos, target, strict=False):
-        pass
-
-
-def _try_explaining(explainer: Explainer[Any], photos: list[Any], target: Any) -> list[Any] | str | MethodError:
-    """Return the explanations of each photo, or why there are none; a MethodError if the method cannot serve them."""
-    try:
-        found: list[Any] = explainer(photos, [target] * len(photos)) if photos else []
-    except NothingFoundError as error:
-        return str(error)
-    except TargetError:
-        raise
-    except MethodError as error:
-        return error
-    except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
-        return describe_error(error)
-    return found
+    photos = [_Photo(job, _prepare(explainer, max_side, job)) for job in jobs]
+    _explain_batch(explainer, photos, target, strict=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- records

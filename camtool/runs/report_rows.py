@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["MANIFEST", "ManifestLine", "parse_row", "to_row"]
+if TYPE_CHECKING:
+    from camtool.explanation import Explanation
+    from camtool.runs.true_labels import TrueClass
+
+__all__ = ["MANIFEST", "ManifestLine", "build_line", "is_correct", "parse_row", "to_row"]
 
 MANIFEST = "explanations.jsonl"
 """Name of the file in the output folder with one JSON line for each explanation."""
@@ -49,6 +53,41 @@ class ManifestLine:
     predicted_label: str | None = None
     true_label: str | None = None
     correct: bool | None = None
+
+
+def build_line(image: str, explanation: Explanation, true_class: TrueClass | None) -> ManifestLine:
+    """Return the line about an explanation, without its files.
+
+    Args:
+        image: The path of the photo.
+        explanation: The explanation.
+        true_class: The true class of the photo; None if it is not known.
+    """
+    return ManifestLine(
+        image=image,
+        method=explanation.method,
+        layer=explanation.layer,
+        label=explanation.label,
+        index=explanation.index,
+        score=explanation.score,
+        probability=explanation.probability,
+        warnings=explanation.warnings,
+        box=explanation.box,
+        files={},
+        warning_codes=tuple(warning.code for warning in explanation.warnings),
+        predicted_label=explanation.predicted_label,
+        true_label=None if true_class is None else true_class.label,
+        correct=is_correct([explanation], true_class),
+    )
+
+
+def is_correct(explanations: Sequence[Explanation], true_class: TrueClass | None) -> bool | None:
+    """Return True if the top class of a photo is the true one; None if one of them is not known.
+
+    All explanations of a photo have the same top class.
+    """
+    predicted = next((each.predicted_index for each in explanations), None)
+    return None if predicted is None or true_class is None else predicted == true_class.index
 
 
 def to_row(line: ManifestLine) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
-from camtool.runs.report_rows import ManifestLine
+from camtool.runs.report_rows import ManifestLine, build_line, is_correct
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from camtool.rendering.contact_sheet import Caption
     from camtool.runs.true_labels import TrueClass
 
-__all__ = ["Failure", "ResultWriter", "Success", "describe_error"]
+__all__ = ["Failure", "ResultWriter", "Success", "describe_error", "describe_unjudged"]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged."""
@@ -64,6 +64,11 @@ def describe_error(error: Exception) -> str:
     return message or type(error).__name__
 
 
+def describe_unjudged(name: str) -> str:
+    """Return why a photo fails if only those are written that are classified wrongly."""
+    return f"{name}: the model predicts no class for it, so it is neither right nor wrong"
+
+
 class ResultWriter:
     """Writer of the files of one run, each to a file of its own. Several threads may use it.
 
@@ -94,10 +99,10 @@ class ResultWriter:
         if isinstance(explanations, str):
             return Failure(job, explanations)
         true_class = self._output.true_classes.get(job.source)
-        correct = _is_correct(explanations, true_class)
+        correct = is_correct(explanations, true_class)
         size = _get_size(explanations)
         if self._output.only_wrong and correct is None:
-            return Failure(job, f"{job.source}: the model predicts no class for it, so it is neither right nor wrong")
+            return Failure(job, describe_unjudged(str(job.source)))
         if self._output.only_wrong and correct:
             return Success(job, [], size=size, correct=correct)
         refusal = self._find_refusal(explanations)
@@ -123,7 +128,7 @@ class ResultWriter:
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None
     ) -> ManifestLine:
-        line = _build_line(job, explanation, true_class)
+        line = build_line(str(job.source), explanation, true_class)
         caption = build_caption(line) if self._output.has_captions else None
         return replace(line, files=self._write_files(explanation, stem, caption))
 
@@ -152,33 +157,7 @@ def _name_results(job: Job, explanations: Sequence[Explanation]) -> list[str]:
     return file_names.make_distinct(names)
 
 
-def _is_correct(explanations: Sequence[Explanation], true_class: TrueClass | None) -> bool | None:
-    """Return True if the top class is the true one. All explanations of a photo have the same top class."""
-    predicted = next((each.predicted_index for each in explanations), None)
-    return None if predicted is None or true_class is None else predicted == true_class.index
-
-
 def _get_size(explanations: Sequence[Explanation]) -> tuple[int, int] | None:
     """Return height and width of the photo."""
     size = next((each.view.size for each in explanations), ())
     return (size[0], size[1]) if len(size) == 2 else None
-
-
-def _build_line(job: Job, explanation: Explanation, true_class: TrueClass | None) -> ManifestLine:
-    """Return the line about an explanation, without its files."""
-    return ManifestLine(
-        image=str(job.source),
-        method=explanation.method,
-        layer=explanation.layer,
-        label=explanation.label,
-        index=explanation.index,
-        score=explanation.score,
-        probability=explanation.probability,
-        warnings=explanation.warnings,
-        box=explanation.box,
-        files={},
-        warning_codes=tuple(warning.code for warning in explanation.warnings),
-        predicted_label=explanation.predicted_label,
-        true_label=None if true_class is None else true_class.label,
-        correct=_is_correct([explanation], true_class),
-    )
