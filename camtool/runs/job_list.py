@@ -80,12 +80,12 @@ class Plan:
     Attributes:
         jobs: The photos, in a stable order, each once.
         skipped: What is left out although the user may expect it.
-        folders: The folders that the results mirror.
+        folders: The folders that the results mirror; strings for URIs.
     """
 
     jobs: list[Job]
     skipped: list[Skipped]
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Path | str, ...] = ()
 
 
 def plan_run(

@@ -217,17 +217,19 @@ class _PhotoFinder:
             source = job.source
             paths[_normalize(str(source))][source] = None
             names[_normalize(job.name)][source] = None
-            if isinstance(source, str):  # a URL
-                continue
-            paths[_normalize(str(source.parent.resolve() / source.name))][source] = None
             for folder in plan.folders:
-                if source.is_relative_to(folder):
-                    below[_normalize(str(source.relative_to(folder)))][source] = None
+                relative = _find_relative(source, folder)
+                if relative is not None:
+                    below[_normalize(relative)][source] = None
+            if isinstance(source, Path):
+                paths[_normalize(str(source.parent.resolve() / source.name))][source] = None
         self._tables = (below, paths, names)
 
     def __call__(self, text: str) -> Path | str | None:
         """Return the photo; None if the plan has no such photo."""
-        for key in dict.fromkeys([_normalize(text), _normalize(text.replace("\\", "/"))]):
+        # The paths of a plan may be absolute, and those of the table relative to the working directory.
+        texts = [text, text.replace("\\", "/"), str(Path(text).absolute())]
+        for key in dict.fromkeys(map(_normalize, texts)):
             for table in self._tables:
                 matches: list[Path | str] = [*table.get(key, ())]
                 if len(matches) > 1:
@@ -238,6 +240,14 @@ class _PhotoFinder:
                 if matches:
                     return matches[0]
         return None
+
+
+def _find_relative(source: Path | str, folder: Path | str) -> str | None:
+    """Return the path of a photo below a folder, or its URI below that of a folder; None if it is not below."""
+    if isinstance(source, str):
+        start = f"{folder}/"
+        return source[len(start) :] if isinstance(folder, str) and source.startswith(start) else None
+    return str(source.relative_to(folder)) if isinstance(folder, Path) and source.is_relative_to(folder) else None
 
 
 def _normalize(path: str) -> str:

@@ -33,8 +33,16 @@ def refuse(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--workers", 2], "--workers has no effect on a run with --cluster"),
+        (["--workers", 2], "--workers has no effect on a run with --cluster: the threads of a worker follow"),
         (["--verbose"], "--verbose has no effect"),
+        (["--sheet"], "--sheet has no effect on a run with --cluster: no worker has all overlays"),
+        (["--report"], "camtool report OUT"),
+        (["--retry-failed"], "remove its file"),
+        (["--format", "npz"], "--save npz: a run with --cluster writes Parquet"),
+        (["--caption"], "--caption needs overlays, which a run with --cluster writes with --save overlay"),
+        (["--only-wrong"], "--only-wrong needs the true classes"),
+        (["--size", "0"], "--size '0' is not an image size"),
+        (["--bands", "x"], "--bands 'x' is not a list of numbers"),
         (["--save", "overlay,raw"], "--save overlay,raw: a run with --cluster writes Parquet"),
         (["--method", "gradcan"], "gradcam"),
         (["--option", "samples=5"], "samples"),

@@ -223,7 +223,8 @@ class RunReport:
                 )
             if totals.photos:
                 self._print_explained(totals, seconds, interrupted=interrupted)
-            self._print_accuracy(totals)
+            if self._output.true_classes:
+                print_accuracy(totals.right, totals.wrong, only_wrong=self._output.only_wrong)
             for note in self._notes:
                 print_line(f"[yellow]{escape(note)}[/]")
             for kind, (count, example) in totals.warnings.items():
@@ -254,18 +255,6 @@ class RunReport:
             more = f" to {escape(self._sheets[-1].name)}" if len(self._sheets) > 1 else ""
             print_line(f"Contact sheet: [bold]{escape(str(self._sheets[0]))}[/]{more}")
 
-    def _print_accuracy(self, totals: _Totals) -> None:
-        if not self._output.true_classes:
-            return
-        known = totals.right + totals.wrong
-        if known:
-            share = format_percent(totals.right / known, 1)
-            print_line(f"Accuracy [bold]{share}[/]: {totals.right:,} of {format_count(known, 'photo')} right.")
-        else:
-            print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
-        if self._output.only_wrong:
-            print_line(f"{format_count(totals.right, 'photo')} right, without results, as of --only-wrong.")
-
     def _print_skipped(self) -> None:
         if self._skipped:
             shown = [f"{escape(str(each.path))} ({each.reason})" for each in self._skipped[:_MAX_SKIPPED_SHOWN]]
@@ -285,6 +274,19 @@ class RunReport:
             "sheets": [str(path) for path in self._sheets],
             "notes": [*self._notes],
         }
+
+
+def print_accuracy(right: int, wrong: int, *, only_wrong: bool) -> None:
+    """Print how many photos are classified right, and that they have no results if only the others have."""
+    known = right + wrong
+    if known:
+        print_line(
+            f"Accuracy [bold]{format_percent(right / known, 1)}[/]: {right:,} of {format_count(known, 'photo')} right."
+        )
+    else:
+        print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
+    if only_wrong:
+        print_line(f"{format_count(right, 'photo')} right, without results, as of --only-wrong.")
 
 
 def print_machine_changes(changes: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -20,6 +21,7 @@ __all__ = [
     "GpusPerWorker",
     "ImageColumn",
     "ShardSize",
+    "check_kinds",
     "check_options",
     "is_given",
 ]
@@ -94,11 +96,24 @@ ALL = WITHOUT_EFFECT | {"cluster", "shard_size", "image_column"}
 """Options of a cluster; no other run has them."""
 
 _SUPPORTED = ALL | {
-    *("paths", "recursive", "model", "weights", "labels", "device", "batch_size", "engine"),
+    *("paths", "recursive", "limit", "shuffle", "seed", "labels_csv", "only_wrong"),
+    *("model", "weights", "labels", "device", "batch_size", "engine"),
+    *("transform", "size", "mean", "std", "channels"),
+    *("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels"),
     *("method", "target", "layer", "merge", "placement", "option"),
-    *("out", "save", "format", "alpha", "colormap", "enlarge", "max_side", "quiet", "as_json", "config"),
+    *("out", "save", "format", "caption", "alpha", "colormap", "enlarge", "max_side", "overwrite"),
+    *("quiet", "as_json", "config"),
 }
 """Options of a run that have the same meaning on a cluster. All others are refused, so that none is ignored."""
+
+_REASONS = {
+    "workers": "the threads of a worker follow from --cpus-per-worker",
+    "verbose": "workers report whole shards, not photos",
+    "sheet": "no worker has all overlays",
+    "page": "write the page of its shards with: camtool report OUT",
+    "retry_failed": "a shard is computed as a whole; remove its file to compute it again",
+}
+"""Option that has no effect on a cluster → why."""
 
 
 def check_options(context: typer.Context) -> None:
@@ -107,20 +122,31 @@ def check_options(context: typer.Context) -> None:
     Raises:
         CamtoolError: An option does not.
     """
-    given = [name for name in context.params if is_given(context, name)]
-    is_cluster = context.params.get("cluster") is not None
+    asked = context.params
+    # A flag that is switched off asks for nothing.
+    given = [name for name in asked if is_given(context, name) and asked[name] is not False]
+    is_cluster = asked.get("cluster") is not None
     wrong = [name for name in given if (name not in _SUPPORTED if is_cluster else name in ALL - {"cluster"})]
-    if wrong:
-        named = "--json" if wrong[0] == "as_json" else f"--{wrong[0].replace('_', '-')}"
+    for name in wrong:
+        named = "--report" if name == "page" else f"--{name.replace('_', '-')}"
+        if not is_cluster:
+            raise CamtoolError(f"{named} needs --cluster ray.")
+        reason = f": {_REASONS[name]}" if name in _REASONS else ""
+        raise CamtoolError(f"{named} has no effect on a run with --cluster{reason}. Leave it out.")
+
+
+def check_kinds(kinds: Sequence[str], *, caption: bool, has_pictures: bool) -> None:
+    """Check that a cluster writes the kinds of files that were asked for.
+
+    Raises:
+        CamtoolError: It does not.
+    """
+    if [*kinds] != ["overlay"]:
         raise CamtoolError(
-            f"{named} has no effect on a run with --cluster; leave it out."
-            if is_cluster
-            else f"{named} needs --cluster ray."
+            f"--save {','.join(kinds)}: a run with --cluster writes Parquet, and pictures with --save overlay."
         )
-    if is_cluster and is_given(context, "save") and context.params["save"] != "overlay":
-        raise CamtoolError(
-            f"--save {context.params['save']}: a run with --cluster writes Parquet, and pictures with --save overlay."
-        )
+    if caption and not has_pictures:
+        raise CamtoolError("--caption needs overlays, which a run with --cluster writes with --save overlay.")
 
 
 def is_given(context: typer.Context, name: str) -> bool:

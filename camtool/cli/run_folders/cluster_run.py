@@ -7,6 +7,7 @@ import os
 import re
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
+from camtool.cli.progress import run_summary
+from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.cli.run_folders.cluster_options import is_given
+from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
 from camtool.cli.run_folders.run_request import RunRequest
 from camtool.cli.terminal import escape, print_line
-from camtool.runs.run_folder.description import to_plain
+from camtool.runs.run_folder.description import describe_command
 
 if TYPE_CHECKING:
     # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from camtool.models import Loaded
     from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.plan import ClusterInputs
     from camtool.runs.cluster.shard_worker import ShardOutcome
 
 __all__ = ["run_on_cluster", "to_uri"]
@@ -47,39 +53,80 @@ def run_on_cluster(context: typer.Context, request: RunRequest) -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from camtool.runs.cluster.cluster_run import ClusterRun
     from camtool.runs.cluster.output_folder import OutputFolder
-    from camtool.runs.cluster.plan import plan_shards
+    from camtool.runs.cluster.plan import divide_inputs
     from camtool.runs.cluster.ray_run import Resources
 
-    asked, output = request.options, request.output
+    asked, is_quiet = request.options, request.options["quiet"] or request.options["as_json"]
+    folder = OutputFolder.find(to_uri(request.output.folder))
+    if not asked["overwrite"]:
+        folder.check_unchanged(describe_command(request.command))
+    listed = _list_inputs(request, is_quiet=is_quiet)
+    loaded = _load_model(request, is_quiet=is_quiet)
+    true_classes = read_true_classes(asked["labels_csv"], listed.files, loaded)
+    inputs = replace(listed, files=select_photos(asked, listed.files, true_classes))
+    notes = true_classes.describe_gaps(listed.files)
+    if asked["caption"]:
+        notes += describe_undrawable_labels(loaded)
+    run = ClusterRun(
+        divide_inputs(inputs, asked["shard_size"], true_classes.by_photo),
+        folder,
+        _build_settings(request),
+        command=request.command,
+        resources=Resources(asked["gpus_per_worker"], asked["cpus_per_worker"], asked["cluster_workers"]),
+        address=asked["address"],
+        pictures=request.output if is_given(context, "save") else None,
+        only_wrong=asked["only_wrong"],
+        overwrite=asked["overwrite"],
+        loaded=loaded,
+    )
+    return _Follower(run, notes, has_classes=true_classes.path is not None, request=request).follow()
+
+
+def _list_inputs(request: RunRequest, *, is_quiet: bool) -> ClusterInputs:
+    """List the photos; check that options which need their names get them."""
+    from camtool.runs.cluster.plan import list_inputs
+
+    asked = request.options
+    with show_activity("Listing photos", is_quiet=is_quiet):
+        listed = list_inputs(
+            asked["paths"],
+            recursive=asked["recursive"],
+            out=request.output.folder,
+            image_column=asked["image_column"],
+        )
+    for name in ("labels_csv", "limit", "shuffle"):
+        if asked[name]:
+            listed.check_files_only(f"--{name.replace('_', '-')}")
+    return listed
+
+
+def _load_model(request: RunRequest, *, is_quiet: bool) -> Loaded:
+    """Load the model on this machine, which may lack the device of the workers."""
+    asked = request.options
+    return model_options.load_model(
+        asked["model"],
+        asked["weights"],
+        labels=asked["labels"],
+        is_quiet=is_quiet,
+        preprocessing=request.preprocessing,
+    )
+
+
+def _build_settings(request: RunRequest) -> dict[str, Any]:
+    """Return the settings of the batch class on the workers. They run in other folders, so paths are absolute."""
+    asked = request.options
     labels, weights = asked["labels"], asked["weights"]
-    settings = {
+    return {
         **request.settings,
         "method": request.methods,
         "target": request.targets,
         "model": asked["model"],
-        # Workers run in other folders.
         "weights": None if weights is None else str(Path(weights).absolute()),
         "labels": None if labels is None else model_options.read_labels(labels),
         "device": asked["device"].value,
-        "max_side": output.max_side,
+        "max_side": request.output.max_side,
+        "preprocessing": request.preprocessing,
     }
-    plan = plan_shards(
-        asked["paths"],
-        recursive=asked["recursive"],
-        shard_size=asked["shard_size"],
-        out=output.folder,
-        image_column=asked["image_column"],
-    )
-    run = ClusterRun(
-        plan,
-        OutputFolder.open(to_uri(output.folder)),
-        settings,
-        command=to_plain(request.command),
-        resources=Resources(asked["gpus_per_worker"], asked["cpus_per_worker"], asked["cluster_workers"]),
-        address=asked["address"],
-        pictures=output if is_given(context, "save") else None,
-    )
-    return _Follower(run, quiet=asked["quiet"], as_json=asked["as_json"]).follow()
 
 
 def to_uri(path: Path) -> str:
@@ -97,9 +144,11 @@ def to_uri(path: Path) -> str:
 class _Follower:
     """Progress and summary of a run on a cluster."""
 
-    def __init__(self, run: ClusterRun, *, quiet: bool, as_json: bool) -> None:
-        self._run, self._quiet, self._as_json = run, quiet, as_json
+    def __init__(self, run: ClusterRun, notes: list[str], *, has_classes: bool, request: RunRequest) -> None:
+        self._run, self._notes, self._has_classes = run, notes, has_classes
+        self._quiet, self._as_json = request.options["quiet"], request.options["as_json"]
         self._photos, self._rows, self._failures = 0, 0, 0
+        self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
         self._todo = len(run.list_unfinished())
         self._finished, self._last_line = 0, time.monotonic()
@@ -136,6 +185,8 @@ class _Follower:
         self._photos += outcome.photos
         self._rows += outcome.rows
         self._failures += outcome.failures
+        self._right += outcome.right
+        self._wrong += outcome.wrong
         self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
         is_silent = self._quiet or self._as_json or terminal.err.is_terminal
         if not is_silent and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -152,6 +203,10 @@ class _Follower:
             if interrupted:
                 print_line(f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}.")
             self._print_explained(seconds, earlier)
+            if self._has_classes:
+                run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
+            for note in self._notes:
+                print_line(f"[yellow]{escape(note)}[/]")
             for skipped in self._run.plan.skipped[:_MAX_REASONS]:
                 print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
         if self._failures:
@@ -176,6 +231,9 @@ class _Follower:
             "rows": self._rows,
             "failures": self._failures,
             "reasons": self._reasons,
+            "right": self._right if self._has_classes else None,
+            "wrong": self._wrong if self._has_classes else None,
+            "notes": self._notes,
             "shards": self._finished,
             "shards_finished_earlier": earlier,
             "shards_in_all": len(self._run.plan.shards),

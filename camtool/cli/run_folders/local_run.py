@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.true_labels import TrueClasses
 
-__all__ = ["describe_undrawable_labels", "read_true_classes", "run_here"]
+__all__ = ["describe_undrawable_labels", "read_true_classes", "run_here", "select_photos"]
 
 
 def run_here(context: typer.Context, request: RunRequest) -> int:
@@ -50,7 +50,7 @@ def run_here(context: typer.Context, request: RunRequest) -> int:
     )
     explainer = Explainer(loaded, request.methods, **request.settings)
     true_classes = read_true_classes(asked["labels_csv"], listed, loaded)
-    planned, notes = _select_photos(asked, listed, true_classes), true_classes.describe_gaps(listed)
+    planned, notes = select_photos(asked, listed, true_classes), true_classes.describe_gaps(listed)
     if asked["caption"] or asked["sheet"]:
         notes += describe_undrawable_labels(loaded)
     output = replace(request.output, true_classes=true_classes.by_photo)
@@ -83,7 +83,8 @@ def _list_photos(asked: Mapping[str, Any], out: Path, *, is_quiet: bool) -> Plan
         return job_list.plan_run(asked["paths"], recursive=asked["recursive"], out=out)
 
 
-def _select_photos(asked: Mapping[str, Any], listed: Plan, true_classes: TrueClasses) -> Plan:
+def select_photos(asked: Mapping[str, Any], listed: Plan, true_classes: TrueClasses) -> Plan:
+    """Return the photos that the options choose: those with a true class, a random sample, the first ones."""
     from camtool.runs import job_list
 
     if asked["only_wrong"]:

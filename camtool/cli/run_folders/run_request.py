@@ -100,6 +100,10 @@ def _read_output(context: typer.Context, asked: Mapping[str, Any]) -> OutputSett
     as_arrays = asked["format"] is output_options.Format.npz
     save = "npz" if as_arrays and not cluster_options.is_given(context, "save") else asked["save"]
     kinds = output_options.parse_kinds(save, asked["format"])
+    if asked["cluster"]:
+        cluster_options.check_kinds(
+            kinds, caption=asked["caption"], has_pictures=cluster_options.is_given(context, "save")
+        )
     output_options.check_overlays_are_saved(kinds, caption=asked["caption"], sheet=asked["sheet"])
     if asked["only_wrong"] and asked["labels_csv"] is None:
         raise CamtoolError("--only-wrong needs the true classes; give them with --labels-csv FILE.")

@@ -6,17 +6,21 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from camtool.arguments.nested_lists import to_list
 from camtool.errors import CamtoolError
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import ClusterPlan, Shard
 from camtool.runs.cluster.ray_run import Resources, run_on_ray
-from camtool.runs.cluster.run_settings import describe_run, get_versions, hash_weights, hold_settings
 from camtool.runs.cluster.shard_worker import ShardOutcome
 from camtool.runs.locking import LockedError, hold_lock
+from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description
 from camtool.runs.save_kinds import OutputSettings
+
+if TYPE_CHECKING:
+    from camtool.models import Loaded
 
 __all__ = ["ClusterRun"]
 
@@ -34,10 +38,13 @@ class ClusterRun:
         plan: The shards.
         folder: The output folder, which all workers must see.
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
-        command: What ``run.json`` says of the command: options by name.
+        command: The options of the command that results depend on, by name.
         resources: What a worker takes of the cluster.
         address: The address of a running cluster; see :func:`camtool.runs.cluster.ray_run.run_on_ray`.
         pictures: How overlays are drawn; ``None`` for no pictures.
+        only_wrong: Write rows only of photos whose top class is not the true one.
+        overwrite: Remove a run that is in the folder, and start anew.
+        loaded: The model, if it is loaded on this machine already.
     """
 
     plan: ClusterPlan
@@ -47,31 +54,35 @@ class ClusterRun:
     resources: Resources = field(default_factory=Resources)
     address: str | None = None
     pictures: OutputSettings | None = None
+    only_wrong: bool = False
+    overwrite: bool = False
+    loaded: Loaded | None = None
 
     def list_unfinished(self) -> list[Shard]:
-        """Return the shards that have no file yet."""
-        finished = self.folder.list_files()
+        """Return the shards that must be computed: those that have no file yet."""
+        finished = set() if self.overwrite else self.folder.list_files()
         return [shard for shard in self.plan.shards if shard.name not in finished]
 
     def start(self) -> Generator[ShardOutcome, None, None]:
         """Compute the shards that are not finished, and yield the outcome of each.
 
-        The model is loaded on this machine first, and one photo is explained, so that what is wrong with the request is
-        found before the workers start.
+        One photo is explained on this machine first, so that what is wrong with the request is found before the workers
+        start, and before a run is overwritten.
 
         Raises:
             CamtoolError: The request cannot be served, the folder holds another run, or the run cannot go on. Finished
                 shards stay.
             OSError: The folder cannot be written.
         """
+        self.folder.create()
         with _lock_folder(self.folder):
             unfinished = self.list_unfinished()
-            explain = ExplainBatch(**{**self.settings, "device": "auto", "engine": "eager", "batch_size": 1})
+            explain = self._build_explainer()
+            description = self._describe(explain.loaded)
+            if not self.overwrite:
+                self.folder.check_unchanged(description)
             _check_request(explain, unfinished)
-            model = explain.loaded.model
-            hold_settings(self.folder, self._describe(explain))
-            expected = {"versions": get_versions(), "weights": hash_weights(model)}
-            self.folder.remove_traces()
+            self._prepare_folder(description)
             try:
                 yield from run_on_ray(
                     unfinished,
@@ -80,20 +91,38 @@ class ClusterRun:
                     resources=self.resources,
                     address=self.address,
                     pictures=self.pictures,
-                    expected=expected,
+                    only_wrong=self.only_wrong,
+                    expected={
+                        "versions": description["versions"],
+                        "weights": description["model"]["weights_sha256"],
+                    },
                 )
             finally:
                 self.folder.remove_traces()
 
-    def _describe(self, explain: ExplainBatch) -> dict[str, Any]:
-        inputs = {"shards": len(self.plan.shards), "digest": self.plan.digest}
-        return describe_run(
-            explain.loaded.model,
-            name=explain.loaded.name,
-            settings=self.settings,
-            command=self.command,
-            inputs=inputs,
-        )
+    def _build_explainer(self) -> ExplainBatch:
+        """Return the batch class on this machine, with the model that is loaded already, if there is one."""
+        settings = {**self.settings, "device": "auto", "engine": "eager", "batch_size": 1}
+        loaded = self.loaded
+        if loaded is not None:
+            settings = {**settings, "model": lambda: loaded, "weights": None, "labels": None, "preprocessing": None}
+        return ExplainBatch(**settings)
+
+    def _describe(self, loaded: Loaded) -> dict[str, Any]:
+        """Return the content of ``run.json``: that of a run without a cluster, and what is known of the inputs."""
+        methods = to_list(self.settings.get("method", "gradcam"))
+        described = describe_run(loaded, methods, self.settings, self.command or self.settings)
+        inputs = {"shards": len(self.plan.shards), "sha256": self.plan.digest}
+        # Which devices the workers have is not known here.
+        return {**described, "device": self.settings.get("device", "auto"), "inputs": inputs}
+
+    def _prepare_folder(self, description: Mapping[str, Any]) -> None:
+        """Remove what is not to be continued, and write ``run.json``."""
+        if self.overwrite:
+            self.folder.remove_run()
+        self.folder.remove_traces()
+        if self.folder.read_description() is None:
+            self.folder.write(DESCRIPTION, encode_description(description))
 
 
 def _check_request(explain: ExplainBatch, shards: list[Shard]) -> None:

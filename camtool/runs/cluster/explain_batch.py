@@ -5,24 +5,24 @@ It imports none of them. Its settings are picklable, and each worker loads its o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.nested_lists import iterate_leaves, to_list
-from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
-from camtool.inputs import image_files
+from camtool.arguments.nested_lists import to_list
+from camtool.errors import CamtoolError
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.photos import Photo, open_photo
-from camtool.runs.result_writer import describe_error
+from camtool.runs.photo_batches.explaining import explain_batch
+from camtool.runs.photo_batches.preparing import describe_failure, prepare_photo
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.inputs.input_preparer import PreparedInput
-    from camtool.models import Loaded
+    from camtool.models import Loaded, StatedPreprocessing
 
 __all__ = ["ExplainBatch"]
 
@@ -50,6 +50,7 @@ class ExplainBatch:
         readers: The number of threads that read and prepare the next photos while the model runs; 0 for none.
         max_side: The longest side of photos in pixels; larger ones are reduced while they are read, but not below what
             the model needs. It speeds up the decoding of large JPEG files.
+        preprocessing: What the user states about the preprocessing; by default the model's own.
         **settings: Settings and options of the method, as for :class:`camtool.Explainer`.
 
     Raises:
@@ -69,6 +70,7 @@ class ExplainBatch:
         threads: int | None = None,
         readers: int = 0,
         max_side: int | None = None,
+        preprocessing: StatedPreprocessing | None = None,
         **settings: Any,
     ) -> None:
         import torch
@@ -90,11 +92,12 @@ class ExplainBatch:
             "threads": threads,
             "readers": readers,
             "max_side": max_side,
+            "preprocessing": preprocessing,
             **settings,
         }
         if threads is not None:
             torch.set_num_threads(threads)
-        self.loaded = _load_model(model, weights, labels, device)
+        self.loaded = _load_model(model, weights, labels, device, preprocessing)
         # Lists of methods and targets give nested lists, whose leaves are the explanations.
         self._explainer: Any = Explainer(self.loaded, to_list(method), batch_size=batch_size, **settings)
         self._target = _to_targets(target)
@@ -141,85 +144,44 @@ class ExplainBatch:
             # Threads hold a batch of their own beyond the one that the model explains.
             prepared = threads.map_ahead(self._prepare_photo, photos, max(self._batch_size, self._readers))
             while batch := list(islice(prepared, self._batch_size)):
-                yield from self._explain_batch(batch, strict=strict)
+                photos_in_batch, inputs = zip(*batch, strict=True)
+                names = [photo.path for photo in photos_in_batch]
+                results = explain_batch(self._explainer, names, inputs, self._target, strict=strict)
+                yield from zip(photos_in_batch, results, strict=True)
 
     def _prepare_photo(self, photo: Photo) -> tuple[Photo, PreparedInput | str]:
         """Read and prepare a photo; return it with the reason if that fails."""
         if photo.failure is not None:
             return photo, photo.failure
         try:
-            return photo, self._prepare_source(open_photo(photo), self._max_side)
-        except Exception as error:  # noqa: BLE001  a decoder or a user's transform may raise anything
-            # Errors about a file name it already.
-            reason = str(error) if isinstance(error, ImageError) else describe_error(error)
-            return photo, reason if photo.path in reason else f"{photo.path}: {reason}"
-
-    def _prepare_source(self, source: str | bytes, max_side: int | None) -> PreparedInput:
-        """Read an image, reduced to ``max_side`` or to what the model needs if that is more, and prepare it."""
-        image = image_files.read_image(source, max_side=max_side)
-        may_be_reduced = max_side is not None and max(image.size) >= max_side
-        try:
-            prepared: PreparedInput = self._explainer.prepare(image)
-        except Exception:
-            if not may_be_reduced:
-                raise
-            return self._prepare_source(source, None)  # the reduced image may be too small for the transform
-        if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
-            # The model would see an enlarged picture of a reduced one.
-            return self._prepare_source(source, math.ceil(max(image.size) * scale))
-        return prepared
-
-    def _explain_batch(
-        self, batch: Sequence[tuple[Photo, PreparedInput | str]], *, strict: bool
-    ) -> Iterator[tuple[Photo, list[Explanation] | str]]:
-        """Yield each photo's explanations, or why there are none. If the batch fails, each photo is explained alone."""
-        readable = [prepared for _, prepared in batch if not isinstance(prepared, str)]
-        together = self._try_explaining(readable)
-        alone = together if isinstance(together, list) else [self._try_explaining([each])[0] for each in readable]
-        refusals = [each for each in alone if isinstance(each, MethodError)]
-        if strict and refusals and len(refusals) == len(alone):
-            raise refusals[0]
-        results = iter(alone)
-        for photo, prepared in batch:
-            result = prepared if isinstance(prepared, str) else next(results)
-            if isinstance(result, Exception):
-                yield photo, f"{photo.path}: {describe_error(result)}"
-            else:
-                yield photo, result if isinstance(result, str) else list(iterate_leaves(result))
-
-    def _try_explaining(self, prepared: list[PreparedInput]) -> Any:
-        """Return a list with the explanations of each photo; a batch that fails gives None, a single photo its error.
-
-        Raises:
-            TargetError: The model has no such class.
-        """
-        try:
-            return self._explainer(prepared, [self._target] * len(prepared)) if prepared else []
-        except TargetError as error:
-            if not isinstance(error, NothingFoundError):
-                raise
-            return [error] if len(prepared) == 1 else None
-        except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
-            return [error] if len(prepared) == 1 else None
+            source = open_photo(photo)
+        except Exception as error:  # noqa: BLE001  the libraries of remote file systems may raise anything
+            return photo, describe_failure(photo.path, error)
+        return photo, prepare_photo(self._explainer, source, photo.path, self._max_side)
 
 
 def _load_model(
-    model: str | Callable[[], Any], weights: str | None, labels: Sequence[str] | None, device: str
+    model: str | Callable[[], Any],
+    weights: str | None,
+    labels: Sequence[str] | None,
+    device: str,
+    preprocessing: StatedPreprocessing | None,
 ) -> Loaded:
     import torch
 
-    from camtool.models import Loaded, load
+    from camtool.models import Loaded, StatedPreprocessing, load_with_preprocessing
 
+    stated = preprocessing or StatedPreprocessing()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(model, str):
-        return load(model, weights, labels=labels, device=device)
+        return load_with_preprocessing(model, weights, labels=labels, device=device, preprocessing=stated)
     if weights is not None:
         raise CamtoolError("weights: a function as model brings its own weights; give the name of a model with them.")
     made = model()
     loaded = made if isinstance(made, Loaded) else Loaded(made)
     loaded.model.to(device).eval()
-    return loaded if labels is None else Loaded(loaded.model, loaded.transform, labels, loaded.name, loaded.text)
+    return stated.complete(loaded if labels is None else replace(loaded, labels=labels))
 
 
 def _to_targets(target: Any) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,15 @@ from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.remote_files import get_local_filesystem, is_uri, locate
+from camtool.runs.run_folder.description import DESCRIPTION, check_same, parse_description
 
-__all__ = ["MAX_ATTEMPTS", "OutputFolder"]
+__all__ = ["MAX_ATTEMPTS", "PICTURES", "SHARD_SUFFIX", "OutputFolder", "is_shard_name"]
+
+PICTURES = "overlays"
+"""Name of the folder with the pictures, one folder for each shard."""
+
+SHARD_SUFFIX = ".parquet"
+_SHARD_NAME = re.compile(r"shard-\d{6,}-[0-9a-f]{16}\.parquet")
 
 MAX_ATTEMPTS = 5
 """Times that a shard is begun. A photo that crashes its worker would otherwise be tried without end."""
@@ -41,7 +50,7 @@ class OutputFolder:
 
     @classmethod
     def open(cls, out: str) -> OutputFolder:
-        """Open a folder, and create it if it is missing.
+        """Return a folder, which is created if it is missing.
 
         Args:
             out: A local path, which all workers must see, or a URI.
@@ -49,16 +58,32 @@ class OutputFolder:
         Raises:
             CamtoolError: The folder cannot be created, or no library knows the scheme.
         """
+        folder = cls.find(out)
+        folder.create()
+        return folder
+
+    @classmethod
+    def find(cls, out: str) -> OutputFolder:
+        """Return a folder, which may be missing.
+
+        Raises:
+            CamtoolError: No library knows the scheme.
+        """
         if is_uri(out):
             place = locate(out)
-            folder = cls(place.filesystem, place.path.rstrip("/"), f"{place.prefix}{place.path}".rstrip("/"))
-        else:
-            folder = cls(get_local_filesystem(), str(Path(out).absolute()), out)
+            return cls(place.filesystem, place.path.rstrip("/"), f"{place.prefix}{place.path}".rstrip("/"))
+        return cls(get_local_filesystem(), str(Path(out).absolute()), out)
+
+    def create(self) -> None:
+        """Create the folder if it is missing.
+
+        Raises:
+            CamtoolError: It cannot be created.
+        """
         try:
-            folder.filesystem.create_dir(folder.path, recursive=True)
+            self.filesystem.create_dir(self.path, recursive=True)
         except OSError as error:
-            raise CamtoolError(f"out {folder.name!r} cannot be created: {error}.") from error
-        return folder
+            raise CamtoolError(f"out {self.name!r} cannot be created: {error}.") from error
 
     @property
     def local_path(self) -> Path | None:
@@ -76,7 +101,7 @@ class OutputFolder:
         try:
             with self.filesystem.open_input_stream(f"{self.path}/{name}", compression=None) as stream:
                 return bytes(stream.read())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, content: bytes) -> None:
@@ -126,3 +151,64 @@ class OutputFolder:
         for name in self.list_files():
             if name.startswith(".") and name.endswith((_TEMPORARY, _ATTEMPT)):
                 self.filesystem.delete_file(f"{self.path}/{name}")
+
+    def remove_run(self) -> None:
+        """Remove what a run wrote: its shards, their pictures, and ``run.json``. Other files are left alone.
+
+        Raises:
+            CamtoolError: The folder holds a run without a cluster.
+        """
+        found = self.read_description()
+        if found is not None and "inputs" not in found:
+            raise CamtoolError(
+                f"out {self.name!r} holds a run without --cluster, which --overwrite removes only without it; give "
+                "another folder with --out."
+            )
+        self.remove_traces()
+        for name in filter(is_shard_name, sorted(self.list_files())):
+            self.filesystem.delete_file(f"{self.path}/{name}")
+        for name in self._list_folders(PICTURES):
+            if is_shard_name(f"{name}{SHARD_SUFFIX}"):
+                self.filesystem.delete_dir(f"{self.path}/{PICTURES}/{name}")
+        # The last, so that a removal that is interrupted can be repeated.
+        if found is not None:
+            self.filesystem.delete_file(f"{self.path}/{DESCRIPTION}")
+
+    def _list_folders(self, name: str) -> list[str]:
+        """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""
+        fs = import_library("pyarrow.fs")
+        path = f"{self.path}/{name}"
+        found = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        names = sorted(each.base_name for each in found if each.type == fs.FileType.Directory)
+        if self.local_path is None:
+            return names
+        return [] if Path(path).is_symlink() else [each for each in names if not Path(path, each).is_symlink()]
+
+    def read_description(self) -> dict[str, Any] | None:
+        """Return what ``run.json`` says; None if there is no run.
+
+        Raises:
+            CamtoolError: It is damaged.
+        """
+        content = self.read(DESCRIPTION)
+        return None if content is None else parse_description(content, f"{self.name}/{DESCRIPTION}")
+
+    def check_unchanged(self, description: Mapping[str, Any]) -> None:
+        """Check that the folder holds no run, or one with the same description, or the parts of it that are given.
+
+        Raises:
+            CamtoolError: It holds another run.
+        """
+        then = self.read_description()
+        if then is not None:
+            check_same(then, description, self.name)
+        elif any(map(is_shard_name, self.list_files())):
+            raise CamtoolError(
+                f"out {self.name!r} holds shards whose settings are unknown; give another folder with --out, or remove "
+                "them and start anew with --overwrite."
+            )
+
+
+def is_shard_name(name: str) -> bool:
+    """Return True if a file in the folder is a shard by its name."""
+    return _SHARD_NAME.fullmatch(name) is not None

@@ -9,6 +9,7 @@ from camtool.runs.cluster import remote_files
 
 if TYPE_CHECKING:
     from camtool.runs.cluster.remote_files import RemoteFile
+    from camtool.runs.true_labels import TrueClass
 
 __all__ = ["Photo", "open_photo"]
 
@@ -22,11 +23,13 @@ class Photo:
         data: The bytes of the image file, or the file that is read when the photo's turn comes. ``None``: ``path`` is
             where it is read.
         failure: Why there is no image, if that is known already; else ``None``.
+        true_class: Its true class; ``None`` if it is not known.
     """
 
     path: str
     data: bytes | RemoteFile | None = None
     failure: str | None = None
+    true_class: TrueClass | None = None
 
 
 def open_photo(photo: Photo) -> str | bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
-from camtool.errors import ImageError
+from camtool.errors import CamtoolError, ImageError
 from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.photos import Photo
 from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, is_uri, list_uri
@@ -24,9 +25,10 @@ from camtool.runs.cluster.sources import (
     find_image_column,
     is_image_name,
 )
-from camtool.runs.job_list import Skipped, plan_run
+from camtool.runs.job_list import Job, Plan, Skipped, plan_run
+from camtool.runs.true_labels import TrueClass
 
-__all__ = ["ClusterPlan", "Shard", "plan_shards"]
+__all__ = ["ClusterInputs", "ClusterPlan", "Shard", "divide_inputs", "list_inputs", "plan_shards"]
 
 _PARQUET = ".parquet"
 _LISTING_THREADS = 32
@@ -61,6 +63,37 @@ class ClusterPlan:
     digest: str
 
 
+@dataclass(frozen=True)
+class ClusterInputs:
+    """What a run explains, before it is divided into shards.
+
+    Attributes:
+        files: The image files, local or remote: sources are absolute paths, or URIs.
+        remote: URI → file, of the remote image files.
+        archives: Archives of WebDataset.
+        tables: Parquet files with the bytes of images.
+        image_column: The column with the images in Parquet files, if the user named it.
+    """
+
+    files: Plan
+    remote: Mapping[str, RemoteFile]
+    archives: Sequence[RemoteFile]
+    tables: Sequence[RemoteFile]
+    image_column: str | None = None
+
+    def check_files_only(self, option: str) -> None:
+        """Check that all photos are files, whose names are known before the workers start.
+
+        Raises:
+            CamtoolError: There is an archive or a table.
+        """
+        for file in (*self.archives, *self.tables):
+            raise CamtoolError(
+                f"{option} needs the names of all photos, and those in {file.name} are known to the workers only; "
+                "unpack it, or leave the option out."
+            )
+
+
 def plan_shards(
     paths: Sequence[str],
     *,
@@ -69,14 +102,24 @@ def plan_shards(
     out: Path | None = None,
     image_column: str | None = None,
 ) -> ClusterPlan:
-    """Divide the input into shards.
+    """Divide the input into shards, as :func:`list_inputs` and :func:`divide_inputs` do.
+
+    Raises:
+        ImageError: A path does not exist, or holds no image.
+        CamtoolError: A library is missing.
+    """
+    return divide_inputs(list_inputs(paths, recursive=recursive, out=out, image_column=image_column), shard_size)
+
+
+def list_inputs(
+    paths: Sequence[str], *, recursive: bool = False, out: Path | None = None, image_column: str | None = None
+) -> ClusterInputs:
+    """List the photos and the files that hold some.
 
     Args:
         paths: Local files, folders and patterns; URIs of these; archives of WebDataset (.tar, .tar.gz, .tgz); Parquet
             files with the bytes of images. Local paths are made absolute, because workers run in other folders.
         recursive: Include subfolders.
-        shard_size: The number of image files in a shard. An archive is one shard. Row groups of a Parquet file are put
-            together until they have so many rows.
         out: The output folder, if it is local. Images below it are results and are left out.
         image_column: The column with the images in Parquet files.
 
@@ -87,20 +130,63 @@ def plan_shards(
     archives = [path for path in paths if path.lower().endswith(ARCHIVE_SUFFIXES)]
     tables = [path for path in paths if path.lower().endswith(_PARQUET)]
     local = [path for path in paths if path not in (*archives, *tables) and not is_uri(path)]
-    remote = [path for path in paths if path not in (*archives, *tables) and is_uri(path)]
+    uris = [path for path in paths if path not in (*archives, *tables) and is_uri(path)]
     planned = plan_run([str(Path(path).absolute()) for path in local], recursive=recursive, out=out) if local else None
-    photos = [Photo(str(job.source)) for job in planned.jobs] if planned else []
-    photos += [Photo(file.name, file) for path in remote for file in _list_images(path, recursive=recursive)]
-    # File systems of pyarrow cannot be hashed, so names tell photos apart.
-    distinct: dict[str, Photo] = {}
-    for photo in photos:
-        distinct.setdefault(photo.path, photo)
-    sources: list[Source] = [FileList(part) for part in _split(distinct.values(), shard_size)]
-    sources += [TarArchive(file) for file in _list_containers(archives)]
-    sources += _list_row_groups(_list_containers(tables), shard_size, image_column)
+    listed = [(uri, _list_images(uri, recursive=recursive)) for uri in uris]
+    # File systems of pyarrow cannot be hashed, so names tell files apart.
+    remote = {file.name: file for _, files in listed for file in files}
+    folders = [_find_folder(uri, files) for uri, files in listed]
+    jobs = [Job(name, _find_place(name, folders)) for name in remote]
+    files = Plan(
+        [*(planned.jobs if planned else []), *jobs],
+        planned.skipped if planned else [],
+        (*(planned.folders if planned else ()), *folders),
+    )
+    return ClusterInputs(files, remote, _list_containers(archives), _list_containers(tables), image_column)
+
+
+def divide_inputs(
+    inputs: ClusterInputs, shard_size: int = 1000, true_classes: Mapping[Path | str, TrueClass] | None = None
+) -> ClusterPlan:
+    """Divide inputs into shards.
+
+    Args:
+        inputs: The inputs.
+        shard_size: The number of image files in a shard. An archive is one shard. Row groups of a Parquet file are put
+            together until they have so many rows.
+        true_classes: Source of a photo → its true class.
+
+    Raises:
+        ImageError: A Parquet file cannot be read, or has no column with images.
+    """
+    known = true_classes or {}
+    photos = [
+        Photo(str(job.source), inputs.remote.get(str(job.source)), true_class=known.get(job.source))
+        for job in inputs.files.jobs
+    ]
+    sources: list[Source] = [FileList(part) for part in _split(photos, shard_size)]
+    sources += [TarArchive(file) for file in inputs.archives]
+    sources += _list_row_groups(inputs.tables, shard_size, inputs.image_column)
     shards = [Shard(_name_shard(index, source), source) for index, source in enumerate(sources)]
     digest = sha256("\n".join(shard.name for shard in shards).encode()).hexdigest()
-    return ClusterPlan(shards, planned.skipped if planned else [], digest)
+    return ClusterPlan(shards, inputs.files.skipped, digest)
+
+
+def _find_folder(uri: str, files: Sequence[RemoteFile]) -> str:
+    """Return the folder of a URI, as the names of its files begin: the URI itself, or what precedes the wildcard."""
+    if len(files) == 1 and files[0].name == uri:
+        return uri.rpartition("/")[0]
+    start = re.split(r"[*\[]", uri, maxsplit=1)[0]
+    path = start if start == uri else start.rpartition("/")[0]
+    # Options and credentials of a URI are in no name.
+    scheme, _, rest = path.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0].rstrip('/')}"
+
+
+def _find_place(name: str, folders: Sequence[str]) -> Path:
+    """Return the path of a remote file below its folder, which decides its place in random order."""
+    below = [name[len(folder) + 1 :] for folder in folders if name.startswith(f"{folder}/")]
+    return Path(min(below, key=len, default=name.rpartition("/")[2])).with_suffix("")
 
 
 def _name_shard(index: int, source: Source) -> str:

@@ -76,6 +76,7 @@ def run_on_ray(
     resources: Resources | None = None,
     address: str | None = None,
     pictures: OutputSettings | None = None,
+    only_wrong: bool = False,
     expected: Mapping[str, Any] | None = None,
 ) -> Iterator[ShardOutcome]:
     """Compute shards on the workers of a Ray cluster, and yield the outcome of each as soon as it is written.
@@ -90,6 +91,7 @@ def run_on_ray(
         address: The address of a running cluster. By default the one of the environment variable ``RAY_ADDRESS`` or of
             this machine, or else a new one on this machine, which ends with the run. A connection that exists is used.
         pictures: How overlays are drawn; ``None`` for no pictures.
+        only_wrong: Write rows only of photos whose top class is not the true one.
         expected: The versions of libraries and the hash of the weights that all workers must have.
 
     Raises:
@@ -105,6 +107,7 @@ def run_on_ray(
             "settings": {**settings, **_choose_threads(shards, found)},
             "folder": folder,
             "pictures": pictures,
+            "only_wrong": only_wrong,
             "expected": expected or {},
         }
         try:

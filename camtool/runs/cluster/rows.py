@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from camtool import maps
 from camtool.runs.cluster.missing_libraries import import_library
+from camtool.runs.report_rows import build_line
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
@@ -33,15 +34,20 @@ COLUMNS: Mapping[str, str] = {
     "image_height": "int32",
     "warnings": "list<string>",
     "warning_codes": "list<string>",
+    "box": "list<double>",
+    "predicted_label": "string",
+    "true_label": "string",
+    "correct": "bool",
     "overlay": "string",
     "failure": "string",
 }
 """Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row.
 
-``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major, compressed by zlib. ``class_index``
-is null for a target that is not about a class, ``probability`` if it is unknown. ``overlay`` is the picture's path
-relative to the folder of the shard, or null. ``failure`` is the reason why a photo failed; its other columns but
-``path`` are null.
+The columns of a :class:`camtool.runs.report_rows.ManifestLine` have its values; ``path`` is its ``image``, and
+``class_index`` its ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major,
+compressed by zlib. ``class_index`` is null for a target that is not about a class, ``probability`` if it is unknown.
+``overlay`` is the picture's path relative to the folder of the shard, or null. ``failure`` is the reason why a photo
+failed; its other columns but ``path`` are null.
 """
 
 Row = dict[str, Any]
@@ -63,23 +69,28 @@ def build_rows(photo: Photo, found: Sequence[Explanation] | str, overlays: Seque
 
 
 def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> Row:
+    line = build_line(_to_text(photo.path), explanation, photo.true_class)
     levels = np.rint(maps.normalize(explanation.raw) * 255).astype(np.uint8)
     height, width = explanation.view.size
     return {
-        "path": _to_text(photo.path),
-        "method": explanation.method,
-        "layer": explanation.layer,
-        "class_index": explanation.index,
-        "label": explanation.label,
-        "score": explanation.score,
-        "probability": explanation.probability,
+        "path": line.image,
+        "method": line.method,
+        "layer": line.layer,
+        "class_index": line.index,
+        "label": line.label,
+        "score": line.score,
+        "probability": line.probability,
         "heatmap": zlib.compress(levels.tobytes()),
         "heatmap_height": levels.shape[0],
         "heatmap_width": levels.shape[1],
         "image_width": width,
         "image_height": height,
-        "warnings": [str(each) for each in explanation.warnings],
-        "warning_codes": [each.code for each in explanation.warnings],
+        "warnings": [str(each) for each in line.warnings],
+        "warning_codes": [*line.warning_codes],
+        "box": None if line.box is None else [*line.box],
+        "predicted_label": line.predicted_label,
+        "true_label": line.true_label,
+        "correct": line.correct,
         "overlay": overlay,
     }
 
@@ -114,7 +125,7 @@ def get_schema() -> Any:
     """
     pa = import_library("pyarrow")
     types = {"list<string>": pa.list_(pa.string()), "string": pa.string(), "binary": pa.binary()}
-    types |= {"int32": pa.int32(), "double": pa.float64()}
+    types |= {"int32": pa.int32(), "double": pa.float64(), "list<double>": pa.list_(pa.float64()), "bool": pa.bool_()}
     return pa.schema([(name, types[each]) for name, each in COLUMNS.items()])
 
 

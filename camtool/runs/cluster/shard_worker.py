@@ -18,15 +18,24 @@ from camtool.runs import file_names
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.missing_libraries import import_library
-from camtool.runs.cluster.output_folder import OutputFolder
+from camtool.runs.cluster.output_folder import PICTURES, SHARD_SUFFIX, OutputFolder
 from camtool.runs.cluster.plan import Shard
-from camtool.runs.cluster.run_settings import get_versions, hash_weights
+from camtool.runs.photo_batches.preparing import describe_failure
+from camtool.runs.report_rows import build_line, is_correct
+from camtool.runs.result_writer import describe_unjudged
+from camtool.runs.run_folder.description import list_versions
+from camtool.runs.run_folder.hashes import hash_weights
+from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
+    from camtool.runs.cluster.photos import Photo
 
 __all__ = ["ShardOutcome", "ShardWorker"]
+
+_FACTS = ("photos", "failures", "right", "wrong")
+"""Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""
 
 _MAX_REASONS = 5
 """Reasons of failures that a worker reports; all are in the rows."""
@@ -41,6 +50,8 @@ class ShardOutcome:
         photos: The number of photos.
         rows: The number of rows.
         failures: The number of photos that failed.
+        right: The number of photos whose top class is the true one.
+        wrong: The number of photos whose top class is another than the true one.
         reasons: The first reasons of failures.
         error: Why the run cannot go on; else empty.
     """
@@ -49,6 +60,8 @@ class ShardOutcome:
     photos: int = 0
     rows: int = 0
     failures: int = 0
+    right: int = 0
+    wrong: int = 0
     reasons: Sequence[str] = ()
     error: str = ""
 
@@ -61,12 +74,14 @@ class ShardWorker:
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`.
         folder: The output folder.
         pictures: How overlays are drawn; ``None`` for no pictures.
+        only_wrong: Write rows only of photos whose top class is not the true one.
         expected: The versions of libraries and the hash of the weights on the machine that started the run.
     """
 
     settings: Mapping[str, Any]
     folder: OutputFolder
     pictures: OutputSettings | None = None
+    only_wrong: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,38 +113,73 @@ class ShardWorker:
 
     def _write_shard(self, shard: Shard) -> ShardOutcome:
         found: list[rows.Row] = []
-        photos = 0
+        facts = dict.fromkeys(_FACTS, 0)
         for photo, explanations in self._get_explainer().explain_photos(shard.source.iterate_photos()):
-            overlays = None
-            if self.pictures is not None and not isinstance(explanations, str):
-                stem = f"overlays/{shard.name.removesuffix('.parquet')}/{photos:06}-{_make_stem(photo.path)}"
-                overlays = _write_overlays(self.folder, stem, explanations, self.pictures)
-            found += rows.build_rows(photo, explanations, overlays)
-            photos += 1
+            correct, result = _judge(photo, explanations), self._select(photo, explanations)
+            stem = f"{PICTURES}/{shard.name.removesuffix(SHARD_SUFFIX)}/{facts['photos']:06}-{_make_stem(photo.path)}"
+            found += self._write_photo(photo, result, stem)
+            facts["photos"] += 1
+            facts["failures"] += isinstance(result, str)
+            facts["right"] += correct is True
+            facts["wrong"] += correct is False
         reasons = [row["failure"] for row in found if "failure" in row]
-        facts = {"photos": photos, "failures": len(reasons)}
         self.folder.write(shard.name, rows.encode_parquet(rows.to_columns(found), facts))
-        return ShardOutcome(shard.name, photos, len(found), len(reasons), reasons[:_MAX_REASONS])
+        return _build_outcome(shard.name, len(found), reasons, facts)
+
+    def _select(self, photo: Photo, explanations: list[Explanation] | str) -> list[Explanation] | str:
+        """Return the explanations that get rows, or why the photo failed."""
+        correct = _judge(photo, explanations)
+        if not self.only_wrong or isinstance(explanations, str) or correct is False:
+            return explanations
+        return [] if correct else describe_unjudged(photo.path)
+
+    def _write_photo(self, photo: Photo, result: list[Explanation] | str, stem: str) -> list[rows.Row]:
+        """Write the pictures of a photo, and return its rows.
+
+        Args:
+            photo: The photo.
+            result: Its explanations, or why there are none.
+            stem: The path that all pictures of the photo begin with. No other photo has it.
+        """
+        if self.pictures is None or isinstance(result, str):
+            return rows.build_rows(photo, result)
+        try:
+            overlays = _write_overlays(self.folder, stem, photo, result, self.pictures)
+        except OSError:  # the disk is at fault, not the photo
+            raise
+        except Exception as error:  # noqa: BLE001  as of a photo that cannot be explained
+            return rows.build_rows(photo, describe_failure(photo.path, error))
+        return rows.build_rows(photo, result, overlays)
 
     def _get_explainer(self) -> ExplainBatch:
         """Return the explainer, which is built for the first shard, so that its errors are part of an outcome."""
         if self._explain is None:
             explain = ExplainBatch(**self.settings)
             versions, weights = self.expected.get("versions"), self.expected.get("weights")
-            if versions is not None and versions != get_versions():
-                raise CamtoolError(f"a worker has other libraries ({get_versions()}) than this machine ({versions}).")
+            own = list_versions(explain.loaded, self.settings.get("engine", "eager"))
+            if versions is not None and versions != own:
+                raise CamtoolError(f"a worker has other libraries ({own}) than this machine ({versions}).")
             if weights is not None and weights != hash_weights(explain.loaded.model):
                 raise CamtoolError("a worker loads other weights than this machine; give them with --weights FILE.")
             self._explain = explain
         return self._explain
 
 
+def _judge(photo: Photo, explanations: list[Explanation] | str) -> bool | None:
+    return None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
+
+
 def _read_outcome(name: str, content: bytes) -> ShardOutcome:
     """Return the outcome of a shard from its file."""
     table = import_library("pyarrow.parquet").read_table(BytesIO(content), columns=["failure"])
     reasons = [each for each in table["failure"].to_pylist() if each is not None]
-    photos = int(table.schema.metadata[b"camtool.photos"])
-    return ShardOutcome(name, photos, table.num_rows, len(reasons), reasons[:_MAX_REASONS])
+    facts = {key: int(table.schema.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
+    return _build_outcome(name, table.num_rows, reasons, facts)
+
+
+def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, int]) -> ShardOutcome:
+    photos, failures, right, wrong = (facts[key] for key in _FACTS)
+    return ShardOutcome(name, photos, row_count, failures, right, wrong, reasons[:_MAX_REASONS])
 
 
 def _describe_deaths(shard: Shard) -> str:
@@ -141,16 +191,9 @@ def _describe_deaths(shard: Shard) -> str:
 
 
 def _write_overlays(
-    folder: OutputFolder, stem: str, explanations: Sequence[Explanation], pictures: OutputSettings
+    folder: OutputFolder, stem: str, photo: Photo, explanations: Sequence[Explanation], pictures: OutputSettings
 ) -> list[str]:
-    """Write the overlay of each explanation of a photo; return the paths relative to the folder.
-
-    Args:
-        folder: The output folder.
-        stem: The path that all pictures of the photo begin with. No other photo has it.
-        explanations: The explanations.
-        pictures: How they are drawn.
-    """
+    """Write the overlay of each explanation of a photo; return the paths relative to the folder."""
     kind = SAVE_KINDS["overlay"]
     place, _, name = stem.rpartition("/")
     suffix = kind.choose_suffix(pictures.format)
@@ -159,7 +202,8 @@ def _write_overlays(
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / f"overlay.{suffix}"
         for explanation, path in zip(explanations, found, strict=True):
-            kind.write(explanation, file, pictures)
+            line = build_line(photo.path, explanation, photo.true_class)
+            kind.write(explanation, file, pictures, build_caption(line) if pictures.has_captions else None)
             folder.write(path, file.read_bytes())
     return found
 

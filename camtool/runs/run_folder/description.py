@@ -25,12 +25,17 @@ __all__ = [
     "DESCRIPTION",
     "MACHINE",
     "check_directory",
+    "check_same",
     "check_unchanged",
     "describe_command",
     "describe_run",
+    "encode_description",
     "find_changes",
     "list_machine_changes",
+    "list_versions",
+    "parse_description",
     "read_description",
+    "to_plain",
     "write_description",
 ]
 
@@ -84,7 +89,7 @@ def describe_run(
         "seeds": to_plain({name: own["seed"] for name, own in by_method.items() if "seed" in own}),
         "engine": engine,
         "device": device.partition(":")[0],
-        "versions": _list_versions(loaded, engine),
+        "versions": list_versions(loaded, engine),
         MACHINE: _describe_machine(device),
     }
 
@@ -127,7 +132,7 @@ def _describe_model(loaded: Loaded, weights: Any) -> dict[str, Any]:
     }
 
 
-def _list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
+def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
     """Return the versions of Python and of the libraries that results depend on."""
     package = type(loaded.model).__module__.partition(".")[0]
     # The module's name is that of the distribution for timm, transformers and ultralytics.
@@ -179,20 +184,40 @@ def read_description(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / DESCRIPTION
     try:
-        found = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return parse_description(content, str(path))
+
+
+def parse_description(content: bytes, name: str) -> dict[str, Any]:
+    """Return the description in a file's content.
+
+    Args:
+        content: The content.
+        name: The file, for the message.
+
+    Raises:
+        CamtoolError: It is damaged.
+    """
+    try:
+        found = json.loads(content)
     except ValueError as error:
-        raise CamtoolError(f"{path} is damaged: {error}. Give another folder with --out, or --overwrite.") from error
+        raise CamtoolError(f"{name} is damaged: {error}. Give another folder with --out, or --overwrite.") from error
     if not isinstance(found, dict):
-        raise CamtoolError(f"{path} describes no run. Give another folder with --out, or --overwrite.")
+        raise CamtoolError(f"{name} describes no run. Give another folder with --out, or --overwrite.")
     return found
+
+
+def encode_description(description: Mapping[str, Any]) -> bytes:
+    """Return the content of the file with a description."""
+    return f"{json.dumps(description, indent=2)}\n".encode()
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     """Write the description to a run folder; it survives a power failure."""
     with open_atomically(folder / DESCRIPTION, durable=True) as file:
-        file.write(f"{json.dumps(description, indent=2)}\n".encode())
+        file.write(encode_description(description))
 
 
 def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -227,13 +252,26 @@ def check_unchanged(folder: Path, description: Mapping[str, Any]) -> None:
         CamtoolError: The folder holds another run; the message names each value that differs.
     """
     then = read_description(folder)
-    if then is None:
-        return
+    if then is not None:
+        check_same(then, description, str(folder))
+
+
+def check_same(then: Mapping[str, Any], description: Mapping[str, Any], folder: str) -> None:
+    """Check that two descriptions are the same. The machine may differ.
+
+    Args:
+        then: The description in a run folder.
+        description: A description, or the parts of it that are known.
+        folder: The folder, for the message.
+
+    Raises:
+        CamtoolError: They differ; the message names each value that does.
+    """
     changes = find_changes(then, {name: value for name, value in description.items() if name != MACHINE})
     if changes:
         listed = "\n".join(changes)
         raise CamtoolError(
-            f"out {str(folder)!r} holds a run with other settings:\n{listed}\nGive another folder with --out, or "
+            f"out {folder!r} holds a run with other settings:\n{listed}\nGive another folder with --out, or "
             "remove the old results and start anew with --overwrite."
         )
 
@@ -268,7 +306,8 @@ def _has_relative_path(description: Mapping[str, Any]) -> bool:
     """Return False if all paths of the command are the same in each working directory."""
     command = description.get("command", {})
     named = [*command.get("paths", ()), *(command.get(name) for name in ("weights", "labels"))]
-    return not all(os.path.isabs(each) for each in named if each)  # noqa: PTH117
+    # URIs and URLs are the same everywhere.
+    return not all(os.path.isabs(each) or "://" in each for each in named if each)  # noqa: PTH117
 
 
 def _get_title(name: str) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import camtool
 from camtool.rendering import image_writing
 from camtool.runs.cluster.output_folder import MAX_ATTEMPTS, OutputFolder
-from camtool.runs.cluster.plan import plan_shards
-from camtool.runs.cluster.run_settings import describe_run, get_versions, hash_weights, hold_settings
+from camtool.runs.cluster.plan import Shard, plan_shards
 from camtool.runs.cluster.shard_worker import ShardWorker
+from camtool.runs.cluster.sources import FileList
+from camtool.runs.run_folder.description import describe_run, encode_description, list_versions
+from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.true_labels import TrueClass
 from tests.runs.cluster.photos import read_shards, write_scenes
 
 pytest.importorskip("pyarrow")
@@ -133,7 +137,7 @@ def test_what_concerns_all_photos_is_an_error_of_the_outcome(tmp_path, shards, s
 
 
 def test_the_expected_versions_and_weights_are_accepted(tmp_path, shards, demo):
-    expected = {"versions": get_versions(), "weights": hash_weights(demo.model)}
+    expected = {"versions": list_versions(demo, "eager"), "weights": hash_weights(demo.model)}
     folder = OutputFolder.open(str(tmp_path / "out"))
     assert ShardWorker(SETTINGS, folder, expected=expected).compute_shard(shards[0]).error == ""
 
@@ -141,41 +145,107 @@ def test_the_expected_versions_and_weights_are_accepted(tmp_path, shards, demo):
 # ----------------------------------------------------------------------------------------------------- run.json
 
 
-def describe(demo, **changes):
-    settings = {"model": "demo", "method": ["gradcam"], "engine": "eager", "batch_size": 8, "labels": None, **changes}
-    return describe_run(
-        demo.model, name="demo", settings=settings, command={"target": ["top1"]}, inputs={"shards": 2, "digest": "ab"}
-    )
+def describe(demo, method="gradcam", **changes):
+    command = {"paths": ["/photos"], "method": [method], "cluster": "ray", **changes}
+    return {**describe_run(demo, [method], {}, command), "inputs": {"shards": 2, "sha256": "ab"}}
 
 
 def test_the_same_settings_continue_and_others_are_refused_by_name(folder, demo):
-    hold_settings(folder, describe(demo))
-    written = folder.read("run.json")
-    hold_settings(folder, describe(demo))
-    assert folder.read("run.json") == written
-    with pytest.raises(camtool.CamtoolError, match=r"method was \['gradcam'\], is \['layercam'\].*--out"):
-        hold_settings(folder, describe(demo, method=["layercam"]))
-    with pytest.raises(camtool.CamtoolError, match=r"options\.samples was None, is 5"):
-        hold_settings(folder, describe(demo, samples=5))
-    assert folder.read("run.json") == written
+    folder.check_unchanged(describe(demo))  # there is no run
+    folder.write("run.json", encode_description(describe(demo)))
+    folder.check_unchanged(describe(demo))
+    with pytest.raises(camtool.CamtoolError, match=r"(?s)--method: gradcam then, layercam now.*--out"):
+        folder.check_unchanged(describe(demo, "layercam"))
+    with pytest.raises(camtool.CamtoolError, match="--size: none then, 32 now"):
+        folder.check_unchanged(describe(demo, size="32"))
 
 
-def test_run_json_has_the_fields_of_a_local_run(folder, demo):
-    hold_settings(folder, describe(demo, seed=3))
-    found = json.loads(folder.read("run.json"))
-    assert {"camtool", "command", "model", "method", "options", "versions", "seeds", "engine", "device"} <= {*found}
-    assert found["model"]["sha256"] == hash_weights(camtool.load("demo").model)
-    assert found["seeds"] == {"method": 3}
-
-
-def test_a_hash_of_weights_sees_one_changed_number(demo):
-    model = camtool.load("demo").model
-    before = hash_weights(model)
-    next(model.parameters()).data.view(-1)[0] += 1
-    assert hash_weights(model) != before
+def test_a_local_run_is_not_continued_on_a_cluster_and_not_removed(folder, demo):
+    local = describe(demo)
+    del local["inputs"], local["command"]["cluster"]
+    folder.write("run.json", encode_description(local))
+    with pytest.raises(camtool.CamtoolError, match="--cluster: none then, ray now"):
+        folder.check_unchanged(describe(demo))
+    with pytest.raises(camtool.CamtoolError, match="a run without --cluster"):
+        folder.remove_run()
+    assert folder.list_files() == {"run.json"}
 
 
 def test_a_damaged_run_file_is_an_error(folder, demo):
     folder.write("run.json", b"{")
     with pytest.raises(camtool.CamtoolError, match="damaged"):
-        hold_settings(folder, describe(demo))
+        folder.check_unchanged(describe(demo))
+
+
+def test_shards_without_a_description_are_not_continued(folder, demo, shards):
+    folder.write(shards[0].name, b"")
+    with pytest.raises(camtool.CamtoolError, match="settings are unknown"):
+        folder.check_unchanged(describe(demo))
+
+
+def test_a_run_is_removed_and_other_files_stay(folder, demo, shards):
+    stem = shards[0].name.removesuffix(".parquet")
+    cut = "shard-000009-0123456789abcdef"  # its worker was killed before it wrote the shard
+    others = {"mine.parquet", "shard-1.parquet", "notes.txt"}
+    for name in (shards[0].name, "run.json", f".{shards[0].name}.1.attempt", *others):
+        folder.write(name, encode_description(describe(demo)) if name == "run.json" else b"")
+    for name in (f"overlays/{stem}/a.png", f"overlays/{cut}/b.png", "overlays/mine/c.png"):
+        folder.write(name, b"")
+    folder.remove_run()
+    assert folder.list_files() == others
+    assert folder.read("overlays/mine/c.png") == b""
+    assert folder.read(f"overlays/{stem}/a.png") is None
+    assert folder.read(f"overlays/{cut}/b.png") is None
+
+
+def test_a_link_among_the_pictures_is_not_followed(tmp_path, shards):
+    folder = OutputFolder.open(str(tmp_path / "out"))
+    (tmp_path / "photos").rename(tmp_path / "mine")
+    (tmp_path / "out" / "overlays").mkdir()
+    (tmp_path / "out" / "overlays" / shards[0].name.removesuffix(".parquet")).symlink_to(tmp_path / "mine")
+    folder.remove_run()
+    assert len([*(tmp_path / "mine").iterdir()]) == 5
+
+
+# ------------------------------------------------------------------------------------------------- true classes
+
+
+def add_classes(shard: Shard, known: dict[str, TrueClass]) -> Shard:
+    photos = [replace(photo, true_class=known.get(Path(photo.path).name)) for photo in shard.source.iterate_photos()]
+    return replace(shard, source=FileList(tuple(photos)))
+
+
+def test_rows_say_right_or_wrong_and_only_the_wrong_ones_may_be_kept(tmp_path, shards, demo):
+    labels = list(demo.labels)
+    top = {name: camtool.explain(demo, str(tmp_path / "photos" / name)).index for name in ("000.png", "001.png")}
+    other = (top["001.png"] + 1) % len(labels)
+    classes = {"000.png": top["000.png"], "001.png": other}
+    known = {name: TrueClass(index, labels[index]) for name, index in classes.items()}
+    shard = add_classes(shards[0], known)
+    out = tmp_path / "out"
+    outcome = ShardWorker(SETTINGS, OutputFolder.open(str(out))).compute_shard(shard)
+    assert (outcome.photos, outcome.rows, outcome.failures, outcome.right, outcome.wrong) == (3, 3, 0, 1, 1)
+    rows = read_shards(out)
+    assert [row["correct"] for row in rows] == [True, False, None]
+    assert [row["true_label"] for row in rows] == [known["000.png"].label, known["001.png"].label, None]
+    assert [row["predicted_label"] for row in rows] == [row["label"] for row in rows]
+
+    wrong = ShardWorker(SETTINGS, OutputFolder.open(str(tmp_path / "wrong")), only_wrong=True)
+    outcome = wrong.compute_shard(shard)
+    assert (outcome.photos, outcome.rows, outcome.failures, outcome.right, outcome.wrong) == (3, 2, 1, 1, 1)
+    kept, failed = read_shards(tmp_path / "wrong")
+    assert kept == {**rows[1]}
+    assert "neither right nor wrong" in failed["failure"]
+    assert wrong.compute_shard(shard) == outcome  # read from the file
+
+
+def test_captions_stand_below_the_overlays(tmp_path, shards):
+    out = tmp_path / "out"
+    ShardWorker(SETTINGS, OutputFolder.open(str(out)), OutputSettings(out, has_captions=True)).compute_shard(shards[0])
+    ShardWorker(SETTINGS, OutputFolder.open(str(tmp_path / "plain")), OutputSettings(out)).compute_shard(shards[0])
+    for row, plain in zip(read_shards(out), read_shards(tmp_path / "plain"), strict=True):
+        with (
+            Image.open(out / row["overlay"]) as captioned,
+            Image.open(tmp_path / "plain" / plain["overlay"]) as picture,
+        ):
+            assert captioned.height > picture.height

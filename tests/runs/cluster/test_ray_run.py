@@ -14,14 +14,15 @@ import pytest
 
 import camtool
 from camtool.cli import app
+from camtool.runs.cluster import cluster_run
 from camtool.runs.cluster.cluster_run import ClusterRun
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import plan_shards
 from camtool.runs.cluster.ray_run import Resources, run_on_ray
 from camtool.runs.cluster.rows import build_rows, decode_heatmap
-from camtool.runs.cluster.shard_worker import ShardWorker
 from tests.runs.cluster.photos import read_shards, write_scenes, write_tar
+from tests.runs.cluster.test_same_as_local import compute_here
 
 pytest.importorskip("ray.data")
 
@@ -131,16 +132,43 @@ def test_the_command_gives_the_rows_of_a_local_run_and_skips_what_is_finished(
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(cluster, inputs, local_rows, tmp_path):
+def test_true_classes_and_the_preprocessing_reach_the_workers(cluster, inputs, tmp_path, monkeypatch, capsys):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("image,label\n" + "".join(f"{number:03}.png,star\n" for number in range(12)))
+    options = ["--size", "96x112", "--mean", 0.4, "--std", 0.3, "--labels-csv", labels, "--only-wrong"]
+
+    def run(out: str) -> list[dict]:
+        arguments = [inputs[0], "--model", "demo", "--cluster", "ray", "--shard-size", 6, *options]
+        monkeypatch.setattr(sys, "argv", ["camtool", "run", *map(str, arguments), "--out", str(tmp_path / out)])
+        with pytest.raises(SystemExit):
+            app.main()
+        assert "photos without a row in" in capsys.readouterr().out
+        return read_shards(tmp_path / out)
+
+    found = run("ray")
+    monkeypatch.setattr(cluster_run, "run_on_ray", compute_here)
+    assert_same_rows(found, run("here"))
+    assert {row["correct"] for row in found} == {False, None}
+    assert {row["true_label"] for row in found} == {"star", None}
+
+
+def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(
+    cluster, inputs, local_rows, tmp_path, monkeypatch
+):
     out, processes = tmp_path / "out", tmp_path / "processes"
     processes.mkdir()
     plan, folder = plan_shards(inputs, shard_size=4), OutputFolder.open(str(out))
-    ShardWorker(SETTINGS, folder).compute_shard(plan.shards[1])
+    run = ClusterRun(plan, folder, {**SETTINGS, "model": RecordedDemo(processes)})
+    with monkeypatch.context() as patched:  # an earlier start that was stopped after a shard
+        patched.setattr(
+            cluster_run, "run_on_ray", lambda shards, *rest, **more: compute_here([shards[1]], *rest, **more)
+        )
+        list(run.start())
     stamp = (out / plan.shards[1].name).stat().st_mtime_ns
     killed: list[int] = []
     thread = threading.Thread(target=kill_a_worker, args=(out, processes, killed))
     thread.start()
-    outcomes = list(ClusterRun(plan, folder, {**SETTINGS, "model": RecordedDemo(processes)}).start())
+    outcomes = list(run.start())
     thread.join()
     assert killed
     names = {shard.name for shard in plan.shards}

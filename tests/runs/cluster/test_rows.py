@@ -30,6 +30,10 @@ TYPES = {
     "image_height": pa.int32(),
     "warnings": pa.list_(pa.string()),
     "warning_codes": pa.list_(pa.string()),
+    "box": pa.list_(pa.float64()),
+    "predicted_label": pa.string(),
+    "true_label": pa.string(),
+    "correct": pa.bool_(),
     "overlay": pa.string(),
     "failure": pa.string(),
 }
