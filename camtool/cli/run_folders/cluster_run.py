@@ -150,7 +150,9 @@ class _Follower:
         self._photos, self._rows, self._failures = 0, 0, 0
         self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
-        self._todo = len(run.list_unfinished())
+        self._unreported = {shard.name for shard in run.list_unfinished()}
+        self._earlier = [shard.name for shard in run.plan.shards if shard.name not in self._unreported]
+        self._todo = len(self._unreported)
         self._finished, self._last_line = 0, time.monotonic()
 
     def follow(self) -> int:
@@ -166,8 +168,21 @@ class _Follower:
         except KeyboardInterrupt as stop:
             # By convention 128 plus the number of the signal.
             stop_code = 143 if isinstance(stop, Terminated) else 130
+            self._add_unreported()
+        if self._has_classes:
+            for outcome in self._run.read_outcomes(self._earlier):
+                self._right += outcome.right
+                self._wrong += outcome.wrong
         self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
         return stop_code or (1 if self._failures else 0)
+
+    def _add_unreported(self) -> None:
+        """Count shards that workers wrote and the engine had not reported when the run was stopped."""
+        if self._run.overwrite and not self._finished:
+            return  # shards of the earlier run may still be there
+        written = self._unreported & self._run.folder.list_files()
+        for outcome in self._run.read_outcomes(sorted(written)):
+            self._add(outcome)
 
     def _build_progress(self) -> Progress:
         return Progress(
@@ -182,6 +197,7 @@ class _Follower:
 
     def _add(self, outcome: ShardOutcome) -> None:
         self._finished += 1
+        self._unreported.discard(outcome.name)
         self._photos += outcome.photos
         self._rows += outcome.rows
         self._failures += outcome.failures
@@ -194,15 +210,17 @@ class _Follower:
             terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
-        earlier = len(self._run.plan.shards) - self._todo
         if self._as_json:
-            summary = self._build_json_summary(seconds, earlier, interrupted=interrupted)
+            summary = self._build_json_summary(seconds, interrupted=interrupted)
             terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
             return
         if not self._quiet:
             if interrupted:
-                print_line(f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}.")
-            self._print_explained(seconds, earlier)
+                print_line(
+                    f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}. "
+                    "The same command continues."
+                )
+            self._print_explained(seconds)
             if self._has_classes:
                 run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
             for note in self._notes:
@@ -216,7 +234,8 @@ class _Follower:
             if self._failures > len(self._reasons):
                 terminal.err.print(f"  and {self._failures - len(self._reasons)} more, in the column failure")
 
-    def _print_explained(self, seconds: float, earlier: int) -> None:
+    def _print_explained(self, seconds: float) -> None:
+        earlier = len(self._earlier)
         explained = self._photos - self._failures
         rate = f" ([bold]{self._photos / seconds:.1f}[/] a second)" if self._photos else ""
         print_line(f"[bold green]{format_count(explained, 'photo')} explained[/] in {seconds:.1f} s{rate}.")
@@ -224,7 +243,7 @@ class _Follower:
         shards = format_count(earlier + self._finished, "shard")
         print_line(f"{shards} of Parquet{known} in [bold]{escape(self._run.folder.name)}[/]")
 
-    def _build_json_summary(self, seconds: float, earlier: int, *, interrupted: bool) -> dict[str, Any]:
+    def _build_json_summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         return {
             "out": self._run.folder.name,
             "photos": self._photos,
@@ -235,7 +254,7 @@ class _Follower:
             "wrong": self._wrong if self._has_classes else None,
             "notes": self._notes,
             "shards": self._finished,
-            "shards_finished_earlier": earlier,
+            "shards_finished_earlier": len(self._earlier),
             "shards_in_all": len(self._run.plan.shards),
             "seconds": round(seconds, 2),
             "interrupted": interrupted,

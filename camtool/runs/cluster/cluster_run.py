@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import ClusterPlan, Shard
 from camtool.runs.cluster.ray_run import Resources, run_on_ray
-from camtool.runs.cluster.shard_worker import ShardOutcome
+from camtool.runs.cluster.shard_worker import ShardOutcome, read_outcome
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description
 from camtool.runs.save_kinds import OutputSettings
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["ClusterRun"]
 
 _LOCK = ".run.lock"
+
+_READING_THREADS = 16
+"""Files of shards that are read at the same time; in an object store each is a wait."""
 
 _MAX_TRIED = 8
 """Photos that are explained on this machine until one succeeds. The first ones of a folder may be broken."""
@@ -62,6 +67,15 @@ class ClusterRun:
         """Return the shards that must be computed: those that have no file yet."""
         finished = set() if self.overwrite else self.folder.list_files()
         return [shard for shard in self.plan.shards if shard.name not in finished]
+
+    def read_outcomes(self, names: Iterable[str]) -> list[ShardOutcome]:
+        """Return the outcomes of shards from their files. Those without a file are left out.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        with ThreadPoolExecutor(_READING_THREADS) as pool:
+            return [each for each in pool.map(partial(read_outcome, self.folder), names) if each is not None]
 
     def start(self) -> Generator[ShardOutcome, None, None]:
         """Compute the shards that are not finished, and yield the outcome of each.

@@ -8,7 +8,10 @@ same whichever worker computes them.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +30,9 @@ __all__ = ["Resources", "run_on_ray"]
 
 _MAX_BLOCKS = 10_000
 """Blocks of a dataset that Ray Data schedules without effort; of more shards, a block holds several."""
+
+_SECONDS_TO_CONNECT = 5
+"""Time in which the head node of a cluster must answer."""
 
 _REMOTE_READERS = 8
 """Threads for each core that read remote files: a request is a wait of tens of milliseconds, in which it is free."""
@@ -159,6 +165,7 @@ def _connect(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    _check_reachable(address or os.environ.get("RAY_ADDRESS"))
     try:
         # Without an address Ray may start a cluster, whose dashboard would open a port.
         new = {} if address else {"include_dashboard": False}
@@ -170,6 +177,21 @@ def _connect(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Check that something listens at an address ``host:port``. Ray would wait for half a minute, deaf to Ctrl-C.
+
+    Raises:
+        CamtoolError: Nothing does.
+    """
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address or "")
+    if found is None:  # e.g. "auto"
+        return
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=_SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError) as error:  # OverflowError: there is no such port
+        raise CamtoolError(f"--address {address}: no Ray cluster can be reached there: {error}.") from error
 
 
 @contextmanager

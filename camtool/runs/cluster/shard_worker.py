@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.runs.cluster.photos import Photo
 
-__all__ = ["ShardOutcome", "ShardWorker"]
+__all__ = ["ShardOutcome", "ShardWorker", "read_outcome"]
 
 _FACTS = ("photos", "failures", "right", "wrong")
 """Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""
@@ -98,9 +98,9 @@ class ShardWorker:
         An error that concerns all photos is in the outcome: an exception would reach the user wrapped by the engine.
         """
         try:
-            finished = self.folder.read(shard.name)
+            finished = read_outcome(self.folder, shard.name)
             if finished is not None:  # computed by a worker that was lost before it could say so
-                return _read_outcome(shard.name, finished)
+                return finished
             if not self.folder.begin_attempt(shard.name):
                 return ShardOutcome(shard.name, error=_describe_deaths(shard))
             outcome = self._write_shard(shard)
@@ -169,8 +169,15 @@ def _judge(photo: Photo, explanations: list[Explanation] | str) -> bool | None:
     return None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
 
 
-def _read_outcome(name: str, content: bytes) -> ShardOutcome:
-    """Return the outcome of a shard from its file."""
+def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
+    """Return the outcome of a shard from its file; None if there is none.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    content = folder.read(name)
+    if content is None:
+        return None
     table = import_library("pyarrow.parquet").read_table(BytesIO(content), columns=["failure"])
     reasons = [each for each in table["failure"].to_pylist() if each is not None]
     facts = {key: int(table.schema.metadata[f"camtool.{key}".encode()]) for key in _FACTS}

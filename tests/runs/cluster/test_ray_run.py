@@ -201,6 +201,17 @@ def test_ray_data_runs_the_batch_class_as_it_is(cluster, inputs):
     assert [row["label"] for row in found] == wanted["label"]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_without_a_cluster_is_an_error_at_once(inputs, tmp_path, monkeypatch, address):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", None)  # it would wait for half a minute
+    shards = plan_shards(inputs).shards
+    with pytest.raises(camtool.CamtoolError, match=f"--address {address}: no Ray cluster can be reached"):
+        list(run_on_ray(shards, OutputFolder.open(str(tmp_path)), SETTINGS, address=address))
+
+
 # ------------------------------------------------------------------------------------------- resources and settings
 
 

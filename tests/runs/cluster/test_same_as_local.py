@@ -239,3 +239,44 @@ def test_another_photo_in_the_folder_is_another_run(run, scenes):
     shutil.copy(scenes / "000.png", scenes / "new.png")
     code, text = run(*command)
     assert (code, "inputs sha256: " in text) == (2, True)
+
+
+# ---------------------------------------------------------------------------------------------------- stopped runs
+
+
+def stop_after_three(shards, *arguments, **options):
+    """Compute three shards, report one of them, and stop as at Ctrl-C."""
+    outcomes = [*compute_here(shards[:3], *arguments, **options)]
+    yield outcomes[0]
+    raise KeyboardInterrupt
+
+
+def test_a_stopped_run_says_what_is_written_and_continues(run, scenes, labels, monkeypatch):
+    command = ("photos", "--cluster", "ray", "--shard-size", 2, "--labels-csv", labels)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster_run, "run_on_ray", stop_after_three)
+        code, text = run(*command)
+    assert code == 130
+    assert "Stopped after 3 of 4 shards. The same command continues." in text
+    assert "5 photos explained" in text  # of six, one is broken
+    written = {path: path.stat().st_mtime_ns for path in Path("out").glob("shard-*.parquet")}
+    assert len(written) == 3
+    code, text = run(*command)
+    assert (code, "4 shards of Parquet (3 from an earlier start)" in text) == (0, True)
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    _, local = run("photos", "--out", "local", "--labels-csv", labels)
+    (accuracy,) = (line for line in local.splitlines() if line.startswith("Accuracy"))
+    assert accuracy in text  # of all photos, also those of the earlier start
+
+
+def test_a_run_that_is_stopped_before_it_overwrites_counts_no_earlier_shard(run, scenes, monkeypatch):
+    assert run("photos", "--cluster", "ray", "--shard-size", 2)[0] == 1
+    before = {path.name: path.read_bytes() for path in Path("out").glob("shard-*")}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_run, "_check_request", stop)
+    code, text = run("photos", "--cluster", "ray", "--shard-size", 2, "--method", "layercam", "--overwrite")
+    assert (code, "Stopped after 0 of 4 shards" in text) == (130, True)
+    assert {path.name: path.read_bytes() for path in Path("out").glob("shard-*")} == before
