@@ -14,7 +14,7 @@ from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.remote_files import get_local_filesystem, is_uri, locate
-from camtool.runs.run_folder.description import DESCRIPTION, check_same, parse_description
+from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
 __all__ = ["MAX_ATTEMPTS", "PICTURES", "SHARD_SUFFIX", "OutputFolder", "is_shard_name"]
 
@@ -158,8 +158,7 @@ class OutputFolder:
         Raises:
             CamtoolError: The folder holds a run without a cluster.
         """
-        found = self.read_description()
-        if found is not None and "inputs" not in found:
+        if self._holds_local_run():
             raise CamtoolError(
                 f"out {self.name!r} holds a run without --cluster, which --overwrite removes only without it; give "
                 "another folder with --out."
@@ -171,8 +170,15 @@ class OutputFolder:
             if is_shard_name(f"{name}{SHARD_SUFFIX}"):
                 self.filesystem.delete_dir(f"{self.path}/{PICTURES}/{name}")
         # The last, so that a removal that is interrupted can be repeated.
-        if found is not None:
+        if DESCRIPTION in self.list_files():
             self.filesystem.delete_file(f"{self.path}/{DESCRIPTION}")
+
+    def _holds_local_run(self) -> bool:
+        try:
+            found = self.read_description()
+        except CamtoolError:  # it is damaged
+            return False
+        return found is not None and not is_cluster_run(found)
 
     def _list_folders(self, name: str) -> list[str]:
         """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""

@@ -31,6 +31,7 @@ __all__ = [
     "describe_run",
     "encode_description",
     "find_changes",
+    "is_cluster_run",
     "list_machine_changes",
     "list_versions",
     "parse_description",
@@ -274,6 +275,11 @@ def check_same(then: Mapping[str, Any], description: Mapping[str, Any], folder: 
             f"out {folder!r} holds a run with other settings:\n{listed}\nGive another folder with --out, or "
             "remove the old results and start anew with --overwrite."
         )
+
+
+def is_cluster_run(description: Mapping[str, Any]) -> bool:
+    """Return True if a description is that of a run on a cluster, which alone divides its inputs into shards."""
+    return "inputs" in description
 
 
 def list_machine_changes(folder: Path, description: Mapping[str, Any]) -> list[str]:

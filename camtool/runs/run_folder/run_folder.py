@@ -16,7 +16,13 @@ from camtool.runs.job_list import Job
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.report_rows import MANIFEST
 from camtool.runs.run_folder.cleaning import FAILURES, remove_results, remove_run, remove_temporary_files
-from camtool.runs.run_folder.description import DESCRIPTION, check_unchanged, read_description, write_description
+from camtool.runs.run_folder.description import (
+    DESCRIPTION,
+    check_unchanged,
+    is_cluster_run,
+    read_description,
+    write_description,
+)
 from camtool.runs.run_folder.photo_records import (
     JOURNAL,
     PHOTOS,
@@ -173,10 +179,11 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         ) from None
 
 
-def _open(
-    folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart, discard_old_run: Callable[[], None]
-) -> RunFolder:
-    if not start.overwrite:
+def _open(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -> RunFolder:
+    if start.overwrite:
+        _check_no_cluster_run(folder)
+        remove_run(folder)
+    else:
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
@@ -191,6 +198,23 @@ def _open(
     started = (folder / DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
     return RunFolder(folder, find_batches(read_records(folder / PHOTOS), jobs, state), discard_old_run)
+
+
+def _check_no_cluster_run(folder: Path) -> None:
+    """Check that a folder holds no run of a cluster, whose shards would stay.
+
+    Raises:
+        CamtoolError: It does.
+    """
+    try:
+        found = read_description(folder) or {}
+    except CamtoolError:  # it is damaged
+        return
+    if is_cluster_run(found):
+        raise CamtoolError(
+            f"out {str(folder)!r} holds a run with --cluster, which --overwrite removes only with it; give another "
+            "folder with --out."
+        )
 
 
 def _check_folder(folder: Path, start: RunStart) -> None:

@@ -215,6 +215,23 @@ def test_a_run_is_overwritten_only_if_that_is_asked_for(run, scenes):
     assert Path("out", "mine.txt").read_text() == "stays"
 
 
+def test_a_run_of_one_kind_does_not_overwrite_one_of_the_other(run, scenes):
+    compare(run)
+    code, text = run("photos", "--out", "cluster", "--overwrite")
+    assert (code, "holds a run with --cluster" in text) == (2, True)
+    code, text = run("photos", "--out", "local", "--overwrite", "--cluster", "ray")
+    assert (code, "holds a run without --cluster" in text) == (2, True)
+    assert assert_same(Path("cluster"), Path("local")) == 6
+
+
+def test_a_run_whose_description_is_damaged_can_be_overwritten(run, scenes):
+    run("photos", "--cluster", "ray")
+    Path("out", "run.json").write_text("{")
+    code, text = run("photos", "--cluster", "ray")
+    assert (code, "damaged" in text) == (2, True)
+    assert run("photos", "--cluster", "ray", "--overwrite")[0] == 1
+
+
 def test_run_json_has_the_keys_of_a_local_run_and_changes_are_noticed(run, scenes, labels):
     compare(run, "--labels-csv", labels)
     local, found = (json.loads(Path(name, "run.json").read_text()) for name in ("local", "cluster"))
