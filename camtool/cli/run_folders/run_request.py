@@ -11,7 +11,6 @@ import typer
 from camtool.cli.options import map_options, output_options, photo_options, preprocessing_options, reading_options
 from camtool.cli.run_folders import cluster_options
 from camtool.errors import CamtoolError
-from camtool.runs.run_folder import description
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest
     Raises:
         CamtoolError: Something is.
     """
+    from camtool.runs.run_folder import description
+
     cluster_options.check_options(context)
     output = _read_output(context, asked)
     photo_options.check_no_model_names(asked["paths"])
