@@ -55,6 +55,7 @@ def run(
     window: reading_options.Window = None,
     percentiles: reading_options.Percentiles = None,
     slice: reading_options.Slice = None,  # noqa: A002
+    volume: reading_options.Volume = False,
     axis: reading_options.AxisOption = None,
     frame: reading_options.Frame = None,
     page: output_options.Report = True,
