@@ -18,7 +18,7 @@ from camtool.runs.cluster.plan import ClusterPlan, Shard
 from camtool.runs.cluster.ray_run import Resources, run_on_ray
 from camtool.runs.cluster.shard_worker import ShardOutcome, read_outcome
 from camtool.runs.locking import LockedError, hold_lock
-from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description
+from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ClusterRun:
     def _describe(self, loaded: Loaded) -> dict[str, Any]:
         """Return the content of ``run.json``: that of a run without a cluster, and what is known of the inputs."""
         methods = to_list(self.settings.get("method", "gradcam"))
-        described = describe_run(loaded, methods, self.settings, self.command or self.settings)
+        described = describe_run(loaded, methods, self.settings, self.command or to_plain(self.settings))
         inputs = {"shards": len(self.plan.shards), "sha256": self.plan.digest}
         # Which devices the workers have is not known here.
         return {**described, "device": self.settings.get("device", "auto"), "inputs": inputs}
