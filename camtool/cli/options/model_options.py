@@ -34,6 +34,7 @@ __all__ = [
     "Weights",
     "Workers",
     "announce_user_code",
+    "choose_device",
     "load_model",
     "read_labels",
 ]
@@ -131,7 +132,7 @@ def load_model(
     from camtool.models import StatedPreprocessing, load_with_preprocessing
 
     stated = preprocessing or StatedPreprocessing()
-    where = _choose_device(device)
+    where = choose_device(device)
     label_names = None if labels is None else read_labels(labels)
     if not is_quiet:
         announce_user_code(name, stated.transform)
@@ -153,7 +154,7 @@ def announce_user_code(model: str, transform: str | None = None) -> None:
             terminal.print_note(f"{option} {name} runs the Python code of {name.rpartition(':')[0]}.")
 
 
-def _choose_device(asked: str) -> str:
+def choose_device(asked: str) -> str:
     """Return the name of an available device; the fastest for "auto"."""
     import torch
 

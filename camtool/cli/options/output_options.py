@@ -186,10 +186,10 @@ def parse_kinds(save: str, format: Format) -> list[str]:  # noqa: A002
             )
     if format is not Format.npz:
         return kinds
-    pictures = [kind for kind in kinds if kind not in ("raw", "npz")]
+    pictures = [kind for kind in kinds if SAVE_KINDS[kind].is_picture]
     if pictures:
         raise CamtoolError(
             f"--format npz writes arrays, not pictures; for {', '.join(pictures)} as well, leave it out and give "
             f"--save {','.join([*pictures, 'npz'])}."
         )
-    return ["npz"]
+    return [*(kind for kind in kinds if kind not in ("raw", "npz")), "npz"]  # npz holds the raw values

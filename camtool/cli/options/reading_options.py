@@ -19,6 +19,7 @@ __all__ = [
     "MaxPixels",
     "Percentiles",
     "Slice",
+    "Volume",
     "Window",
     "parse_reading_options",
 ]
@@ -46,6 +47,15 @@ Percentiles = Annotated[str | None, _describe_reading("LOW,HIGH", "The same as p
 Slice = Annotated[str | None, _describe_reading("N", "Slice, page or DICOM frame, from 0, or 'middle'.")]
 Frame = Annotated[int | None, _describe_reading("N", "Time step, from 0.")]
 AxisOption = Annotated[Axis | None, _describe_reading("AXIS", "Slices of NIfTI: axial, coronal, sagittal, ras.")]
+
+Volume = Annotated[
+    bool,
+    typer.Option(
+        "--volume",
+        help="Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each file.",
+        rich_help_panel=_READING_PANEL,
+    ),
+]
 
 # Written out, because the reader of images imports numpy, and the help must be shown at once.
 DEFAULT_MAX_PIXELS = 200_000_000

@@ -111,6 +111,7 @@ _REASONS = {
     "verbose": "workers report whole shards, not photos",
     "sheet": "no worker has all overlays",
     "page": "write the page of its shards with: camtool report OUT",
+    "volume": "each file is a photo there",
     "retry_failed": "a shard is computed as a whole; remove its file to compute it again",
 }
 """Option that has no effect on a cluster → why."""

@@ -40,6 +40,8 @@ def run_here(context: typer.Context, request: RunRequest) -> int:
     is_quiet = asked["quiet"] or asked["as_json"]
     # Photos are listed before the model is loaded, which may take minutes.
     listed = _list_photos(asked, out, is_quiet=is_quiet)
+    if not is_quiet:
+        _tell_series(listed, is_joined=asked["volume"])
     loaded = model_options.load_model(
         asked["model"],
         asked["weights"],
@@ -80,7 +82,23 @@ def _list_photos(asked: Mapping[str, Any], out: Path, *, is_quiet: bool) -> Plan
     from camtool.runs import job_list
 
     with show_activity("Listing photos", is_quiet=is_quiet):
-        return job_list.plan_run(asked["paths"], recursive=asked["recursive"], out=out)
+        return job_list.plan_run(asked["paths"], recursive=asked["recursive"], out=out, as_volumes=asked["volume"])
+
+
+def _tell_series(plan: Plan, *, is_joined: bool) -> None:
+    """Say what becomes of slices of a DICOM series, as a folder of them may be photos or one volume."""
+    from camtool.runs.job_list import find_series
+
+    folders = [job.source for job in plan.jobs if isinstance(job.source, Path) and job.source.is_dir()]
+    if is_joined and folders:
+        count = format_count(len(folders), "folder")
+        terminal.print_note(f"{count} of DICOM slices, each read as one volume, sorted by position.")
+    found = None if is_joined else find_series(job.source for job in plan.jobs)
+    if found is not None:
+        terminal.print_note(
+            f"{found[0]} holds slices of a DICOM series. Each of the {found[1]} files is explained as a photo of its "
+            "own; --volume explains a folder as one volume."
+        )
 
 
 def select_photos(asked: Mapping[str, Any], listed: Plan, true_classes: TrueClasses) -> Plan:

@@ -11,6 +11,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli.options import map_options, model_options, output_options
+from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.slides_and_videos import file_results
 from camtool.errors import ImageError
 
@@ -80,8 +81,9 @@ def explain_slides(
         for slide, name in zip(slides, file_results.name_results(slides), strict=True):
             started = time.perf_counter()
             try:
-                result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
-                folder = result.save(out / name, alpha=alpha, colormap=colormap)
+                with FileProgress(Path(slide).name, is_quiet=quiet):
+                    result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
+                    folder = result.save(out / name, alpha=alpha, colormap=colormap)
             except ImageError as error:
                 file_results.print_failure(slide, error)
                 is_any_failed = True

@@ -10,6 +10,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli.options import map_options, model_options, output_options
+from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.slides_and_videos import file_results
 from camtool.errors import ImageError
 
@@ -71,8 +72,9 @@ def explain_videos(
         for video, name in zip(videos, file_results.name_results(videos), strict=True):
             started = time.perf_counter()
             try:
-                result = explain_video(loaded, video, asked, method=method, **settings)
-                file = result.save(out / f"{name}.{result.method}.mp4", alpha=alpha, colormap=colormap)
+                with FileProgress(Path(video).name, is_quiet=quiet):
+                    result = explain_video(loaded, video, asked, method=method, **settings)
+                    file = result.save(out / f"{name}.{result.method}.mp4", alpha=alpha, colormap=colormap)
             except ImageError as error:
                 file_results.print_failure(video, error)
                 is_any_failed = True

@@ -150,6 +150,8 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         OSError: The folder cannot be used, or the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if start.overwrite:
+        _check_no_cluster_run(folder)
     for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
     try:
@@ -179,11 +181,10 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         ) from None
 
 
-def _open(folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart) -> RunFolder:
-    if start.overwrite:
-        _check_no_cluster_run(folder)
-        remove_run(folder)
-    else:
+def _open(
+    folder: Path, jobs: Sequence[Job], batch_size: int, start: RunStart, discard_old_run: Callable[[], None]
+) -> RunFolder:
+    if not start.overwrite:
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
