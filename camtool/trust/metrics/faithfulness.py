@@ -7,7 +7,7 @@ them measures the model's reaction to the removal, too. Compare methods by sever
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from camtool.trust.metrics.comparison import correlate_spearman
 from camtool.trust.metrics.random_maps import rank_pixels
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline, start_removal
-from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again, score_variants
+from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again, score_images, score_variants
 
 __all__ = [
     "compare_with_cell_drops",
@@ -32,6 +32,7 @@ __all__ = [
     "compute_max_sensitivity",
     "compute_road",
     "compute_single_deletion",
+    "iterate_curve",
 ]
 
 # The fractions of the pixels that the library grad-cam removes.
@@ -200,6 +201,55 @@ def compute_curve(
         seed: The seed of the order of pixels that are equally hot.
         chunk: The number of images that run at once.
     """
+    counts, make = _prepare_curve(images, maps, steps, removal, seed, insert=insert)
+    scores = score_variants(score, images, steps + 1, make, chunk)
+    return counts.to(scores) / maps[0].numel(), scores
+
+
+def iterate_curve(
+    score: Score,
+    images: Tensor,
+    maps: Tensor,
+    *,
+    steps: int = 20,
+    removal: Removal = "zero",
+    insert: bool = False,
+    seed: int = 0,
+    chunk: int = 4,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what is known of the curve of one image after each chunk; the last one is that of :func:`compute_curve`.
+
+    Args:
+        score: The score.
+        images: ``(1, C, H, W)``.
+        maps: ``(1, H, W)``.
+        steps: The number of steps.
+        removal: What replaces the pixels.
+        insert: Insert the pixels instead of removing them.
+        seed: The seed of the order of pixels that are equally hot.
+        chunk: The number of points of the curve that are computed at once.
+
+    Yields:
+        The fractions of pixels ``(p,)`` and the scores ``(1, p)`` of the first points; p grows up to ``steps + 1``.
+
+    Raises:
+        MetricError: There are several images, or an argument is not as described.
+    """
+    counts, make = _prepare_curve(images, maps, steps, removal, seed, insert=insert)
+    check_count("chunk", chunk, error=MetricError)
+    if len(images) != 1:
+        raise MetricError(f"iterate_curve takes one image; got {len(images)}. Use compute_curve for several.")
+    scores = images.new_zeros(1, 0)
+    for numbers in torch.arange(steps + 1, device=images.device).split(chunk):
+        rows = torch.zeros_like(numbers)
+        scores = torch.cat([scores, score_images(score, make(rows, numbers), rows)[None]], 1)
+        yield counts[: scores.shape[1]].to(scores) / maps[0].numel(), scores
+
+
+def _prepare_curve(
+    images: Tensor, maps: Tensor, steps: int, removal: Removal, seed: int, *, insert: bool
+) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """Return the number of changed pixels at each step ``(steps + 1,)``, and the function that makes the variants."""
     check_maps(maps, images)
     check_count("steps", steps, error=MetricError)
     ranks, fill = rank_pixels(maps, seed=seed).to(images.device), start_removal(images, removal)
@@ -209,8 +259,7 @@ def compute_curve(
         is_first = ranks[rows] < counts[numbers][:, None]
         return fill(rows, (~is_first if insert else is_first).reshape(-1, *images.shape[2:]))
 
-    scores = score_variants(score, images, steps + 1, make, chunk)
-    return counts.to(scores) / ranks.shape[1], scores
+    return counts, make
 
 
 def _measure_area(fractions: Tensor, scores: Tensor) -> Tensor:

@@ -282,3 +282,25 @@ def test_wrong_class_scores_are_errors(net: nn.Module) -> None:
         ClassScore(net, IMAGES, 1, "logits")  # type: ignore[arg-type]
     with pytest.raises(MetricError, match=r"needs a classifier; the model's scores have the shape \(3, 3, 8, 8\)"):
         ClassScore(nn.Conv2d(2, 3, 1).double(), IMAGES, 1)(IMAGES, torch.arange(N))
+
+
+@pytest.mark.parametrize("insert", [False, True])
+@pytest.mark.parametrize("removal", ["mean", "inpaint"])
+def test_a_curve_that_is_computed_in_parts_is_the_whole_curve(net: nn.Module, removal: str, insert: bool) -> None:
+    image, maps = IMAGES[:1], MAPS[:1]
+    score = ClassScore(net, image, CLASSES[:1])
+    options = {"steps": 7, "removal": removal, "insert": insert, "seed": 3}
+    fractions, scores = faithfulness.compute_curve(score, image, maps, **options)
+    parts = [*faithfulness.iterate_curve(score, image, maps, **options, chunk=3)]
+    assert [len(part[0]) for part in parts] == [3, 6, 8]
+    for some_fractions, some_scores in parts:
+        torch.testing.assert_close(some_fractions, fractions[: len(some_fractions)])
+        torch.testing.assert_close(some_scores, scores[:, : len(some_fractions)])
+
+
+def test_a_curve_in_parts_takes_one_image(net: nn.Module) -> None:
+    score = ClassScore(net, IMAGES, CLASSES)
+    with pytest.raises(MetricError, match="takes one image; got 3"):
+        next(faithfulness.iterate_curve(score, IMAGES, MAPS))
+    with pytest.raises(MetricError, match="chunk"):
+        next(faithfulness.iterate_curve(score, IMAGES[:1], MAPS[:1], chunk=0))

@@ -1,0 +1,108 @@
+"""Small charts for the page, as SVG that follows the light and the dark theme. They need no library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from camtool.app.panels.trust import Curve, TrustCurves
+
+__all__ = ["draw_bars", "draw_curves"]
+
+_WIDTH, _HEIGHT = 320, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
+"""Margins of a chart in units of the SVG: numbers at the left, the axis' name below."""
+
+_TITLES = {"deletion": "Deletion", "insertion": "Insertion"}
+_AXES = {"deletion": "hottest pixels removed", "insertion": "hottest pixels inserted"}
+
+
+def draw_curves(curves: TrustCurves) -> str:
+    """Return both curves as HTML with two SVG charts side by side, one below the other on a narrow screen."""
+    values = [value for curve in (curves.deletion, curves.insertion) for value in (*curve.scores, *curve.random)]
+    low, high = _choose_range(values, is_probability=curves.score_name == "probability")
+    charts = "".join(_draw_curve(each, low, high, curves.score_name) for each in (curves.deletion, curves.insertion))
+    return f'<div class="ct-charts">{charts}</div>'
+
+
+def _choose_range(values: Sequence[float], *, is_probability: bool) -> tuple[float, float]:
+    """Return the lowest and the highest value of the vertical axis."""
+    if is_probability or not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _draw_curve(curve: Curve, low: float, high: float, score_name: str) -> str:
+    """Return one chart with its title and the sentence below."""
+    title, sentence = _TITLES[curve.name], curve.describe()
+    parts = [
+        _draw_frame(low, high, _AXES[curve.name], score_name),
+        _draw_line(curve.fractions[: len(curve.random)], curve.random, low, high, "ct-random"),
+        _draw_line(curve.fractions, curve.scores, low, high, "ct-map"),
+    ]
+    svg = (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(sentence or title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+    legend = '<span class="ct-key ct-map-key">this map</span><span class="ct-key ct-random-key">random maps</span>'
+    return (
+        f'<figure class="ct-chart"><figcaption><b>{title}</b>{legend}</figcaption>{svg}'
+        f"<p>{escape(sentence) or '&nbsp;'}</p></figure>"
+    )
+
+
+def _draw_frame(low: float, high: float, axis: str, score_name: str) -> str:
+    """Return the grid lines with their numbers, and the name of the horizontal axis."""
+    lines = []
+    for share in (0.0, 0.5, 1.0):
+        y, value = _to_y(share, 0.0, 1.0), low + share * (high - low)
+        lines.append(f'<line class="ct-grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text class="ct-tick" x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{value:.3g}</text>')
+    for share, anchor in ((0.0, "start"), (1.0, "end")):
+        lines.append(
+            f'<text class="ct-tick" x="{_to_x(share):.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{share:.0%}</text>'
+        )
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    lines.append(f'<text class="ct-tick" x="{middle}" y="{_HEIGHT - 16}" text-anchor="middle">{axis}</text>')
+    lines.append(f'<text class="ct-tick" x="{_LEFT}" y="{_HEIGHT - 3}">vertical: {score_name}</text>')
+    return "".join(lines)
+
+
+def _draw_line(fractions: Sequence[float], scores: Sequence[float], low: float, high: float, style: str) -> str:
+    """Return a curve; nothing if it has no point."""
+    points = " ".join(
+        f"{_to_x(fraction):.1f},{_to_y(score, low, high):.1f}"
+        for fraction, score in zip(fractions, scores, strict=True)
+    )
+    return f'<polyline class="{style}" points="{points}"/>' if points else ""
+
+
+def _to_x(fraction: float) -> float:
+    return _LEFT + fraction * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _to_y(value: float, low: float, high: float) -> float:
+    return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Return horizontal bars as HTML: positive values to the right, negative ones to the left of a middle line.
+
+    Args:
+        rows: For each bar its name, its value, and the text that shows the value.
+    """
+    largest = max((abs(value) for _, value, _ in rows), default=0.0) or 1.0
+    has_negative = any(value < 0 for _, value, _ in rows)
+    start, room = (50.0, 50.0) if has_negative else (0.0, 100.0)
+    lines = []
+    for name, value, text in rows:
+        length = abs(value) / largest * room
+        left = start - length if value < 0 else start
+        style = "ct-bar-less" if value < 0 else "ct-bar-more"
+        lines.append(
+            f'<div class="ct-row"><span class="ct-name" title="{escape(name)}">{escape(name)}</span>'
+            f'<span class="ct-track"><i class="{style}" style="left:{left:.1f}%;width:{length:.1f}%"></i></span>'
+            f'<span class="ct-value">{escape(text)}</span></div>'
+        )
+    return f'<div class="ct-bars">{"".join(lines)}</div>'

@@ -1,0 +1,169 @@
+"""Painting over a part of a photo, and how the prediction moves: a counterfactual by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from camtool.app.panels.outputs import ModelOutput, read_outputs
+from camtool.arguments.checks import check_choice
+from camtool.errors import ImageError, ModelError
+from camtool.models import Loaded
+from camtool.trust.metrics.removal import start_removal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FILLS", "ClassChange", "Repainted", "repaint"]
+
+FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color"}
+"""Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.
+
+The first one is the default. The others leave an outline, by which a model may still recognize what was painted over.
+"""
+
+_LONGEST_SIDE = 640
+"""The fill is computed on a photo of at most this side, in pixels. It is smooth, so larger ones only take longer."""
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """A class before and after a part of the photo was painted over.
+
+    Attributes:
+        index: The class.
+        label: Its name.
+        before: Its probability in the photo.
+        after: Its probability in the painted photo.
+        score_before: Its score in the photo, a logit for most models.
+        score_after: Its score in the painted photo.
+    """
+
+    index: int
+    label: str
+    before: float
+    after: float
+    score_before: float
+    score_after: float
+
+    @property
+    def change(self) -> float:
+        """The change of the probability, -1 to 1."""
+        return self.after - self.before
+
+    @property
+    def score_change(self) -> float:
+        """The change of the score."""
+        return self.score_after - self.score_before
+
+
+@dataclass(frozen=True, eq=False)
+class Repainted:
+    """A photo with a part painted over, and what the model predicts for it.
+
+    Attributes:
+        picture: The painted photo.
+        share: The share of the photo that is painted over, 0 to 1.
+        top_before: The highest class of the photo.
+        top_after: The highest class of the painted photo.
+        changes: The classes that are among the highest before or after, the highest probability of the two first.
+    """
+
+    picture: Image.Image
+    share: float
+    top_before: ClassChange
+    top_after: ClassChange
+    changes: tuple[ClassChange, ...]
+
+    def describe(self) -> str:
+        """Return one sentence about what happened."""
+        first, now = self.top_before, self.top_after
+        moved = f"from {first.before:.0%} to {first.after:.0%}"
+        if first.index == now.index:
+            return f"Still {first.label}: {moved}, with {self.share:.1%} of the photo painted over."
+        return (
+            f"The answer changes from {first.label} to {now.label}. {first.label} goes {moved}, with {self.share:.1%} "
+            "of the photo painted over."
+        )
+
+
+def repaint(
+    loaded: Loaded, image: Image.Image, mask: NDArray[np.bool_], fill: str = "inpaint", *, count: int = 5
+) -> Repainted:
+    """Paint over a part of a photo, and return what the model predicts before and after, in one forward pass of two.
+
+    Args:
+        loaded: A classifier.
+        image: The photo.
+        mask: ``(H, W)``, true where the user painted.
+        fill: What replaces these pixels, a name of :data:`FILLS`.
+        count: The number of classes that are taken from each of the two predictions.
+
+    Raises:
+        ImageError: The mask has another size than the photo, or is empty.
+        MetricError: The fill is unknown.
+        ModelError: The model is no classifier.
+        CamtoolError: The model does not run on the photo.
+    """
+    check_choice("fill", fill, FILLS)
+    photo = image.convert("RGB")
+    painted = _check_mask(mask, photo)
+    picture = _fill(photo, painted, fill)
+    output = read_outputs(loaded, [photo, picture])
+    if output.scores is None or output.probabilities is None or output.scores.ndim != 2:
+        raise ModelError("painting shows how the probabilities of classes move, and this model is no classifier.")
+    ranked = output.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :count].tolist()
+    changes = {index: _read_change(output, index) for index in dict.fromkeys(ranked[0] + ranked[1])}
+    return Repainted(
+        picture=picture,
+        share=float(painted.mean()),
+        top_before=changes[ranked[0][0]],
+        top_after=changes[ranked[1][0]],
+        changes=tuple(sorted(changes.values(), key=lambda each: -max(each.before, each.after))),
+    )
+
+
+def _check_mask(mask: Any, photo: Image.Image) -> NDArray[np.bool_]:
+    """Return the mask as booleans ``(H, W)``.
+
+    Raises:
+        ImageError: It has another size than the photo, or nothing is painted.
+    """
+    painted = np.asarray(mask)
+    if painted.shape != photo.size[::-1]:
+        raise ImageError(f"mask has the shape {painted.shape}; it must be {photo.size[::-1]}, as the photo.")
+    painted = painted.astype(bool)
+    if not painted.any():
+        raise ImageError("nothing is painted yet; paint over a part of the photo first.")
+    return painted
+
+
+def _fill(photo: Image.Image, painted: NDArray[np.bool_], fill: str) -> Image.Image:
+    """Return the photo whose painted pixels are replaced."""
+    small = photo.copy()
+    small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.BOX)
+    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None].float() / 255
+    mask = Image.fromarray(painted).convert("L").resize(small.size, Image.Resampling.BOX)
+    # A pixel of the small photo that is painted in part holds what was painted over, so it is replaced as well.
+    removed = torch.from_numpy(np.asarray(mask) > 0)[None]
+    filled = start_removal(pixels, fill)(torch.tensor([0]), removed)[0]
+    large = _to_image(filled).resize(photo.size, Image.Resampling.BILINEAR)
+    return Image.fromarray(np.where(painted[..., None], np.asarray(large), np.asarray(photo)))
+
+
+def _to_image(pixels: Tensor) -> Image.Image:
+    """Return values ``(3, H, W)`` in [0, 1] as an image."""
+    return Image.fromarray((pixels * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
+
+
+def _read_change(output: ModelOutput, index: int) -> ClassChange:
+    assert output.scores is not None
+    assert output.probabilities is not None
+    before, after = output.probabilities[:, index].tolist()
+    score_before, score_after = output.scores[:, index].tolist()
+    return ClassChange(index, output.get_label(index), before, after, score_before, score_after)

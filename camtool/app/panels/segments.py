@@ -1,0 +1,135 @@
+"""The classes of a segmenter: a colored picture, its legend, and the class under a click."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
+from camtool.concept_maps.colors import get_color
+from camtool.errors import ModelError, TargetError
+from camtool.explainer import Explainer
+from camtool.models import Loaded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from camtool.geometry.crop_and_resize import Geometry
+
+__all__ = ["UNSEEN", "Segment", "Segments", "find_segments"]
+
+UNSEEN = -1
+"""Class of pixels that the model did not see."""
+
+_BACKGROUND_COLOR, _UNSEEN_COLOR = (128, 128, 128), (60, 60, 60)
+_OPACITY = 0.6
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One class in the photo.
+
+    Attributes:
+        index: The class.
+        label: Its name.
+        color: Its color in the picture, (red, green, blue).
+        share: The share of what the model saw of the photo, 0 to 1.
+    """
+
+    index: int
+    label: str
+    color: tuple[int, int, int]
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The classes of a photo.
+
+    Attributes:
+        classes: ``(H, W)``, the class of each pixel of the photo; :data:`UNSEEN` where the model did not see it.
+        legend: The classes in the photo, the largest first, and background last.
+        picture: The photo in the colors of the legend.
+    """
+
+    classes: NDArray[np.int64]
+    legend: tuple[Segment, ...]
+    picture: Image.Image
+
+    def find_at(self, x: float, y: float) -> Segment:
+        """Return the class at a point of the photo.
+
+        Raises:
+            TargetError: The point is outside of the photo, or the model does not see it.
+        """
+        check_point(self.picture, x, y)
+        index = int(self.classes[int(y), int(x)])
+        if index == UNSEEN:
+            raise TargetError(f"the model never saw the point ({x:g}, {y:g}); click inside the colored part.")
+        return next(each for each in self.legend if each.index == index)
+
+
+def find_segments(loaded: Loaded, image: Image.Image) -> Segments:
+    """Return the class of each pixel of a photo, with a legend. Runs one forward pass.
+
+    Raises:
+        ModelError: The model is no segmenter.
+        CamtoolError: The model does not run on the photo.
+    """
+    photo = image.convert("RGB")
+    output = read_outputs(loaded, [photo])
+    if output.scores is None or output.scores.ndim != 4:
+        raise ModelError("this model returns no class for each pixel; it is no segmenter.")
+    planes = output.scores[0].argmax(0).cpu().numpy()
+    classes = _place_on_photo(planes, Explainer(loaded).prepare(photo).geometry)
+    legend = _build_legend(classes, output)
+    return Segments(classes, legend, _draw(photo, classes, legend))
+
+
+def _place_on_photo(planes: NDArray[np.int64], geometry: Geometry) -> NDArray[np.int64]:
+    """Return the class of each pixel of the photo, from classes ``(h, w)`` that cover the model's input."""
+    top, left, bottom, right = geometry.box
+    rows = _find_cells(geometry.photo[0], top, bottom, planes.shape[0])
+    columns = _find_cells(geometry.photo[1], left, right, planes.shape[1])
+    seen = np.logical_and.outer(rows >= 0, columns >= 0)
+    return np.where(seen, planes[np.ix_(rows, columns)], UNSEEN)
+
+
+def _find_cells(pixels: int, start: float, end: float, cells: int) -> NDArray[np.int64]:
+    """Return for each pixel of one axis of the photo the cell that covers its center, -1 if none does."""
+    found = np.floor((np.arange(pixels) + 0.5 - start) / (end - start) * cells).astype(np.int64)
+    return np.where((found >= 0) & (found < cells), found, -1)
+
+
+def _build_legend(classes: NDArray[np.int64], output: ModelOutput) -> tuple[Segment, ...]:
+    """Return the classes in the photo, the largest first, and background last."""
+    found, counts = np.unique(classes[classes != UNSEEN], return_counts=True)
+    shares = {int(index): count / counts.sum() for index, count in zip(found, counts, strict=True)}
+    is_background = {index: _is_background(index, output) for index in shares}
+    order = sorted(shares, key=lambda index: (is_background[index], -shares[index]))
+    return tuple(
+        Segment(
+            index,
+            output.get_label(index),
+            _BACKGROUND_COLOR if is_background[index] else get_color(number),
+            float(shares[index]),
+        )
+        for number, index in enumerate(order)
+    )
+
+
+def _is_background(index: int, output: ModelOutput) -> bool:
+    """Return True for a class whose name says background; without names for class 0, as in most data sets."""
+    return index == 0 if output.labels is None else "background" in output.get_label(index).casefold()
+
+
+def _draw(photo: Image.Image, classes: NDArray[np.int64], legend: tuple[Segment, ...]) -> Image.Image:
+    """Return the photo in the colors of the legend; what the model did not see is dark."""
+    colors = np.empty((*classes.shape, 3), np.uint8)
+    colors[classes == UNSEEN] = _UNSEEN_COLOR
+    for each in legend:
+        colors[classes == each.index] = each.color
+    return Image.blend(photo, Image.fromarray(colors), _OPACITY)

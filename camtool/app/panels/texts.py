@@ -1,0 +1,76 @@
+"""Texts that a model such as CLIP compares with the photo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PIL import Image
+
+import camtool
+from camtool.arguments.messages import format_count
+from camtool.errors import ModelError, TargetError
+from camtool.explanation import Explanation
+from camtool.models import Loaded
+
+__all__ = ["TextMatch", "explain_texts", "split_prompts"]
+
+_MOST_TEXTS = 8
+_LONGEST_TEXT = 300
+"""Characters. CLIP reads 77 tokens, which are about as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextMatch:
+    """One text, and how well it fits the photo.
+
+    Attributes:
+        text: The text.
+        similarity: The cosine similarity of the embeddings of photo and text, -1 to 1.
+        explanation: Where the photo is similar to the text.
+    """
+
+    text: str
+    similarity: float
+    explanation: Explanation
+
+
+def split_prompts(written: str) -> tuple[str, ...]:
+    """Return the texts of a field, one per line, without empty ones and repetitions.
+
+    Raises:
+        TargetError: There is none, or there are too many, or one is too long.
+    """
+    texts = tuple(dict.fromkeys(line.strip() for line in written.splitlines() if line.strip()))
+    if not texts:
+        raise TargetError("write a text to compare the photo with, e.g. 'a photo of a dog'; one per line.")
+    if len(texts) > _MOST_TEXTS:
+        raise TargetError(f"{format_count(len(texts), 'text')} came; at most {_MOST_TEXTS} are compared at once.")
+    longest = max(map(len, texts))
+    if longest > _LONGEST_TEXT:
+        raise TargetError(f"a text has {longest} characters; at most {_LONGEST_TEXT} are allowed.")
+    return texts
+
+
+def explain_texts(
+    loaded: Loaded, image: Image.Image, written: str, method: str = "gradcam", *, layer: str | None = None
+) -> tuple[TextMatch, ...]:
+    """Return the similarity of a photo to each text, the highest first, with a map for each. One forward pass.
+
+    Args:
+        loaded: A model that compares images with texts.
+        image: The photo.
+        written: The texts, one per line.
+        method: The method.
+        layer: The layer; by default the best one.
+
+    Raises:
+        ModelError: The model takes no texts.
+        TargetError: There is no text, there are too many, or one is too long.
+        CamtoolError: The method or the layer does not fit the model.
+    """
+    if loaded.text is None:
+        raise ModelError("this model takes no texts; it has classes of its own.")
+    texts = split_prompts(written)
+    found = camtool.explain(loaded, image, list(texts), method=method, layer=layer)
+    matches = [TextMatch(text, each.score, each) for text, each in zip(texts, found, strict=True)]
+    return tuple(sorted(matches, key=lambda each: -each.similarity))

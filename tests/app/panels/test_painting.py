@@ -1,0 +1,84 @@
+"""Painting over a part of the photo."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camtool.app.panels.painting import repaint
+from camtool.errors import CamtoolError, ImageError, ModelError
+from camtool.models import Loaded
+from tests.app.panels.models import Counted, box_model, color_segmenter, draw_demo_scene, draw_noise, to_tensor
+
+
+def test_painting_over_the_object_moves_the_prediction_away(demo: Loaded) -> None:
+    scene, photo = draw_demo_scene()
+    fish, lightning = scene.objects
+    without_fish = repaint(demo, photo, fish.mask)
+    assert without_fish.top_before.label == "fish"
+    assert without_fish.top_before.change < -0.3
+    assert without_fish.top_after.label == "lightning"
+    assert "changes from fish to lightning" in without_fish.describe()
+    without_lightning = repaint(demo, photo, lightning.mask)
+    assert without_lightning.top_after.label == "fish"
+    assert without_lightning.describe().startswith("Still fish")
+
+
+def test_the_numbers_are_those_of_the_painted_photo(demo: Loaded) -> None:
+    scene, photo = draw_demo_scene()
+    mask = scene.objects[0].mask
+    painted = repaint(demo, photo, mask, "inpaint")
+    with torch.no_grad():
+        scores = demo(torch.stack([demo.transform(photo), demo.transform(painted.picture)]))
+    for each in painted.changes:
+        assert [each.score_before, each.score_after] == pytest.approx(scores[:, each.index].tolist(), abs=1e-3)
+        assert [each.before, each.after] == pytest.approx(scores.softmax(1)[:, each.index].tolist(), abs=1e-4)
+        assert each.score_change == pytest.approx(each.score_after - each.score_before)
+    top = {*scores[0].topk(5).indices.tolist(), *scores[1].topk(5).indices.tolist()}
+    assert {each.index for each in painted.changes} == top
+    assert painted.share == pytest.approx(mask.mean())
+    assert (np.asarray(painted.picture)[~mask] == np.asarray(photo)[~mask]).all(), "only painted pixels change"
+    assert (np.asarray(painted.picture)[mask] != np.asarray(photo)[mask]).any(1).mean() > 0.9
+
+
+def test_both_photos_run_in_one_forward_pass(demo: Loaded) -> None:
+    scene, photo = draw_demo_scene()
+    counted = Counted(demo.model).eval()
+    repaint(Loaded(counted, demo.transform, demo.labels), photo, scene.objects[0].mask, "mean")
+    assert counted.batches == [2]
+
+
+def test_mean_fills_with_the_mean_color_and_inpaint_continues_what_is_around() -> None:
+    pixels = np.zeros((20, 30, 3), np.uint8)
+    pixels[:, 15:] = 200
+    mask = np.zeros((20, 30), bool)
+    mask[5:10, 20:25] = True
+    loaded = Loaded(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval(), to_tensor)
+    mean = repaint(loaded, Image.fromarray(pixels), mask, "mean").picture
+    around = repaint(loaded, Image.fromarray(pixels), mask, "inpaint").picture
+    assert np.asarray(mean)[mask].tolist() == [[100, 100, 100]] * 25
+    assert np.asarray(around)[mask].tolist() == [[200, 200, 200]] * 25
+
+
+def test_a_large_photo_is_filled_without_a_trace_of_what_was_there() -> None:
+    pixels = np.full((700, 1400, 3), 100, np.uint8)
+    pixels[301:403, 501:605] = 250  # at odd places, so that pixels of the reduced photo hold both
+    mask = (pixels == 250).all(2)
+    loaded = Loaded(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval(), to_tensor)
+    assert np.asarray(repaint(loaded, Image.fromarray(pixels), mask, "inpaint").picture).max() <= 101
+
+
+def test_what_cannot_be_painted_is_refused(demo: Loaded) -> None:
+    _, photo = draw_demo_scene()
+    with pytest.raises(ImageError, match="nothing is painted yet"):
+        repaint(demo, photo, np.zeros((128, 128), bool))
+    with pytest.raises(ImageError, match=r"\(64, 128\); it must be \(128, 128\)"):
+        repaint(demo, photo, np.ones((64, 128), bool))
+    with pytest.raises(CamtoolError, match=r"fill.*'blurr'.*'blur'"):
+        repaint(demo, photo, np.ones((128, 128), bool), "blurr")
+    mask = np.ones((24, 24), bool)
+    for other in (color_segmenter(), box_model([(2, 2, 9, 9, 1, 0.9)])):
+        with pytest.raises(ModelError, match="no classifier"):
+            repaint(other, draw_noise(24, 24), mask)

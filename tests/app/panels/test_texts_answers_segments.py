@@ -1,0 +1,158 @@
+"""Panels of models that compare with texts, write answers, or classify pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camtool.app.panels.answers import Piece, explain_answer, split_answer
+from camtool.app.panels.segments import UNSEEN, find_segments
+from camtool.app.panels.texts import explain_texts, split_prompts
+from camtool.errors import CamtoolError, ModelError, TargetError
+from camtool.models import Loaded
+from tests.app.panels.models import color_segmenter, draw_demo_scene, draw_noise, to_tensor
+from tests.helpers.two_towers import build_hugging_face, encode_texts
+
+# ----------------------------------------------------------------------------------------------------------- texts
+
+
+def test_each_text_has_its_similarity_and_map() -> None:
+    model = build_hugging_face()
+    clip = Loaded(model, lambda photo: to_tensor(photo).double(), text=encode_texts)
+    photo = draw_noise(24, 24)
+    found = explain_texts(clip, photo, "a dog\n\n  a cat \na dog\na house")
+    assert {each.text for each in found} == {"a dog", "a cat", "a house"}
+    with torch.no_grad():
+        features: Any = model.get_image_features(to_tensor(photo).double()[None])  # type: ignore[operator]
+    embedding = features if isinstance(features, torch.Tensor) else features.pooler_output
+    for each in found:
+        expected = torch.cosine_similarity(embedding, encode_texts([each.text]))
+        assert each.similarity == pytest.approx(float(expected), abs=1e-6)
+        assert each.explanation.label == each.text
+        assert each.explanation.heatmap.shape == (24, 24)
+    assert [each.similarity for each in found] == sorted((each.similarity for each in found), reverse=True)
+
+
+def test_prompts_that_cannot_be_compared_are_refused(demo: Loaded) -> None:
+    for written, complaint in (
+        ("  \n ", "write a text"),
+        ("\n".join(f"text {n}" for n in range(9)), "9 texts came; at most 8"),
+        ("x" * 301, "301 characters"),
+    ):
+        with pytest.raises(TargetError, match=complaint):
+            split_prompts(written)
+    with pytest.raises(ModelError, match="takes no texts"):
+        explain_texts(demo, draw_demo_scene()[1], "a dog")
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.fixture(scope="module")
+def captioner() -> tuple[Loaded, Any]:
+    pytest.importorskip("transformers")
+    from camtool.demo.captioner import load_captioner
+
+    model, processor = load_captioner()
+    return Loaded(model), processor
+
+
+def test_each_word_of_the_answer_looks_at_its_object(captioner: tuple[Loaded, Any]) -> None:
+    scene, photo = draw_demo_scene()
+    found = explain_answer(*captioner, photo, " <image> what is shown ? ")
+    assert found.text == "one fish and one lightning"
+    assert "".join(each.text for each in found.pieces) == found.text
+    for each in scene.objects:
+        (piece,) = (one for one in found.pieces if one.text == each.label)
+        assert piece.word is not None
+        word = found.words[piece.word]
+        assert word.label == each.label
+        assert each.mask.flat[int(word.heatmap.argmax())]
+
+
+def test_an_answer_of_the_user_is_explained(captioner: tuple[Loaded, Any]) -> None:
+    found = explain_answer(*captioner, draw_demo_scene()[1], "<image> what is shown ?", " one lightning ")
+    assert [each.label for each in found.words] == ["one", "lightning"]
+
+
+def test_questions_that_cannot_be_asked_are_refused(captioner: tuple[Loaded, Any], demo: Loaded) -> None:
+    photo = draw_demo_scene()[1]
+    with pytest.raises(TargetError, match="write a question"):
+        explain_answer(*captioner, photo, "  ")
+    with pytest.raises(TargetError, match="501 characters"):
+        explain_answer(*captioner, photo, "?" * 501)
+    with pytest.raises(CamtoolError, match="no processor"):
+        explain_answer(captioner[0], None, photo, "what is shown ?")
+    with pytest.raises(ModelError, match="does not write text"):
+        explain_answer(demo, captioner[1], photo, "what is shown ?")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("A dog, a cat.", ("A", "dog", "a", "cat"), ["A", " ", "dog", ", ", "a", " ", "cat", "."]),
+        ("don't", ("don", "t"), ["don", "'", "t"]),
+        ("a b", ("a", "x", "b"), ["a", "x", " ", "b"]),
+        ("", (), []),
+    ],
+)
+def test_an_answer_is_split_at_its_words(text: str, words: tuple[str, ...], expected: list[str]) -> None:
+    pieces = split_answer(text, words)
+    assert [each.text for each in pieces] == expected
+    assert [each.word for each in pieces if each.word is not None] == [*range(len(words))]
+    assert all(each == Piece(words[each.word], each.word) for each in pieces if each.word is not None)
+
+
+# -------------------------------------------------------------------------------------------------------- segments
+
+
+def paint_colors() -> Image.Image:
+    """Return a photo of 20 x 10 pixels: half of it black, 3/8 red, 1/8 blue at the right."""
+    pixels = np.zeros((10, 24, 3), np.uint8)
+    pixels[:, 12:21, 0] = 255
+    pixels[:, 21:, 2] = 255
+    return Image.fromarray(pixels)
+
+
+def test_the_legend_lists_the_classes_with_their_shares() -> None:
+    found = find_segments(color_segmenter(), paint_colors())
+    assert [(each.label, each.share) for each in found.legend] == [
+        ("red", pytest.approx(3 / 8)),
+        ("blue", pytest.approx(1 / 8)),
+        ("__background__", pytest.approx(1 / 2)),
+    ]
+    assert len({each.color for each in found.legend}) == 3
+
+
+def test_a_click_finds_the_class_whose_color_is_there() -> None:
+    photo = paint_colors()
+    found = find_segments(color_segmenter(), photo)
+    for x, label in ((0, "__background__"), (11, "__background__"), (12, "red"), (20.9, "red"), (23, "blue")):
+        each = found.find_at(x, 5)
+        assert each.label == label
+        mixed = 0.4 * np.asarray(photo)[5, int(x)] + 0.6 * np.array(each.color)
+        assert np.asarray(found.picture)[5, int(x)].tolist() == pytest.approx(mixed.tolist(), abs=1)
+
+
+def test_what_the_model_did_not_see_has_no_class() -> None:
+    from torchvision.transforms import CenterCrop, Compose, ToTensor
+
+    found = find_segments(color_segmenter(Compose([CenterCrop(10), ToTensor()])), paint_colors())
+    assert (found.classes[:, :7] == UNSEEN).all()
+    assert (found.classes[:, 17:] == UNSEEN).all()
+    assert (found.classes[:, 7:12] == 0).all()
+    assert (found.classes[:, 12:17] == 1).all()
+    assert [(each.label, each.share) for each in found.legend] == [("red", 0.5), ("__background__", 0.5)]
+    with pytest.raises(TargetError, match="never saw"):
+        found.find_at(3, 5)
+    with pytest.raises(TargetError, match="outside"):
+        found.find_at(24, 5)
+
+
+def test_a_classifier_has_no_segments(demo: Loaded) -> None:
+    with pytest.raises(ModelError, match="no segmenter"):
+        find_segments(demo, draw_demo_scene()[1])

@@ -1,0 +1,160 @@
+"""The check-up in words, and the curves of deletion and insertion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import camtool
+from camtool.app.panels.charts import draw_bars, draw_curves
+from camtool.app.panels.trust import Curve, TrustCurves, check_up, iterate_curves
+from camtool.errors import CamtoolError
+from camtool.models import Loaded
+from camtool.targets import Detection
+from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
+from tests.app.panels.models import box_model, draw_demo_scene, draw_noise
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def photo() -> Image.Image:
+    return draw_demo_scene()[1]
+
+
+@pytest.fixture(scope="module")
+def states(demo: Loaded, photo: Image.Image) -> list[TrustCurves]:
+    return [*iterate_curves(demo, photo, camtool.explain(demo, photo), steps=STEPS, random_maps=2)]
+
+
+# -------------------------------------------------------------------------------------------------------- check-up
+
+
+def test_nothing_found_is_said_in_words(demo: Loaded, photo: Image.Image) -> None:
+    found = check_up(camtool.explain(demo, photo))
+    assert (found.is_fine, found.sentences) == (True, ())
+    assert found.summary.startswith("Nothing speaks against this map.")
+    assert "does not prove" in found.summary
+
+
+def test_a_finding_has_code_sentence_and_remedy(demo: Loaded) -> None:
+    found = check_up(camtool.explain(demo, Image.new("RGB", (128, 128))))
+    assert not found.is_fine
+    by_code = {each.code: each for each in found.sentences}
+    assert "constant-image" in by_code
+    assert by_code["constant-image"].severity == "warning"
+    assert "the same everywhere" in by_code["constant-image"].text
+    assert by_code["constant-image"].remedy == "Check the file and the code that reads it."
+    assert [each.severity for each in found.sentences].count("warning") == 1
+    assert found.summary == "There is 1 reason not to trust this map."
+
+
+def test_what_could_not_be_checked_is_listed(photo: Image.Image) -> None:
+    boxes = box_model([(2, 2, 12, 12, 1, 0.9)])
+    found = check_up(camtool.explain(boxes, draw_noise(16, 16)))
+    assert any(each.startswith("channels: ") for each in found.skipped)
+
+
+def test_an_explanation_without_its_model_is_refused(demo: Loaded, photo: Image.Image) -> None:
+    with pytest.raises(CamtoolError, match="no model to check"):
+        check_up(replace(camtool.explain(demo, photo), checker=None))
+
+
+# ---------------------------------------------------------------------------------------------------------- curves
+
+
+def test_the_curves_end_at_the_values_of_the_metrics(
+    demo: Loaded, photo: Image.Image, states: list[TrustCurves]
+) -> None:
+    result, images = camtool.explain(demo, photo), demo.transform(photo)[None]
+    inputs = MetricInputs(
+        images,
+        torch.from_numpy(result.heatmap)[None],
+        probability=ClassScore(demo.model, images, [result.index]),
+    )
+    for curve in (states[-1].deletion, states[-1].insertion):
+        metric = METRICS[curve.name]
+        value = float(metric.compute(inputs, steps=STEPS))
+        draws = [float(metric.compute_chance(inputs, seed=seed, draws=1, steps=STEPS)) for seed in (0, 1)]
+        assert curve.area == pytest.approx(value, abs=1e-5)
+        assert curve.chance == pytest.approx(np.mean(draws), abs=1e-5)
+        assert curve.beats_chance == (value > np.mean(draws) if metric.higher_is_better else value < np.mean(draws))
+        assert curve.beats_chance
+    assert states[-1].score_name == "probability"
+
+
+def test_the_curves_grow_and_the_progress_ends_at_one(states: list[TrustCurves]) -> None:
+    progress = [each.progress for each in states]
+    assert progress == sorted(progress)
+    assert progress[0] > 0
+    assert progress[-1] == 1
+    final = states[-1]
+    assert final.deletion.scores[0] == pytest.approx(final.insertion.scores[-1], abs=1e-5), "both are the whole photo"
+    for each in states[:-1]:
+        for curve, complete in ((each.deletion, final.deletion), (each.insertion, final.insertion)):
+            assert curve.area is None
+            assert curve.describe() == ""
+            assert curve.scores == complete.scores[: len(curve.scores)]
+            assert curve.fractions == complete.fractions[: len(curve.fractions)]
+
+
+def test_an_inverted_map_is_no_better_than_chance(demo: Loaded, photo: Image.Image) -> None:
+    result = camtool.explain(demo, photo)
+    *_, final = iterate_curves(demo, photo, replace(result, raw=-result.raw), steps=STEPS, random_maps=2)
+    assert not final.deletion.beats_chance
+    assert not final.insertion.beats_chance
+    assert "no better than chance" in final.insertion.describe()
+
+
+def test_a_detection_is_followed_by_its_score() -> None:
+    loaded, photo = box_model([(2, 2, 12, 12, 1, 0.9), (0, 0, 4, 4, 2, 0.3)]), draw_noise(16, 16)
+    result = camtool.explain(loaded, photo, Detection(1))
+    *_, final = iterate_curves(loaded, photo, result, Detection(1), steps=2, random_maps=1)
+    assert final.score_name == "score"
+    assert final.deletion.scores == pytest.approx([0.3, 0.3, 0.3]), "the confidence of the second detection"
+
+
+# ---------------------------------------------------------------------------------------------------------- charts
+
+
+def read_points(svg: str, style: str) -> list[list[tuple[float, float]]]:
+    """Return the points of the lines of a style, one list for each chart that has it."""
+    lines = [part.split('points="')[1].split('"')[0] for part in svg.split(f'class="{style}"')[1:]]
+    return [[(float(pair.split(",")[0]), float(pair.split(",")[1])) for pair in line.split()] for line in lines]
+
+
+def test_the_chart_has_a_point_for_each_value(states: list[TrustCurves]) -> None:
+    drawn = draw_curves(states[-1])
+    for style in ("ct-map", "ct-random"):
+        assert [len(line) for line in read_points(drawn, style)] == [STEPS + 1, STEPS + 1]
+    ((left, first), *_, (right, last)) = read_points(drawn, "ct-map")[0]
+    scores = states[-1].deletion.scores
+    assert left < right
+    assert (first < last) is (scores[0] > scores[-1]), "larger values are higher up"
+    assert states[-1].deletion.describe() in drawn
+
+
+def test_a_chart_without_values_is_drawn_and_stays_in_its_frame() -> None:
+    empty = TrustCurves(0.0, Curve("deletion"), Curve("insertion"), "probability")
+    assert draw_curves(empty).count("<svg") == 2
+    flat = Curve("deletion", (0.0, 1.0), (5.0, 5.0))
+    for line in read_points(draw_curves(TrustCurves(1.0, flat, Curve("insertion"), "score")), "ct-map"):
+        assert all(0 < y < 190 for _, y in line)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lefts"),
+    [([("a", 2.0, "2"), ("b", 1.0, "1")], [0.0, 0.0]), ([("a", 2.0, "2"), ("b", -1.0, "-1")], [50.0, 25.0])],
+)
+def test_bars_start_at_zero(rows: Any, lefts: list[float]) -> None:
+    drawn = draw_bars(rows)
+    assert [float(part.split("%")[0]) for part in drawn.split("left:")[1:]] == lefts
+
+
+def test_names_in_charts_are_escaped() -> None:
+    assert "<script>" not in draw_bars([("<script>", 1.0, "<b>")])
