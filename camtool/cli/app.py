@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from camtool.cli import (
+    app_command,
     demo_command,
     evaluate_command,
     export_command,
@@ -58,6 +59,7 @@ app.command("report")(report_command.report)
 app.command("replay")(replay_command.replay)
 app.command("video")(video_command.explain_videos)
 app.command("slide")(slide_command.explain_slides)
+app.command("app")(app_command.serve_app)
 app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)
 app.command("features")(features_command.draw_features)

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from camtool.geometry.cell_centers import CellCenters
 from camtool.layers.layouts import Layout
 
-__all__ = ["LEVEL", "NOT_DEEPEST", "Candidate", "mark_levels"]
+__all__ = ["LEVEL", "NOT_DEEPEST", "SHALLOW", "Candidate", "mark_levels"]
 
 NOT_DEEPEST = "good, but not the deepest"
 """Verdict on a layer that no rule excludes if a deeper one was chosen."""
+
+SHALLOW = "shallow, not evaluated"
+"""Verdict on the layers before the last ones of a network with many."""
 
 LEVEL = "explains the detections of one feature level"
 """Verdict on a layer behind the chosen one that a part of the detections is explained at."""

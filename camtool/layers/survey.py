@@ -21,7 +21,7 @@ from camtool.hooks.observation import observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
-from camtool.layers.candidates import NOT_DEEPEST, Candidate, mark_levels
+from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
@@ -155,7 +155,7 @@ def _find_candidates(
         judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone)
         asked = _exclude_other_orders(judged + asked, reader)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
-    shallow = [replace(each.to_candidate(size), verdict="shallow, not evaluated") for each in outputs[: -len(asked)]]
+    shallow = [replace(each.to_candidate(size), verdict=SHALLOW) for each in outputs[: -len(asked)]]
     return shallow + _choose_deepest(asked)
 
 

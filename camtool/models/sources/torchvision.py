@@ -20,7 +20,14 @@ from camtool.structures.module_names import find_detector_transform
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["TorchvisionSource", "build_default_transform", "build_gray", "build_resize", "read_imagenet_labels"]
+__all__ = [
+    "TorchvisionSource",
+    "build_default_transform",
+    "build_gray",
+    "build_resize",
+    "list_photo_models",
+    "read_imagenet_labels",
+]
 
 
 class TorchvisionSource(Source):
@@ -74,6 +81,13 @@ class TorchvisionSource(Source):
     def find_labels(self, model: nn.Module) -> Sequence[str] | None:
         """Return ImageNet's class names, which nearly all classifiers of torchvision are trained on."""
         return read_imagenet_labels() if type(model).__module__.startswith("torchvision.") else None
+
+
+def list_photo_models() -> list[str]:
+    """List the models that take one photo: classifiers, segmenters and detectors, each kind in alphabetical order."""
+    import torchvision.models as zoo
+
+    return [name for kind in (zoo, zoo.segmentation, zoo.detection) for name in zoo.list_models(module=kind)]
 
 
 def build_default_transform(side: int = 224, *, is_gray: bool = False) -> Transform:

@@ -1,0 +1,336 @@
+"""What happens when the user touches something: from a session and a choice to what the page shows, without Gradio.
+
+An action returns a dictionary from the names of the page's components to their new values; :class:`Changed` holds other
+properties than the value. Actions that take long are generators, and yield what is known so far.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import numpy as np
+from PIL import Image
+
+from camtool.app import fragments, saving
+from camtool.app.context import Session
+from camtool.app.drawing import Look, draw_difference
+from camtool.app.saving import ModelCode
+from camtool.app.stores import ImageFolder, StoredImage
+from camtool.app.workbench import Compared, RankedClass, Request, Workbench
+from camtool.demo.scenes import draw_scene
+from camtool.errors import CamtoolError, ImageError, TargetError
+
+__all__ = ["Actions", "Changed", "PageSettings", "Shown"]
+
+_SCENES = ((7, 2), (3, 2), (11, 4), (5, 1))
+"""Seed and number of objects of the demo's scenes."""
+
+_SCENE_SIDE = 640
+"""Side of a scene in pixels. The model of the demo takes fewer, but the picture fills a screen."""
+
+_THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
+"""Longest sides of smaller pictures, in pixels."""
+
+
+class Changed(dict[str, Any]):
+    """Properties of a component that change, by name: ``Changed(choices=["a", "b"], value="a")``."""
+
+
+Shown: TypeAlias = dict[str, Any]
+"""Name of a component → its new value, or :class:`Changed`."""
+
+
+@dataclass(frozen=True, eq=False)
+class PageSettings:
+    """What the page offers besides the models.
+
+    Attributes:
+        folder: The images to choose from; None without a folder.
+        out: The folder for files that users download.
+        model_codes: Name of a model → how a script loads it. Models without an entry are loaded by their name.
+    """
+
+    folder: ImageFolder | None
+    out: Path
+    model_codes: dict[str, ModelCode] = field(default_factory=dict)
+
+
+class Actions:
+    """Everything the user can do, for all users of a server.
+
+    Args:
+        workbench: Models, images and results.
+        settings: What the page offers besides the models.
+    """
+
+    def __init__(self, workbench: Workbench, settings: PageSettings) -> None:
+        self.workbench, self.settings = workbench, settings
+        self._lock = threading.Lock()
+        self._scenes: list[StoredImage] = []
+
+    # --------------------------------------------------------------------------------------------- images and models
+
+    def start(self) -> Shown:
+        """Show the first scene of the demo, explained by the first model."""
+        scene = self._add_scene(0)
+        return self._show_all(Session(Request(self.workbench.models.names[0], scene.key)))
+
+    def draw_thumbnails(self) -> str:
+        """Return the scenes of the demo as small pictures to click on."""
+        scenes = [self._add_scene(number) for number in range(len(_SCENES))]
+        side = (_THUMBNAIL, _THUMBNAIL)
+        pictures = [(str(n), each.name, np.asarray(each.image.resize(side))) for n, each in enumerate(scenes)]
+        return fragments.build_thumbnails(pictures)
+
+    def take_upload(self, path: str | None, session: Session) -> Shown:
+        """Show an image that the user gave.
+
+        Raises:
+            ImageError: It cannot be read.
+        """
+        if path is None:
+            raise ImageError("no image came; choose a file.")
+        name = Path(path).name
+        with _hide_folder(path, name):
+            stored = self.workbench.read_image(path, name, repr(name), "the image that was given to the page")
+        return self._show_image(stored, session)
+
+    def take_scene(self, number: int, session: Session) -> Shown:
+        """Show a scene of the demo."""
+        return self._show_image(self._add_scene(number), session)
+
+    def take_from_folder(self, name: str | None, session: Session) -> Shown:
+        """Show an image of the folder.
+
+        Raises:
+            ImageError: The folder has no such image, or it cannot be read.
+        """
+        folder = self.settings.folder
+        if folder is None or not name:
+            raise ImageError("no image is chosen; choose one from the list.")
+        path = folder.find(name)
+        with _hide_folder(str(path), name):
+            stored = self.workbench.read_image(str(path), name, repr(str(folder.path / name)))
+        return self._show_image(stored, session)
+
+    def take_model(self, name: str, session: Session) -> Iterator[Shown]:
+        """Change the model: first say that it loads, then show what it makes of the image.
+
+        Raises:
+            CamtoolError: It cannot be loaded. The page stays with the former model.
+        """
+        if self.workbench.models.get_state(name) != "loaded":
+            yield {"status": fragments.build_status(f"Loading {name} ...", is_busy=True)}
+        try:
+            self.workbench.models.get(name)
+            yield self._show_all(Session(Request(name, session.request.image), session.look))
+        except CamtoolError as error:
+            yield {"model": session.request.model}
+            raise error
+
+    # ------------------------------------------------------------------------------------------------ what is explained
+
+    def choose_class(self, target: int | str | None, session: Session) -> Shown:
+        """Explain another class, by its index or, for a model of texts, by a text.
+
+        Raises:
+            CamtoolError: The model has no such class.
+        """
+        if target is None or target == "":
+            raise TargetError("no class is chosen; choose one from the list.")
+        return self._show_map(replace(session, request=replace(session.request, target=target)))
+
+    def choose_method(self, method: str, session: Session) -> Shown:
+        """Explain by another method.
+
+        Raises:
+            CamtoolError: It does not fit the model.
+        """
+        return self._show_map(replace(session, request=replace(session.request, method=method)))
+
+    def choose_layer(self, position: float, session: Session) -> Shown:
+        """Explain at another layer, by its position on the slider.
+
+        Raises:
+            CamtoolError: The layer carries no map by this method.
+        """
+        layers = self.workbench.list_layers(session.request.model, session.request.image)
+        chosen = layers[min(len(layers) - 1, max(0, round(position)))]
+        layer = None if chosen.is_default else chosen.name
+        shown = self._show_map(replace(session, request=replace(session.request, layer=layer)))
+        return {**shown, "scale": fragments.build_scale(chosen.describe(), is_default=chosen.is_default)}
+
+    def choose_second(self, target: int | str | None, session: Session) -> Shown:
+        """Choose the class to compare with."""
+        session = replace(session, second=target)
+        return {"session": session, "status": "", "pair": self._draw_pair(session)}
+
+    def show_pair(self, session: Session) -> Shown:
+        """Show two classes side by side."""
+        return {"status": "", "pair": self._draw_pair(session)}
+
+    def compare(self, methods: Sequence[str], session: Session) -> Iterator[Shown]:
+        """Show the methods one after the other as they are done.
+
+        Raises:
+            CamtoolError: None is chosen.
+        """
+        done: list[tuple[Compared, Any]] = []
+        yield {"grid": fragments.build_compared(done, methods), "status": ""}
+        for compared in self.workbench.compare(session.request, methods):
+            request = replace(session.request, method=compared.method)
+            pixels = None
+            if compared.explanation is not None:
+                pixels = _reduce(self.workbench.make_screen(request).draw(session.look), _CARD_SIDE)
+            done.append((compared, pixels))
+            yield {"grid": fragments.build_compared(done, methods[len(done) :])}
+
+    # --------------------------------------------------------------------------------------------------- how it is shown
+
+    def choose_look(self, view: str, alpha: float, colormap: str, session: Session) -> Shown:
+        """Change view, opacity and colors. There is no forward pass."""
+        session = replace(session, look=Look(view, float(alpha), colormap))
+        return {"session": session, "picture": self._draw_picture(session), "status": "", "snippet": self._write_code(session)}
+
+    def choose_colors(self, colormap: str, session: Session) -> Shown:
+        """Change the colors, and the opacity to the usual one of these colors."""
+        look = Look(session.look.view, None, colormap)
+        return {**self.choose_look(look.view, look.opacity, colormap, session), "alpha": look.opacity}
+
+    def save(self, kind: str, session: Session) -> Path:
+        """Write a file for the user, and return its path.
+
+        Raises:
+            CamtoolError: The library for it is not installed.
+        """
+        explanation = self.workbench.explain(session.request)
+        name = self.workbench.get_image(session.request.image).name
+        folder = self.settings.out / uuid4().hex
+        return saving.save_files(explanation, kind, folder, name, session.look)
+
+    # --------------------------------------------------------------------------------------------------------- drawing
+
+    def _add_scene(self, number: int) -> StoredImage:
+        """Return a scene of the demo, drawn once, and put again into the memory of images."""
+        if not 0 <= number < len(_SCENES):
+            raise ImageError(f"scene {number} does not exist; there are {len(_SCENES)}.")
+        with self._lock:
+            while len(self._scenes) <= number:
+                seed, objects = _SCENES[len(self._scenes)]
+                scene = draw_scene(seed, objects=objects, size=_SCENE_SIDE)
+                name = "scene with " + " and ".join(each.label for each in scene.objects)
+                code = f"draw_scene({seed}, objects={objects}, size={_SCENE_SIDE}).image"
+                self._scenes.append(self.workbench.add_image(Image.fromarray(scene.image), name, code))
+        kept = self._scenes[number]
+        return self.workbench.add_image(kept.image, kept.name, kept.code)
+
+    def _show_image(self, stored: StoredImage, session: Session) -> Shown:
+        """Show another image with the settings of the session, and the top class."""
+        request = replace(session.request, image=stored.key, target=None)
+        return self._show_all(replace(session, request=request, second=None))
+
+    def _show_all(self, session: Session) -> Shown:
+        """Show an image or a model that is new to the session."""
+        model, image = session.request.model, session.request.image
+        layers = self.workbench.list_layers(model, image)
+        names = [each.name for each in layers]
+        default = next((number for number, each in enumerate(layers) if each.is_default), len(layers) - 1)
+        position = names.index(session.request.layer) if session.request.layer in names else default
+        scale = fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
+        labels = [(label, index) for index, label in enumerate(self.workbench.list_labels(model))]
+        is_text = not labels and not self.workbench.rank_classes(model, image)
+        choices = {"choices": labels, "allow_custom_value": is_text}
+        return {
+            "model": model,
+            "class": Changed(choices=labels, value=None, allow_custom_value=is_text),
+            "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
+            "scale": scale,
+            "grid": "",
+            **({"session": session, "bars": fragments.build_bars((), None), "picture": "", "status": ""} if is_text else {}),
+            **({} if is_text else self._show_map(session)),
+            "second": Changed(**choices, value=None if is_text else self._find_second(session)),
+        }
+
+    def _show_map(self, session: Session) -> Shown:
+        """Show the map of a request with everything that depends on it."""
+        ranked = self._rank(session)
+        target = session.request.target if session.request.target is not None or not ranked else ranked[0].index
+        session = replace(session, request=replace(session.request, target=target))
+        return {
+            "session": session,
+            "picture": self._draw_picture(session),
+            "status": "",
+            "bars": fragments.build_bars(ranked, target),
+            "class": target,
+            "pair": "",
+            "snippet": self._write_code(session),
+        }
+
+    def _draw_picture(self, session: Session) -> str:
+        explanation, milliseconds = self.workbench.explain_timed(session.request)
+        screen = self.workbench.make_screen(session.request)
+        return fragments.build_picture(screen.draw(session.look), explanation, milliseconds)
+
+    def _draw_pair(self, session: Session) -> str:
+        """Draw the two classes and their difference."""
+        second = session.second if session.second is not None else self._find_second(session)
+        if second is None:
+            raise TargetError("no second class is chosen; choose one from the list.")
+        requests = [session.request, replace(session.request, target=second)]
+        screens = [self.workbench.make_screen(request) for request in requests]
+        found = [self.workbench.explain(request) for request in requests]
+        pictures = [
+            (_reduce(screen.draw(session.look), _PAIR_SIDE), each.label, _describe(each))
+            for screen, each in zip(screens, found, strict=True)
+        ]
+        line = f"orange: more heat for {found[0].label}; blue: more for {found[1].label}"
+        pictures.append((_reduce(draw_difference(*screens), _PAIR_SIDE), "difference", line))
+        return fragments.build_pair(pictures)
+
+    def _find_second(self, session: Session) -> int | None:
+        """Return the highest class that is not the explained one."""
+        ranked = self._rank(session)
+        first = session.request.target if session.request.target is not None or not ranked else ranked[0].index
+        return next((each.index for each in ranked if each.index != first), None)
+
+    def _rank(self, session: Session) -> tuple[RankedClass, ...]:
+        return self.workbench.rank_classes(session.request.model, session.request.image)
+
+    def _write_code(self, session: Session) -> str:
+        request = session.request
+        model = self.settings.model_codes.get(request.model, ModelCode(request.model))
+        image = self.workbench.get_image(request.image)
+        return saving.build_snippet(self.workbench.explain(request), request, image, model, session.look)
+
+
+def _describe(explanation: Any) -> str:
+    return "" if explanation.probability is None else f"{100 * explanation.probability:.1f}%"
+
+
+def _reduce(pixels: Any, side: int) -> Any:
+    """Return pixels with a longest side of at most this length."""
+    height, width = pixels.shape[:2]
+    scale = min(1.0, side / max(height, width))
+    if scale == 1:
+        return pixels
+    size = (max(1, round(scale * width)), max(1, round(scale * height)))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
+
+
+class _hide_folder:  # noqa: N801  # used like a function
+    """Show the name of an image in errors, and not where it lies on the server."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+
+    def __enter__(self) -> None:
+        """Start."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ImageError):
+            raise ImageError(str(error).replace(self._path, self._name)) from error

@@ -1,0 +1,50 @@
+"""What the page knows about one user, and what a panel gets to build itself from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from camtool.app.drawing import Look
+from camtool.app.workbench import Request, Workbench
+
+__all__ = ["PageContext", "Session"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one user looks at. It is small: models, images and results are in the :class:`Workbench`.
+
+    Attributes:
+        request: Model, image, class, method and layer.
+        look: View, opacity and colors.
+        second: The class to compare with; None for the second of the ranking.
+    """
+
+    request: Request
+    look: Look = Look()
+    second: int | str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PageContext:
+    """What a panel needs.
+
+    Attributes:
+        workbench: Models, images and results.
+        session: ``gr.State`` with the :class:`Session`, or None before the page is loaded. Its ``change`` event comes
+            after every change of model, image, class, method, layer or look.
+        picture: ``gr.HTML`` with the picture. Its ``click`` event has ``x`` and ``y``, in pixels of the original image
+            (``event: gr.EventData``; ``event.x``).
+        status: ``gr.HTML`` with the line below the picture; see :func:`camtool.app.fragments.build_status`.
+        guard: Decorator of event handlers. An error reaches the user as one sentence in ``status``, and the log as a
+            trace. The handler returns or yields a dictionary from components to values, and ``status`` is among the
+            outputs of its event.
+    """
+
+    workbench: Workbench
+    session: Any
+    picture: Any
+    status: Any
+    guard: Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -1,0 +1,138 @@
+"""Pieces of HTML that the page shows. Every text from outside is escaped here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from camtool.app.workbench import Compared, RankedClass
+from camtool.arguments.messages import format_count
+from camtool.explanation import Explanation
+from camtool.rendering import image_writing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "build_bars",
+    "build_compared",
+    "build_pair",
+    "build_picture",
+    "build_scale",
+    "build_status",
+    "build_thumbnails",
+    "encode_pixels",
+]
+
+
+def encode_pixels(pixels: NDArray[np.uint8], quality: int = 90) -> str:
+    """Return pixels as a URL that holds a JPEG."""
+    data = image_writing.encode_image(pixels, ".jpg", quality=quality)
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+
+
+def build_picture(pixels: NDArray[np.uint8], explanation: Explanation, milliseconds: float | None = None) -> str:
+    """Return the main picture with its caption and its warnings."""
+    height, width = explanation.photo.shape[:2]
+    warned = "".join(f'<li data-code="{escape(each.code)}">{escape(str(each))}</li>' for each in explanation.warnings)
+    warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
+    alt = escape(f"{explanation.label}, explained by {explanation.method}")
+    grid = " x ".join(map(str, explanation.raw.shape))
+    where = f"{explanation.layer}, {grid}" if explanation.layer else f"the input, {grid}"
+    time = "" if milliseconds is None else f"<span>{milliseconds:.0f} ms</span>"
+    return (
+        f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{alt}" '
+        f'data-width="{width}" data-height="{height}" draggable="false"></div>'
+        f"<figcaption><strong>{escape(explanation.label)}</strong>{_format_probability(explanation.probability)}"
+        f"<span>{escape(explanation.method)} at {escape(where)}</span>{time}</figcaption>{warnings}</figure>"
+    )
+
+
+def build_bars(ranked: Sequence[RankedClass], chosen: int | str | None) -> str:
+    """Return the classes that the model ranks highest as bars to click on."""
+    if not ranked:
+        return '<p class="hint">This model compares the image with texts. Write below what to look for.</p>'
+    rows = "".join(_build_bar(each, is_chosen=each.index == chosen) for each in ranked)
+    return f'<div class="bars" role="group" aria-label="Top predictions">{rows}</div>'
+
+
+def build_scale(label: str, *, is_default: bool) -> str:
+    """Return the name of the layer that the slider is at."""
+    mark = '<span class="tag">chosen by camtool</span>' if is_default else ""
+    return f'<p class="scale"><code>{escape(label)}</code>{mark}</p>'
+
+
+def build_status(sentence: str, *, is_error: bool = False, is_busy: bool = False) -> str:
+    """Return the line below the picture; empty for an empty sentence."""
+    if not sentence:
+        return ""
+    kind = "error" if is_error else "busy" if is_busy else "done"
+    return f'<p class="status {kind}" role="{"alert" if is_error else "status"}">{escape(sentence)}</p>'
+
+
+def build_pair(pictures: Sequence[tuple[NDArray[np.uint8], str, str]]) -> str:
+    """Return pictures side by side, each with a title and a line below it."""
+    cards = "".join(
+        f'<figure><img src="{encode_pixels(pixels)}" alt="{escape(title)}"><figcaption><strong>{escape(title)}</strong>'
+        f"<span>{escape(line)}</span></figcaption></figure>"
+        for pixels, title, line in pictures
+    )
+    return f'<div class="pair">{cards}</div>'
+
+
+def build_compared(done: Sequence[tuple[Compared, NDArray[np.uint8] | None]], waiting: Sequence[str] = ()) -> str:
+    """Return the grid of methods: a picture, the time and the warnings of each, and those still to come."""
+    cards = [_build_card(compared, pixels) for compared, pixels in done]
+    cards += [
+        f'<figure class="waiting"><div class="blank"></div><figcaption><strong>{escape(name)}</strong></figcaption>'
+        "</figure>"
+        for name in waiting
+    ]
+    return f'<div class="grid">{"".join(cards)}</div>'
+
+
+def build_thumbnails(pictures: Sequence[tuple[str, str, NDArray[np.uint8]]]) -> str:
+    """Return small pictures to click on, each given as the value of the click, its name and its pixels."""
+    buttons = "".join(
+        f'<button type="button" data-value="{escape(value)}" title="{escape(name)}" aria-label="{escape(name)}">'
+        f'<img src="{encode_pixels(pixels, 80)}" alt=""></button>'
+        for value, name, pixels in pictures
+    )
+    return f'<div class="thumbnails">{buttons}</div>'
+
+
+def _build_bar(ranked: RankedClass, *, is_chosen: bool) -> str:
+    share = 0.0 if ranked.probability is None else min(1.0, max(0.0, ranked.probability))
+    label = escape(ranked.label)
+    return (
+        f'<button type="button" class="bar" data-index="{ranked.index}" aria-pressed="{str(is_chosen).lower()}">'
+        f'<span class="fill" style="width:{100 * share:.2f}%"></span><span class="label">{label}</span>'
+        f"{_format_probability(ranked.probability)}</button>"
+    )
+
+
+def _build_card(compared: Compared, pixels: NDArray[np.uint8] | None) -> str:
+    name = escape(compared.method)
+    if compared.explanation is None or pixels is None:
+        return (
+            f'<figure class="failed"><div class="blank"><p>{escape(compared.failure)}</p></div>'
+            f"<figcaption><strong>{name}</strong><span>not possible</span></figcaption></figure>"
+        )
+    warned = "".join(f"<li>{escape(str(each))}</li>" for each in compared.explanation.warnings)
+    warnings = (
+        f"<details><summary>{format_count(len(compared.explanation.warnings), 'warning')}</summary><ul>{warned}</ul>"
+        "</details>"
+        if warned
+        else ""
+    )
+    return (
+        f'<figure><img src="{encode_pixels(pixels, 85)}" alt="{name}"><figcaption><strong>{name}</strong>'
+        f"<span>{compared.milliseconds:.0f} ms</span></figcaption>{warnings}</figure>"
+    )
+
+
+def _format_probability(probability: float | None) -> str:
+    return "" if probability is None else f'<span class="share">{100 * probability:.1f}%</span>'

@@ -1,0 +1,308 @@
+"""The page: its layout, and which action belongs to which control.
+
+A panel is a module of :mod:`camtool.app.panels` with a function ``build(context)``, see
+:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, see :data:`PANELS`, adds its components
+there and registers its own events::
+
+    def build(context: PageContext) -> None:
+        import gradio as gr
+
+        output = gr.HTML()
+        button = gr.Button("Check")
+
+        @context.guard
+        def check(session: Session) -> dict[Any, Any]:
+            explanation = context.workbench.explain(session.request)
+            return {output: describe(explanation)}
+
+        button.click(check, context.session, [output, context.status], **COMPUTE)
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from camtool import rendering
+from camtool.app import fragments, saving
+from camtool.app.actions import Actions, Changed, Shown
+from camtool.app.context import PageContext, Session
+from camtool.app.drawing import VIEWS, Look
+from camtool.app.sentences import to_sentence
+from camtool.app.workbench import list_methods
+from camtool.errors import CamtoolError
+
+__all__ = ["ASSETS", "COMPUTE", "PANELS", "build_page"]
+
+PANELS: Sequence[tuple[str, Callable[[PageContext], None]]] = ()
+"""Title of a tab, and the function that builds what is in it."""
+
+COMPUTE: dict[str, Any] = {
+    "concurrency_limit": 2,
+    "concurrency_id": "compute",
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+"""Settings of events that run a model: two at a time in all, the others wait."""
+
+ASSETS = Path(__file__).parent / "assets"
+"""The style and the scripts of the page."""
+
+_AT_ONCE: dict[str, Any] = {
+    "queue": False,
+    "show_progress": "hidden",
+    "trigger_mode": "always_last",
+    "api_visibility": "private",
+}
+"""Settings of events that only draw: they do not wait for models."""
+
+_COMPARED = ("gradcam", "hirescam", "layercam", "gradcam++", "eigencam", "rivalcam", "faithcam", "scorecam")
+"""Methods that the comparison begins with."""
+
+_log = logging.getLogger(__name__)
+
+
+def build_page(actions: Actions) -> gr.Blocks:
+    """Build the page."""
+    return _Page(actions).blocks
+
+
+class _Page:
+    """The page while it is built: its components by the names that :class:`Actions` gives them."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._actions = actions
+        self._named: dict[str, Any] = {}
+        with gr.Blocks(title="camtool", analytics_enabled=False, fill_width=True, delete_cache=(3600, 7200)) as blocks:
+            self.blocks = blocks
+            self._named["session"] = gr.State(None)
+            self._build_header()
+            with gr.Row(elem_id="main"):
+                with gr.Column(elem_id="stage", scale=7, min_width=320), gr.Tabs(elem_id="tabs"):
+                    self._build_tabs()
+                with gr.Column(elem_id="side", scale=3, min_width=300):
+                    self._build_image_box()
+                    self._build_question_box()
+                    self._build_save_box()
+            self._connect()
+
+    # ----------------------------------------------------------------------------------------------------------- layout
+
+    def _build_header(self) -> None:
+        models = self._actions.workbench.models
+        with gr.Row(elem_id="header"):
+            gr.HTML("<h1>camtool</h1><p>What did the model look at?</p>", elem_id="brand")
+            self._named["model"] = gr.Dropdown(
+                [*models.names], value=models.names[0], label="Model", elem_id="model", filterable=True, min_width=180
+            )
+
+    def _build_tabs(self) -> None:
+        with gr.Tab("Map", id="map"):
+            self._build_map()
+        context = self._build_context()
+        with gr.Tab("Two classes", id="pair") as self._pair_tab:
+            self._named["second"] = gr.Dropdown([], label="Compare with", elem_id="second", filterable=True)
+            self._named["pair"] = gr.HTML(elem_id="pair")
+        with gr.Tab("Compare methods", id="compare"):
+            self._build_comparison()
+        for title, build in PANELS:
+            with gr.Tab(title):
+                build(context)
+
+    def _build_context(self) -> PageContext:
+        named = self._named
+        return PageContext(
+            self._actions.workbench, named["session"], named["picture"], named["status"], self._guard
+        )
+
+    def _build_map(self) -> None:
+        self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=_read("picture.js"))
+        with gr.Row(elem_id="look"):
+            self._named["view"] = gr.Radio(
+                [*VIEWS], value="overlay", label="View", show_label=False, elem_id="view", container=False
+            )
+            self._named["alpha"] = gr.Slider(
+                0, 1, value=Look().opacity, step=0.01, label="Opacity", elem_id="alpha", min_width=140
+            )
+            self._named["colormap"] = gr.Dropdown(
+                [*rendering.COLORMAPS],
+                value=rendering.DEFAULT_COLORMAP,
+                label="Colors",
+                elem_id="colormap",
+                min_width=110,
+                filterable=False,
+            )
+
+    def _build_comparison(self) -> None:
+        names = [name for _, name in list_methods()]
+        with gr.Row(elem_id="compare-row"):
+            self._methods = gr.Dropdown(
+                names, value=[*_COMPARED], multiselect=True, label="Methods", elem_id="methods", scale=5
+            )
+            self._compare = gr.Button("Compare", variant="primary", elem_id="compare-button", scale=1, min_width=110)
+        self._named["grid"] = gr.HTML(elem_id="grid")
+
+    def _build_image_box(self) -> None:
+        self._named["status"] = gr.HTML(elem_id="status")
+        with gr.Group(elem_id="image-box", elem_classes="box"):
+            gr.HTML(_read("sources.html"), elem_id="sources", js_on_load=_read("sources.js"))
+            self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
+            self._thumbnails = gr.HTML(
+                self._actions.draw_thumbnails(), elem_id="scenes", js_on_load=_read("clicks.js")
+            )
+            self._folder = None
+            if self._actions.settings.folder is not None:
+                names = self._actions.settings.folder.list_names()
+                self._folder = gr.Dropdown(names, value=None, label="Folder", elem_id="folder", filterable=True)
+
+    def _build_question_box(self) -> None:
+        with gr.Group(elem_id="question-box", elem_classes="box"):
+            self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=_read("clicks.js"))
+            self._named["class"] = gr.Dropdown([], label="Class", elem_id="class", filterable=True)
+            self._named["method"] = gr.Dropdown(
+                list_methods(), value="gradcam", label="Method", elem_id="method", filterable=True
+            )
+            self._named["layer"] = gr.Slider(
+                0, 1, value=1, step=1, label="Layer, from early to deep", elem_id="layer", buttons=[]
+            )
+            self._named["scale"] = gr.HTML(elem_id="scale")
+
+    def _build_save_box(self) -> None:
+        with gr.Accordion("Save", open=False, elem_id="save", elem_classes="box"):
+            with gr.Row(elem_id="save-row"):
+                self._saves = {
+                    kind: gr.Button(kind.capitalize(), size="sm", elem_id=f"save-{kind}", min_width=80)
+                    for kind in saving.FILE_KINDS
+                }
+            for kind in saving.FILE_KINDS:
+                self._named[f"download-{kind}"] = gr.DownloadButton(
+                    kind, elem_id=f"download-{kind}", elem_classes="out-of-sight"
+                )
+            self._named["snippet"] = gr.Code(
+                language="python", label="The same in Python", elem_id="snippet", interactive=False
+            )
+
+    # ----------------------------------------------------------------------------------------------------------- events
+
+    def _connect(self) -> None:
+        actions, session = self._actions, self._named["session"]
+        self._compute(self.blocks.load, actions.start, [], _ALL)
+        self._compute(self._upload.upload, actions.take_upload, [self._upload, session], _ALL)
+        self._compute(self._thumbnails.click, self._take_scene, [session], _ALL)
+        if self._folder is not None:
+            self._compute(self._folder.input, actions.take_from_folder, [self._folder, session], _ALL)
+        self._compute(self._named["model"].input, actions.take_model, [self._named["model"], session], _ALL)
+        self._compute(self._named["bars"].click, self._click_class, [session], _MAP)
+        for name, action in (
+            ("class", actions.choose_class),
+            ("method", actions.choose_method),
+            ("layer", actions.choose_layer),
+            ("second", actions.choose_second),
+        ):
+            self._compute(self._named[name].input, action, [self._named[name], session], _MAP)
+        self._compute(self._pair_tab.select, actions.show_pair, [session], ("pair", "status"))
+        self._compute(self._compare.click, actions.compare, [self._methods, session], ("grid", "status"))
+        self._connect_look()
+        self._connect_saving()
+
+    def _connect_look(self) -> None:
+        actions, named = self._actions, self._named
+        outputs = [named[name] for name in (*_LOOK, "alpha")]
+        controls = [named["view"], named["alpha"], named["colormap"], named["session"]]
+        for name in ("view", "alpha"):
+            named[name].input(self._to_handler(actions.choose_look), controls, outputs, **_AT_ONCE)
+        named["colormap"].input(
+            self._to_handler(actions.choose_colors), [named["colormap"], named["session"]], outputs, **_AT_ONCE
+        )
+
+    def _connect_saving(self) -> None:
+        for kind, button in self._saves.items():
+            name = f"download-{kind}"
+
+            def save(session: Session, kind: str = kind, name: str = name) -> Shown:
+                return {name: str(self._actions.save(kind, session)), "status": ""}
+
+            saved = self._compute(button.click, save, [self._named["session"]], (name, "status"))
+            saved.then(None, js=f"() => window.camtoolDownload('{name}')", api_visibility="private")
+
+    def _take_scene(self, session: Session, event: gr.EventData) -> Shown:
+        return self._actions.take_scene(int(event.value), session)
+
+    def _click_class(self, session: Session, event: gr.EventData) -> Shown:
+        return self._actions.choose_class(int(event.value), session)
+
+    def _compute(
+        self, event: Callable[..., Any], action: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[str]
+    ) -> Any:
+        """Run an action that may need a model when an event comes."""
+        settings = {**COMPUTE, "trigger_mode": "always_last"}
+        return event(self._to_handler(action), [*inputs], [self._named[name] for name in outputs], **settings)
+
+    def _to_handler(self, action: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the event handler of an action: its results by components instead of by names."""
+
+        def convert(shown: Shown) -> dict[Any, Any]:
+            return {self._named[name]: gr.update(**v) if isinstance(v, Changed) else v for name, v in shown.items()}
+
+        if inspect.isgeneratorfunction(action):
+
+            @wraps(action)
+            def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
+                yield from map(convert, action(*arguments))
+
+            return self._guard(iterate)
+
+        @wraps(action)
+        def call(*arguments: Any) -> dict[Any, Any]:
+            return convert(action(*arguments))
+
+        return self._guard(call)
+
+    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an event handler whose errors become one sentence in the status line, and a trace in the log."""
+
+        def describe(error: Exception) -> dict[Any, Any]:
+            level = logging.INFO if isinstance(error, CamtoolError) else logging.ERROR
+            _log.log(level, "%s: %s", handler.__name__, error, exc_info=error)
+            return {self._named["status"]: fragments.build_status(to_sentence(error), is_error=True)}
+
+        if inspect.isgeneratorfunction(handler):
+
+            @wraps(handler)
+            def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
+                try:
+                    yield from handler(*arguments)
+                except Exception as error:  # noqa: BLE001  # the log has it
+                    yield describe(error)
+
+            return iterate
+
+        @wraps(handler)
+        def call(*arguments: Any) -> dict[Any, Any]:
+            try:
+                found: dict[Any, Any] = handler(*arguments)
+            except Exception as error:  # noqa: BLE001  # the log has it
+                return describe(error)
+            return found
+
+        return call
+
+
+_MAP = ("session", "picture", "status", "bars", "class", "scale", "pair", "snippet")
+"""Components that depend on the map."""
+
+_ALL = (*_MAP, "model", "second", "layer", "grid")
+"""Components that depend on the image and the model."""
+
+_LOOK = ("session", "picture", "status", "snippet")
+"""Components that depend on view, opacity and colors."""
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

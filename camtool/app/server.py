@@ -1,0 +1,192 @@
+"""The server: what it binds to, what it serves, and what it refuses."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from camtool.app.actions import Actions, PageSettings
+from camtool.app.saving import ModelCode
+from camtool.app.stores import DEMO, ImageFolder, ModelStore
+from camtool.app.workbench import Workbench
+from camtool.errors import CamtoolError
+from camtool.inputs.image_files import MAX_PIXELS
+from camtool.models import Loaded, load
+from camtool.models.sources.torchvision import list_photo_models
+
+__all__ = ["MAX_UPLOAD", "AppServer", "ServerSettings", "describe_exposure", "is_local"]
+
+MAX_UPLOAD = 50
+"""Largest file that a user may upload, in megabytes, unless another number is given."""
+
+_MAX_WAITING = 64
+"""Most requests that wait. Later ones are refused with a sentence, so that nobody waits for minutes."""
+
+_MAX_SESSIONS = 1000
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of the server.
+
+    Attributes:
+        folder: A folder of images to choose from; None for none.
+        models: Names of models that are offered first, as for :func:`camtool.load`.
+        weights: Name of a model → its file of weights.
+        host: The address to bind to.
+        port: The port; None for the first free one from 7860 on, 0 for any.
+        auth: Name and password that users must give; None for none.
+        max_pixels: The most pixels of an image.
+        max_upload: The largest file in megabytes.
+        engine: How models run, see :func:`camtool.explain`.
+        device: The device of the models; None for the CPU.
+    """
+
+    folder: Path | None = None
+    models: Sequence[str] = ()
+    weights: Mapping[str, str] | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    auth: tuple[str, str] | None = None
+    max_pixels: int = MAX_PIXELS
+    max_upload: float = MAX_UPLOAD
+    engine: str = "eager"
+    device: str | None = None
+
+
+class AppServer:
+    """A server of the page, as a context: it runs in threads of its own until the block ends.
+
+        with AppServer(ServerSettings(models=["resnet50"])) as server:
+            print(server.url)
+            server.wait()
+
+    Args:
+        settings: The settings.
+
+    Raises:
+        CamtoolError: Gradio is not installed, the folder is none, or the port is in use.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._folder = None if settings.folder is None else ImageFolder(settings.folder)
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._blocks: Any = None
+        self.url = ""
+
+    def __enter__(self) -> AppServer:
+        self._temporary = tempfile.TemporaryDirectory(prefix="camtool-app-")
+        try:
+            self._start(Path(self._temporary.name))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._blocks is not None:
+            self._blocks.close(verbose=False)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def wait(self) -> None:
+        """Wait until the user stops the process."""
+        self._blocks.block_thread()
+
+    def _start(self, folder: Path) -> None:
+        _prepare_environment(folder / "cache")
+        try:
+            import gradio as gr
+        except ImportError as error:
+            raise CamtoolError("the page needs Gradio: pip install 'camtool[app]'") from error
+        from camtool.app.page import build_page
+        from camtool.app.theme import build_theme, read_head, read_style
+
+        self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(folder)))
+        self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
+        settings = self._settings
+        try:
+            _, self.url, _ = self._blocks.launch(
+                server_name=settings.host,
+                server_port=_find_port(settings.host) if settings.port == 0 else settings.port,
+                auth=settings.auth,
+                auth_message="camtool",
+                share=False,
+                prevent_thread_lock=True,
+                quiet=True,
+                show_error=False,
+                footer_links=[],
+                max_file_size=round(settings.max_upload * 2**20),
+                state_session_capacity=_MAX_SESSIONS,
+                blocked_paths=[os.fspath(self._folder.path)] if self._folder else None,
+                ssr_mode=False,
+                pwa=False,
+                mcp_server=False,
+                enable_monitoring=False,
+                run_history=False,
+                theme=build_theme(),
+                css=read_style(),
+                head=read_head(),
+            )
+        except OSError as error:
+            raise CamtoolError(f"the page cannot be served at {settings.host}: {error}") from error
+
+    def _build_page_settings(self, folder: Path) -> PageSettings:
+        weights = self._settings.weights or {}
+        codes = {name: ModelCode(name, path) for name, path in weights.items()}
+        return PageSettings(self._folder, folder / "files", codes)
+
+    def _build_workbench(self) -> Workbench:
+        settings = self._settings
+        weights = settings.weights or {}
+
+        def load_model(name: str) -> Loaded:
+            return load(name, weights.get(name), device=settings.device)
+
+        models = ModelStore([*settings.models, DEMO, *list_photo_models()], load_model)
+        return Workbench(models, max_pixels=settings.max_pixels, engine=settings.engine)
+
+
+def is_local(host: str) -> bool:
+    """Return True if only this machine reaches a server that is bound to this address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
+    """Return what it means to bind the server to this address; empty if only this machine reaches it."""
+    if is_local(host):
+        return ""
+    who = "who knows the password" if auth else "without a password"
+    return (
+        f"--host {host}: everybody who reaches this machine over the network can use the page {who}, see the images of "
+        "FOLDER and make this machine work. The connection is not encrypted."
+        + ("" if auth else " Add --auth USER:PASSWORD to ask for a password.")
+    )
+
+
+def _prepare_environment(cache: Path) -> None:
+    """Set what Gradio reads when it is imported: no telemetry, no request to its makers, and files only in this folder."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_TEMP_DIR"] = str(cache)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def _find_port(host: str) -> int:
+    """Return a free port."""
+    import socket
+
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

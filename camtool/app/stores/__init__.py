@@ -1,0 +1,10 @@
+"""What the page keeps: models, images, the folder that it serves, and results."""
+
+from __future__ import annotations
+
+from camtool.app.stores.image_folder import ImageFolder
+from camtool.app.stores.image_store import ImageStore, StoredImage
+from camtool.app.stores.model_store import DEMO, ModelStore
+from camtool.app.stores.result_cache import ResultCache
+
+__all__ = ["DEMO", "ImageFolder", "ImageStore", "ModelStore", "ResultCache", "StoredImage"]

@@ -1,0 +1,246 @@
+"""What the page can do, without Gradio: models, images and results, for any number of users at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+import camtool
+from camtool.app.drawing import Screen, make_screen
+from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
+from camtool.app.layer_choices import LayerChoice, choose_layers
+from camtool.app.sentences import to_sentence
+from camtool.errors import CamtoolError, TargetError
+from camtool.evidence.evidence import Evidence
+from camtool.explanation import Explanation
+from camtool.inputs.image_files import MAX_PIXELS, read_image
+from camtool.methods import METHODS, Method
+from camtool.models import resolve_labels
+from camtool.targets import Top
+
+__all__ = ["Compared", "RankedClass", "Request", "Workbench", "list_methods"]
+
+_MAX_RESULTS, _MAX_STORED_PIXELS = 200, 300_000_000
+
+_FIRST_METHODS = ("gradcam", "layercam", "hirescam", "rivalcam", "faithcam", "gradcam++", "eigencam", "scorecam")
+"""Methods that the list begins with: the usual ones, and those that measure best."""
+
+
+@dataclass(frozen=True)
+class RankedClass:
+    """A class that the model ranks high for an image.
+
+    Attributes:
+        index: The class.
+        label: Its name.
+        probability: 0 to 1; None if the model gives none.
+    """
+
+    index: int
+    label: str
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a map is asked of: the key of its result.
+
+    Attributes:
+        model: A name on the list of models.
+        image: The key of a stored image.
+        target: A class by index, a text for models of texts, or None for the top class.
+        method: The name of a method.
+        layer: The name of a layer; None for the best one.
+    """
+
+    model: str
+    image: str
+    target: int | str | None = None
+    method: str = "gradcam"
+    layer: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One method in a comparison.
+
+    Attributes:
+        method: Its name.
+        explanation: The result; None if the method failed.
+        milliseconds: Time of the explanation when it was computed.
+        failure: Why there is no result, in one sentence; empty if there is one.
+    """
+
+    method: str
+    explanation: Explanation | None
+    milliseconds: float
+    failure: str = ""
+
+
+class Workbench:
+    """Models, images and results of one server. Any number of threads may use it at once.
+
+    Args:
+        models: The models.
+        max_pixels: The most pixels of an image that is read.
+        engine: How models run, see :func:`camtool.explain`.
+    """
+
+    def __init__(self, models: ModelStore, *, max_pixels: int = MAX_PIXELS, engine: str = "eager") -> None:
+        self.models, self.max_pixels, self.engine = models, max_pixels, engine
+        self._images = ImageStore(_MAX_STORED_PIXELS)
+        self._results: ResultCache[tuple[Explanation, float]] = ResultCache(_MAX_RESULTS)
+        self._screens: ResultCache[Screen] = ResultCache(_MAX_RESULTS)
+        self._rankings: ResultCache[tuple[RankedClass, ...]] = ResultCache(_MAX_RESULTS)
+        self._layers: ResultCache[tuple[LayerChoice, ...]] = ResultCache(_MAX_RESULTS)
+
+    # ------------------------------------------------------------------------------------------------------ images
+
+    def read_image(self, path: str, name: str, code: str, note: str = "") -> StoredImage:
+        """Read and keep an image file.
+
+        Raises:
+            ImageError: It cannot be read, or has more pixels than allowed.
+        """
+        return self.add_image(read_image(path, max_pixels=self.max_pixels), name, code, note)
+
+    def add_image(self, image: Image.Image, name: str, code: str, note: str = "") -> StoredImage:
+        """Keep an image, and return it with its key."""
+        return self._images.add(image.convert("RGB"), name, code, note)
+
+    def get_image(self, key: str) -> StoredImage:
+        """Return an image by its key.
+
+        Raises:
+            ImageError: It is no longer in memory.
+        """
+        return self._images.get(key)
+
+    # ------------------------------------------------------------------------------------------------- about models
+
+    def rank_classes(self, model: str, image: str, count: int = 5) -> tuple[RankedClass, ...]:
+        """Return the classes that a model ranks highest for an image; none for a model of texts.
+
+        It takes one forward pass.
+
+        Raises:
+            CamtoolError: The model cannot be loaded, or does not run on the image.
+        """
+        loaded, stored = self.models.get(model), self.get_image(image)
+        if loaded.text is not None:
+            return ()
+
+        def rank() -> tuple[RankedClass, ...]:
+            most = self.count_classes(model)
+            top = Top(count if most is None else min(count, most))
+            found = camtool.explain(loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True))
+            return tuple(
+                RankedClass(each.index, each.label, each.probability) for each in found if each.index is not None
+            )
+
+        return self._rankings.get((model, image, count), rank)
+
+    def list_layers(self, model: str, image: str) -> tuple[LayerChoice, ...]:
+        """Return the layers of the slider, from early to deep; the one that camtool chooses is marked.
+
+        Raises:
+            CamtoolError: The model cannot be loaded, or does not run on the image.
+        """
+        loaded, stored = self.models.get(model), self.get_image(image)
+        key = model, stored.image.size
+        return self._layers.get(key, lambda: choose_layers(camtool.candidate_layers(loaded, stored.image)))
+
+    def list_labels(self, model: str) -> tuple[str, ...]:
+        """Return the names of the classes, by index; none if they are unknown."""
+        loaded = self.models.get(model)
+        if loaded.text is not None:
+            return ()
+        labels = loaded.labels if loaded.labels is not None else resolve_labels(loaded.model, None, None)
+        return tuple(labels or ())
+
+    def count_classes(self, model: str) -> int | None:
+        """Return the number of named classes; None if their names are unknown."""
+        return len(self.list_labels(model)) or None
+
+    # ------------------------------------------------------------------------------------------------------ results
+
+    def explain(self, request: Request) -> Explanation:
+        """Return the explanation of a request, computed once.
+
+        Raises:
+            CamtoolError: The request does not fit the model.
+        """
+        return self.explain_timed(request)[0]
+
+    def has_result(self, request: Request) -> bool:
+        """Return True if the result of a request is there already."""
+        return self._name_class(request) in self._results
+
+    def make_screen(self, request: Request) -> Screen:
+        """Return the explanation of a request at the size of the screen.
+
+        Raises:
+            CamtoolError: The request does not fit the model.
+        """
+        request = self._name_class(request)
+        return self._screens.get(request, lambda: make_screen(self.explain(request)))
+
+    def compare(self, request: Request, methods: Sequence[str]) -> Iterator[Compared]:
+        """Yield the result of each method, one after the other; a method that fails says why.
+
+        Raises:
+            CamtoolError: No method is given.
+        """
+        if not methods:
+            raise CamtoolError("methods: none is chosen; choose one or more.")
+        for method in methods:
+            asked = replace(request, method=method)
+            try:
+                explanation, milliseconds = self.explain_timed(asked)
+            except CamtoolError as error:
+                yield Compared(method, None, 0.0, to_sentence(error))
+            else:
+                yield Compared(method, explanation, milliseconds)
+
+    def explain_timed(self, request: Request) -> tuple[Explanation, float]:
+        """Return the explanation of a request, and the milliseconds that it took when it was computed.
+
+        Raises:
+            CamtoolError: The request does not fit the model.
+        """
+        request = self._name_class(request)
+        return self._results.get(request, lambda: self._compute(request))
+
+    def _name_class(self, request: Request) -> Request:
+        """Return the request with the top class named, so that it has the same key as a click on that class."""
+        if request.target is not None:
+            return request
+        ranked = self.rank_classes(request.model, request.image)
+        if not ranked and self.models.get(request.model).text is not None:
+            raise TargetError("this model compares images with texts; write what to look for.")
+        return replace(request, target=ranked[0].index) if ranked else request
+
+    def _compute(self, request: Request) -> tuple[Explanation, float]:
+        loaded, stored = self.models.get(request.model), self.get_image(request.image)
+        started = time.perf_counter()
+        explanation = camtool.explain(
+            loaded, stored.image, request.target, method=request.method, layer=request.layer, engine=self.engine
+        )
+        return explanation, 1000 * (time.perf_counter() - started)
+
+
+def list_methods() -> list[tuple[str, str]]:
+    """List the methods for images as pairs of a line for the user and the name, the usual ones first."""
+    names = [name for name, method in METHODS.items() if not method.needs.startswith("text")]
+    ordered = [*(name for name in _FIRST_METHODS if name in names), *(n for n in names if n not in _FIRST_METHODS)]
+    return [(f"{name}: {METHODS[name].summary.rstrip('.').lower()}", name) for name in ordered]
+
+
+def _draw_nothing(evidence: Evidence) -> Tensor:
+    """Return empty maps: the forward pass has ranked the classes, and no map is needed."""
+    return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])

@@ -1,0 +1,102 @@
+"""Command ``camtool app``: serve the page on which images are explained in the browser."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from camtool.cli import terminal
+from camtool.cli.options import model_options
+from camtool.cli.progress.activity import show_activity
+from camtool.errors import CamtoolError
+
+__all__ = ["serve_app"]
+
+_SAFETY = "Safety"
+
+
+def serve_app(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder of images to choose from; it is only read.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Model to offer first, besides those of torchvision. Repeat for several."),
+    ] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
+    ] = None,
+    device: model_options.Device = model_options.Device.auto,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Engine that runs models. See docs/engines.md.")] = "eager",
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen at. 0.0.0.0 lets other machines use the page.",
+            rich_help_panel=_SAFETY,
+        ),
+    ] = "127.0.0.1",
+    auth: Annotated[
+        str | None,
+        typer.Option(metavar="USER:PASSWORD", help="Name and password to ask for.", rich_help_panel=_SAFETY),
+    ] = None,
+    max_pixels: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most pixels of an image.", rich_help_panel=_SAFETY)
+    ] = 40_000_000,
+    max_upload: Annotated[
+        float,
+        typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.", rich_help_panel=_SAFETY),
+    ] = 50,
+) -> None:
+    """Explain images in the browser: look, ask, compare.
+
+    The page is served on this machine alone, works without internet, and sends nothing anywhere.
+    """
+    names, files = model or [], weights or []
+    if len(files) > len(names):
+        raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
+    for name in names:
+        model_options.announce_user_code(name)
+    with show_activity("Starting the page"):
+        from camtool.app.server import AppServer, ServerSettings, describe_exposure
+
+        settings = ServerSettings(
+            folder=folder,
+            models=names,
+            weights={name: str(file) for name, file in zip(names, files, strict=False)},
+            host=host,
+            port=port,
+            auth=None if auth is None else _parse_auth(auth),
+            max_pixels=max_pixels,
+            max_upload=max_upload,
+            engine=engine,
+            device=model_options.choose_device(device.value),
+        )
+        exposure = describe_exposure(settings.host, settings.auth)
+        server = AppServer(settings)
+        # Gradio and the libraries of the web server tell about each request.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+    if exposure:
+        terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
+    with server:
+        terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
+        server.wait()
+
+
+def _parse_auth(text: str) -> tuple[str, str]:
+    """Return the name and the password.
+
+    Raises:
+        CamtoolError: One of them is missing.
+    """
+    user, colon, password = text.partition(":")
+    if not (user and colon and password):
+        raise CamtoolError("--auth needs a name and a password, e.g. --auth anna:secret.")
+    return user, password
