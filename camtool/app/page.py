@@ -1,10 +1,10 @@
 """The page: its layout, and which action belongs to which control.
 
 A panel is a module of :mod:`camtool.app.panels` with a function ``build(context)``, see
-:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, see :data:`PANELS`, adds its components
-there and registers its own events::
+:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, see :mod:`camtool.app.panels.tabs`, adds
+its components there and registers its own events::
 
-    def build(context: PageContext) -> None:
+    def build(context: PageContext) -> Built:
         import gradio as gr
 
         output = gr.HTML()
@@ -16,6 +16,7 @@ there and registers its own events::
             return {output: describe(explanation)}
 
         button.click(check, context.session, [output, context.status], **COMPUTE)
+        return Built({output: ""})
 """
 
 from __future__ import annotations
@@ -34,14 +35,12 @@ from camtool.app import fragments, saving
 from camtool.app.actions import Actions, Changed, Shown
 from camtool.app.context import PageContext, Session
 from camtool.app.drawing import VIEWS, Look
+from camtool.app.panels.tabs import build_panels
 from camtool.app.sentences import to_sentence
 from camtool.app.workbench import list_methods
 from camtool.errors import CamtoolError
 
-__all__ = ["ASSETS", "COMPUTE", "PANELS", "build_page"]
-
-PANELS: Sequence[tuple[str, Callable[[PageContext], None]]] = ()
-"""Title of a tab, and the function that builds what is in it."""
+__all__ = ["ASSETS", "COMPUTE", "build_page"]
 
 COMPUTE: dict[str, Any] = {
     "concurrency_limit": 2,
@@ -82,6 +81,8 @@ class _Page:
         with gr.Blocks(title="camtool", analytics_enabled=False, fill_width=True, delete_cache=(3600, 7200)) as blocks:
             self.blocks = blocks
             self._named["session"] = gr.State(None)
+            # Panels write to it, and it is placed after them.
+            self._named["status"] = gr.HTML(elem_id="status", render=False)
             self._build_header()
             with gr.Row(elem_id="main"):
                 with gr.Column(elem_id="stage", scale=7, min_width=320), gr.Tabs(elem_id="tabs"):
@@ -111,9 +112,7 @@ class _Page:
             self._named["pair"] = gr.HTML(elem_id="pair")
         with gr.Tab("Compare methods", id="compare"):
             self._build_comparison()
-        for title, build in PANELS:
-            with gr.Tab(title):
-                build(context)
+        build_panels(context, COMPUTE)
 
     def _build_context(self) -> PageContext:
         named = self._named
@@ -149,7 +148,7 @@ class _Page:
         self._named["grid"] = gr.HTML(elem_id="grid")
 
     def _build_image_box(self) -> None:
-        self._named["status"] = gr.HTML(elem_id="status")
+        self._named["status"].render()
         with gr.Group(elem_id="image-box", elem_classes="box"):
             gr.HTML(_read("sources.html"), elem_id="sources", js_on_load=_read("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")

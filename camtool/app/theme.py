@@ -21,7 +21,7 @@ def build_theme() -> gr.themes.Base:
 
 def read_style() -> str:
     """Return the rules of the page."""
-    return (_ASSETS / "style.css").read_text(encoding="utf-8")
+    return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in ("style.css", "panels.css"))
 
 
 def read_head() -> str:

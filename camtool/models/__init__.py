@@ -8,6 +8,7 @@ from __future__ import annotations
 from camtool.models.default_preprocessing import (
     find_input_size,
     find_labels,
+    find_text_processor,
     find_transform,
     resolve_labels,
     resolve_phrases,
@@ -52,6 +53,7 @@ __all__ = [
     "check_fits_model",
     "find_input_size",
     "find_labels",
+    "find_text_processor",
     "find_transform",
     "is_model_name",
     "load",

@@ -6,7 +6,7 @@ The sources of models are asked in turn. The first answer counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -15,7 +15,14 @@ from camtool.errors import TargetError
 from camtool.models.loaded import Transform
 from camtool.models.sources import SOURCES, Source
 
-__all__ = ["find_input_size", "find_labels", "find_transform", "resolve_labels", "resolve_phrases"]
+__all__ = [
+    "find_input_size",
+    "find_labels",
+    "find_text_processor",
+    "find_transform",
+    "resolve_labels",
+    "resolve_phrases",
+]
 
 _DEFAULT_SIZE = (224, 224)
 """Image size (H, W) of most classifiers trained on ImageNet."""
@@ -27,6 +34,12 @@ def find_transform(model: nn.Module) -> Transform | None:
     """Return the preprocessing that a model itself declares; None if it declares none. Nothing is downloaded."""
     whole = _get_whole(model)
     return _ask_sources(lambda source: source.find_transform(whole))
+
+
+def find_text_processor(model: nn.Module) -> Any | None:
+    """Return what prepares an image and a text for a model that reads both; None if unknown. Nothing is downloaded."""
+    whole = _get_whole(model)
+    return _ask_sources(lambda source: source.find_processor(whole))
 
 
 def find_input_size(model: nn.Module) -> tuple[int, int]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+import gradio as gr
 from PIL import Image
 
 import camtool
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
+from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.stores.result_cache import ResultCache
 from camtool.errors import CamtoolError, TargetError
 from camtool.explanation import Explanation
-from camtool.models import Loaded
+from camtool.models import Loaded, find_text_processor
 
-__all__ = ["Answer", "Piece", "explain_answer"]
+__all__ = ["Answer", "Piece", "build", "explain_answer", "split_answer"]
 
 _LONGEST_QUESTION = 500
 """Characters."""
@@ -102,3 +109,70 @@ def split_answer(text: str, words: tuple[str, ...]) -> tuple[Piece, ...]:
     if position < len(text):
         pieces.append(Piece(text[position:], None))
     return tuple(pieces)
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Ask a question about the photo. Each word of the answer can be clicked."
+
+_MOST_ANSWERS = 32
+"""Answers that are kept with the maps of their words, for all users together."""
+
+_METHODS = {"TAM": "tam", "Grad-CAM": "gradcam", "HiResCAM": "hirescam", "attention": "raw-attention"}
+"""What the user reads → the method."""
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: a field for the question, the answer with its words, and the map of one word."""
+    from camtool.app.page import COMPUTE
+
+    kept: ResultCache[Answer] = ResultCache(_MOST_ANSWERS)
+    with gr.Row(elem_classes="ct-ask"):
+        field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")
+        method = gr.Dropdown([*_METHODS], value="TAM", label="Method", elem_id="answer-method", scale=1, min_width=120)
+        button = gr.Button("Ask", variant="primary", elem_id="answer-button", scale=1, min_width=90)
+    words = gr.HTML(draw_hint(_HINT), elem_id="answer-words", js_on_load=read_script("clicks.js"))
+    shown = gr.HTML(elem_id="answer-map")
+
+    def answer(session: Session, question: str, name: str) -> Answer:
+        loaded, image = get_subject(context, session)
+        key = session.request.model, session.request.image, question, name
+        return kept.get(
+            key,
+            lambda: explain_answer(loaded, find_text_processor(loaded.model), image, question, method=_METHODS[name]),
+        )
+
+    def show(found: Answer, number: int) -> dict[Any, Any]:
+        word = found.words[number]
+        overlay = draw_photo(Image.fromarray(word.overlay()), f"the map of {word.label}")
+        return {words: _draw_words(found, number), shown: overlay, context.status: ""}
+
+    @context.guard
+    def ask(session: Session, question: str, name: str) -> Any:
+        yield {words: draw_hint("The model writes ..."), shown: "", context.status: ""}
+        found = answer(session, question, name)
+        # Longer words are more often names of things than short ones.
+        yield show(found, max(range(len(found.words)), key=lambda number: len(found.words[number].label)))
+
+    @context.guard
+    def choose(session: Session, question: str, name: str, event: gr.EventData) -> dict[Any, Any]:
+        found = answer(session, question, name)
+        return show(found, min(max(int(event.value), 0), len(found.words) - 1))
+
+    inputs, outputs = [context.session, field, method], [words, shown, context.status]
+    button.click(ask, inputs, outputs, **COMPUTE)
+    field.submit(ask, inputs, outputs, **COMPUTE)
+    words.click(choose, inputs, outputs, **COMPUTE)
+    return Built({words: draw_hint(_HINT), shown: ""})
+
+
+def _draw_words(found: Answer, chosen: int) -> str:
+    """Return the answer with a button for each word."""
+    pieces = "".join(
+        escape(each.text)
+        if each.word is None
+        else f'<button type="button" data-value="{each.word}" aria-pressed="{str(each.word == chosen).lower()}">'
+        f"{escape(each.text)}</button>"
+        for each in found.pieces
+    )
+    return f'<p class="ct-answer">{pieces}</p>'

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from camtool.app.panels.trust import Curve, TrustCurves
+from camtool.app.panels.trust import CheckUp, Curve, Sentence, TrustCurves
 
-__all__ = ["draw_bars", "draw_curves"]
+__all__ = ["draw_bars", "draw_check_up", "draw_curves"]
 
 _WIDTH, _HEIGHT = 320, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
@@ -22,7 +22,29 @@ def draw_curves(curves: TrustCurves) -> str:
     values = [value for curve in (curves.deletion, curves.insertion) for value in (*curve.scores, *curve.random)]
     low, high = _choose_range(values, is_probability=curves.score_name == "probability")
     charts = "".join(_draw_curve(each, low, high, curves.score_name) for each in (curves.deletion, curves.insertion))
-    return f'<div class="ct-charts">{charts}</div>'
+    done = 100 * curves.progress
+    progress = (
+        f'<div class="ct-progress" role="progressbar" aria-valuenow="{done:.0f}">'
+        f'<i style="width:{done:.0f}%"></i></div>'
+    )
+    return f'{"" if curves.progress >= 1 else progress}<div class="ct-charts">{charts}</div>'
+
+
+def draw_check_up(found: CheckUp) -> str:
+    """Return the check-up as HTML: the summary, then each finding with its remedy, then what was not checked."""
+    mark, style = ("&#10003;", "ct-fine") if found.is_fine else ("!", "ct-doubt")
+    findings = "".join(map(_draw_finding, found.sentences))
+    skipped = "".join(f"<li>{escape(each)}</li>" for each in found.skipped)
+    details = f"<details><summary>Not checked: {len(found.skipped)}</summary><ul>{skipped}</ul></details>"
+    return (
+        f'<div class="ct-verdict {style}"><span class="ct-mark">{mark}</span><p>{escape(found.summary)}</p></div>'
+        f'<ul class="ct-findings">{findings}</ul>{details if skipped else ""}'
+    )
+
+
+def _draw_finding(each: Sentence) -> str:
+    remedy = f'<p class="ct-remedy">{escape(each.remedy)}</p>' if each.remedy else ""
+    return f'<li class="ct-{each.severity}"><code>{escape(each.code)}</code><p>{escape(each.text)}</p>{remedy}</li>'
 
 
 def _choose_range(values: Sequence[float], *, is_probability: bool) -> tuple[float, float]:

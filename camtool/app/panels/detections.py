@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+import gradio as gr
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 import camtool
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import check_point
+from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
 from camtool.errors import ModelError, NothingFoundError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
@@ -21,7 +27,7 @@ from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
 from camtool.targets import Detection, Top
 
-__all__ = ["BoxOnPhoto", "describe_click", "draw_all_boxes", "explain_box", "find_box_at", "list_boxes"]
+__all__ = ["BoxOnPhoto", "build", "describe_click", "draw_all_boxes", "explain_box", "find_box_at", "list_boxes"]
 
 _MOST_BOXES = 100
 """Detectors of torchvision return at most this many boxes by default."""
@@ -147,3 +153,78 @@ def describe_click(image: Image.Image, boxes: Sequence[BoxOnPhoto], x: float, y:
     if not boxes:
         return "The model finds nothing in this photo."
     return "No box is here; click inside of one." if hit is None else f"{hit.caption}, box {hit.number + 1}."
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_LEAST_CONFIDENCE = 0.3
+"""Detectors are usually shown from about this confidence on."""
+
+_MOST_LISTED = 30
+"""Boxes that are drawn and listed; more would cover the photo."""
+
+_HINT = "Click on a box, in the photo or in the list, to see where the model looked for this object."
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: the photo with the boxes, the map of the chosen one, and a list."""
+    from camtool.app.page import COMPUTE
+
+    least = gr.Slider(0, 1, value=_LEAST_CONFIDENCE, step=0.05, label="Lowest confidence", elem_id="objects-least")
+    with gr.Row(elem_classes="ct-split"):
+        photo = gr.HTML(elem_id="objects-photo", js_on_load=read_script("picture.js"), min_width=300)
+        shown = gr.HTML(draw_hint(_HINT), elem_id="objects-map", min_width=300)
+    names = gr.HTML(elem_id="objects-list", js_on_load=read_script("clicks.js"))
+    outputs = [photo, shown, names, context.status]
+
+    def show(session: Session, lowest: float, chosen: int | None) -> dict[Any, Any]:
+        loaded, image = get_subject(context, session)
+        boxes = list_boxes(loaded, image, lowest)[:_MOST_LISTED]
+        picture = draw_all_boxes(image, boxes, chosen)
+        return {photo: draw_photo(picture, "the boxes"), names: _draw_list(boxes, chosen), context.status: ""}
+
+    def show_map(session: Session, lowest: float, number: int) -> dict[Any, Any]:
+        loaded, image = get_subject(context, session)
+        method = session.request.method if session.request.method != "gradcam" else "odam"
+        explanation = explain_box(loaded, image, number, method, layer=session.request.layer)
+        overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
+        return {**show(session, lowest, number), shown: overlay}
+
+    @context.guard
+    def filter_boxes(session: Session, lowest: float) -> dict[Any, Any]:
+        return {**show(session, lowest, None), shown: draw_hint(_HINT)}
+
+    @context.guard
+    def click(session: Session, lowest: float, event: gr.EventData) -> dict[Any, Any]:
+        loaded, image = get_subject(context, session)
+        boxes = list_boxes(loaded, image, lowest)[:_MOST_LISTED]
+        hit = find_box_at(boxes, event.x + 0.5, event.y + 0.5)
+        if hit is None:
+            return {shown: draw_hint(describe_click(image, boxes, event.x, event.y)), context.status: ""}
+        return show_map(session, lowest, hit.number)
+
+    @context.guard
+    def choose(session: Session, lowest: float, event: gr.EventData) -> dict[Any, Any]:
+        return show_map(session, lowest, int(event.value))
+
+    inputs = [context.session, least]
+    least.release(filter_boxes, inputs, outputs, **COMPUTE)
+    photo.click(click, inputs, outputs, **COMPUTE)
+    names.click(choose, inputs, outputs, **COMPUTE)
+
+    def refresh(session: Session) -> dict[Any, Any]:
+        return {**show(session, _LEAST_CONFIDENCE, None), least: _LEAST_CONFIDENCE}
+
+    return Built({photo: "", shown: draw_hint(_HINT), names: "", least: _LEAST_CONFIDENCE}, refresh)
+
+
+def _draw_list(boxes: Sequence[BoxOnPhoto], chosen: int | None) -> str:
+    """Return the boxes as buttons."""
+    if not boxes:
+        return draw_hint("No object is this sure; lower the confidence.")
+    buttons = "".join(
+        f'<button type="button" data-value="{each.number}" aria-pressed="{str(each.number == chosen).lower()}">'
+        f"{escape(each.label)} <span>{each.confidence:.0%}</span></button>"
+        for each in boxes
+    )
+    return f'<div class="ct-chips">{buttons}</div>'

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from binascii import Error as Base64Error
 from dataclasses import dataclass
+from html import escape
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, read_outputs
+from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_script
 from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
@@ -19,7 +27,8 @@ from camtool.trust.metrics.removal import start_removal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FILLS", "ClassChange", "Repainted", "repaint"]
+
+__all__ = ["FILLS", "ClassChange", "Repainted", "build", "read_mask", "repaint"]
 
 FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color"}
 """Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.
@@ -167,3 +176,99 @@ def _read_change(output: ModelOutput, index: int) -> ClassChange:
     before, after = output.probabilities[:, index].tolist()
     score_before, score_after = output.scores[:, index].tolist()
     return ClassChange(index, output.get_label(index), before, after, score_before, score_after)
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Paint over a part of the photo with the mouse or a finger, and see how the prediction moves."
+
+_MOST_CHARACTERS, _MOST_MASK_PIXELS = 4_000_000, 4_000_000
+"""Limits of what the browser may send as a mask. Its own masks have at most 1024 pixels a side."""
+
+_PNG = "data:image/png;base64,"
+
+
+def read_mask(sent: str, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return the mask ``(H, W)`` that the browser sent as a PNG: painted where it is not transparent.
+
+    Args:
+        sent: The PNG as a data URL, in any resolution.
+        size: Width and height of the photo.
+
+    Raises:
+        ImageError: It is no such PNG, or is too large.
+    """
+    if not isinstance(sent, str) or not sent.startswith(_PNG) or len(sent) > _MOST_CHARACTERS:
+        raise ImageError("the painted mask is no PNG of a usual size; load the page again.")
+    try:
+        opened = Image.open(BytesIO(b64decode(sent.removeprefix(_PNG), validate=True)), formats=["PNG"])
+        if opened.width * opened.height > _MOST_MASK_PIXELS:
+            raise ImageError(f"the painted mask has {opened.width} x {opened.height} pixels, which are too many.")
+        alpha = opened.convert("RGBA").getchannel("A").resize(size, Image.Resampling.BILINEAR)
+    except (Base64Error, OSError, SyntaxError) as error:
+        raise ImageError("the painted mask cannot be read; load the page again.") from error
+    return np.asarray(alpha) > 127
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: the photo to paint on, and the classes before and after."""
+    from camtool.app.page import COMPUTE
+
+    fill = gr.Radio(
+        [(text, name) for name, text in FILLS.items()], value=next(iter(FILLS)), label="Painted pixels are",
+        elem_id="paint-fill",
+    )  # fmt: skip
+    with gr.Row(elem_classes="ct-split"):
+        photo = gr.HTML(elem_id="paint-photo", js_on_load=read_script("paint.js"), min_width=300)
+        shown = gr.HTML(draw_hint(_HINT), elem_id="paint-result", min_width=280)
+    mask = gr.State("")
+    outputs = [mask, shown, context.status]
+
+    def show(session: Session, sent: str, name: str) -> dict[Any, Any]:
+        loaded, image = get_subject(context, session)
+        found = repaint(loaded, image, read_mask(sent, image.size), name)
+        return {mask: sent, shown: _draw_result(found), context.status: ""}
+
+    @context.guard
+    def paint(session: Session, name: str, event: gr.EventData) -> dict[Any, Any]:
+        return (
+            show(session, event.mask, name) if event.mask else {mask: "", shown: draw_hint(_HINT), context.status: ""}
+        )
+
+    @context.guard
+    def change_fill(session: Session, sent: str, name: str) -> dict[Any, Any]:
+        return show(session, sent, name) if sent else {context.status: ""}
+
+    photo.release(paint, [context.session, fill], outputs, **COMPUTE)
+    fill.input(change_fill, [context.session, mask, fill], outputs, **COMPUTE)
+
+    def refresh(session: Session) -> dict[Any, Any]:
+        return {photo: _draw_canvas(get_subject(context, session)[1])}
+
+    return Built({photo: "", shown: draw_hint(_HINT), mask: ""}, refresh)
+
+
+def _draw_canvas(photo: Image.Image) -> str:
+    """Return the photo with a transparent canvas over it, a brush and a button to start again."""
+    return (
+        f'<div class="ct-paint">{draw_photo(photo, "the photo; paint on it")}<canvas></canvas></div>'
+        '<div class="ct-brush"><label>Brush <input type="range" min="2" max="30" value="10" aria-label="Brush size">'
+        '</label><button type="button" data-paint="clear">Start again</button></div>'
+    )
+
+
+def _draw_result(found: Repainted) -> str:
+    """Return the sentence, the classes before and after, and what the model got."""
+    rows = "".join(
+        f"<tr><th>{escape(each.label)}</th><td>{each.before:.1%}</td>"
+        f'<td class="ct-meter"><i class="ct-was" style="width:{each.before:.1%}"></i>'
+        f'<i class="ct-is" style="width:{each.after:.1%}"></i></td>'
+        f'<td>{each.after:.1%}</td><td class="ct-{"up" if each.change >= 0 else "down"}">{100 * each.change:+.1f}</td>'
+        f"<td>{each.score_change:+.2f}</td></tr>"
+        for each in found.changes
+    )
+    return (
+        f'<p class="ct-lead">{escape(found.describe())}</p><table class="ct-changes"><thead><tr><th>class</th>'
+        "<th>before</th><th></th><th>after</th><th>points</th><th>score</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>{draw_card(found.picture, 'What the model got', '')}"
+    )

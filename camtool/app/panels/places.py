@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 import camtool
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import check_point
+from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_script
 from camtool.errors import ModelError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import find_linear_head
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.geometry.cell_centers import CellCenters
 
-__all__ = ["Place", "PlaceChannel", "PlaceClass", "look_at_place"]
+__all__ = ["Place", "PlaceChannel", "PlaceClass", "build", "look_at_place"]
 
 _RANKED_CLASSES = 10
 """Classes that are ranked at a place if the model has no linear head: each takes a backward pass."""
@@ -276,3 +281,56 @@ def _draw_channel(
         contribution=float(found.by_channel[channel]),
         picture=Image.fromarray(draw_boxes(blend(shown.photo, heatmap, seen=shown.seen), [box])),
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Click on the photo: which classes speak at this place, and which channels of the layer?"
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: the photo to click on, the classes beside it, and the channels below."""
+    from camtool.app.page import COMPUTE
+
+    with gr.Row(elem_classes="ct-split"):
+        photo = gr.HTML(elem_id="place-photo", js_on_load=read_script("picture.js"), min_width=300)
+        classes = gr.HTML(draw_hint(_HINT), elem_id="place-classes", min_width=280)
+    channels = gr.HTML(elem_id="place-channels")
+
+    @context.guard
+    def look(session: Session, event: gr.EventData) -> dict[Any, Any]:
+        request = session.request
+        # Half a pixel: a click on a pixel means its center.
+        found = look_at_place(
+            *get_subject(context, session), event.x + 0.5, event.y + 0.5, request.target, layer=request.layer
+        )
+        return {
+            photo: draw_photo(found.picture, "the cell that was clicked on"),
+            classes: _draw_classes(found),
+            channels: _draw_channels(found),
+            context.status: "",
+        }
+
+    photo.click(look, context.session, [photo, classes, channels, context.status], **COMPUTE)
+
+    def refresh(session: Session) -> dict[Any, Any]:
+        return {photo: draw_photo(get_subject(context, session)[1], "the photo; click on a place")}
+
+    return Built({photo: "", classes: draw_hint(_HINT), channels: ""}, refresh)
+
+
+def _draw_classes(found: Place) -> str:
+    """Return the classes as bars, and what the numbers are."""
+    from camtool.app.panels.charts import draw_bars
+
+    bars = draw_bars([(each.label, each.evidence, f"{each.evidence:+.3f}") for each in found.classes])
+    return f"<h3>Classes that speak here</h3>{bars}{draw_hint(found.describe())}"
+
+
+def _draw_channels(found: Place) -> str:
+    """Return the channels as small pictures."""
+    cards = "".join(
+        draw_card(each.picture, f"channel {each.index}", f"{each.contribution:+.4f} to {found.label}")
+        for each in found.channels
+    )
+    return f'<h3>Channels that speak here</h3><div class="ct-cards">{cards}</div>'

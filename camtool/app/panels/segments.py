@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import numpy as np
 from PIL import Image
 
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
+from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
 from camtool.concept_maps.colors import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explainer import Explainer
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
     from camtool.geometry.crop_and_resize import Geometry
 
-__all__ = ["UNSEEN", "Segment", "Segments", "find_segments"]
+__all__ = ["UNSEEN", "Segment", "Segments", "build", "find_segments"]
 
 UNSEEN = -1
 """Class of pixels that the model did not see."""
@@ -133,3 +138,53 @@ def _draw(photo: Image.Image, classes: NDArray[np.int64], legend: tuple[Segment,
     for each in legend:
         colors[classes == each.index] = each.color
     return Image.blend(photo, Image.fromarray(colors), _OPACITY)
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Click on a class, in the photo or in the legend, to see which parts of the photo speak for it."
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: the colored photo, the map of the chosen class, and the legend."""
+    from camtool.app.page import COMPUTE
+
+    with gr.Row(elem_classes="ct-split"):
+        photo = gr.HTML(elem_id="segments-photo", js_on_load=read_script("picture.js"), min_width=300)
+        shown = gr.HTML(draw_hint(_HINT), elem_id="segments-map", min_width=300)
+    legend = gr.HTML(elem_id="segments-legend", js_on_load=read_script("clicks.js"))
+    outputs = [legend, shown, context.status]
+
+    def show_map(session: Session, index: int, found: Segments | None = None) -> dict[Any, Any]:
+        found = find_segments(*get_subject(context, session)) if found is None else found
+        explanation = context.workbench.explain(replace(session.request, target=index))
+        overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
+        return {legend: _draw_legend(found, index), shown: overlay, context.status: ""}
+
+    @context.guard
+    def click(session: Session, event: gr.EventData) -> dict[Any, Any]:
+        found = find_segments(*get_subject(context, session))
+        return show_map(session, found.find_at(event.x, event.y).index, found)
+
+    @context.guard
+    def choose(session: Session, event: gr.EventData) -> dict[Any, Any]:
+        return show_map(session, int(event.value))
+
+    photo.click(click, context.session, outputs, **COMPUTE)
+    legend.click(choose, context.session, outputs, **COMPUTE)
+
+    def refresh(session: Session) -> dict[Any, Any]:
+        found = find_segments(*get_subject(context, session))
+        return {photo: draw_photo(found.picture, "the classes in colors"), legend: _draw_legend(found, None)}
+
+    return Built({photo: "", shown: draw_hint(_HINT), legend: ""}, refresh)
+
+
+def _draw_legend(found: Segments, chosen: int | None) -> str:
+    """Return the classes as buttons with their colors and shares."""
+    buttons = "".join(
+        f'<button type="button" data-value="{each.index}" aria-pressed="{str(each.index == chosen).lower()}">'
+        f'<i style="background:rgb{each.color}"></i>{escape(each.label)} <span>{each.share:.1%}</span></button>'
+        for each in found.legend
+    )
+    return f'<div class="ct-chips">{buttons}</div>'

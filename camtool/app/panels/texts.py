@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import gradio as gr
 from PIL import Image
 
 import camtool
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
+from camtool.app.panels.panel import Built, draw_card, draw_hint, get_subject
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError, TargetError
 from camtool.explanation import Explanation
 from camtool.models import Loaded
 
-__all__ = ["TextMatch", "explain_texts", "split_prompts"]
+__all__ = ["TextMatch", "build", "explain_texts", "split_prompts"]
 
 _MOST_TEXTS = 8
 _LONGEST_TEXT = 300
@@ -74,3 +80,43 @@ def explain_texts(
     found = camtool.explain(loaded, image, list(texts), method=method, layer=layer)
     matches = [TextMatch(text, each.score, each) for text, each in zip(texts, found, strict=True)]
     return tuple(sorted(matches, key=lambda each: -each.similarity))
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Write one text per line, e.g. 'a photo of a dog'. The photo is compared with each."
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: a field for texts, and a map for each of them."""
+    from camtool.app.page import COMPUTE
+
+    with gr.Row(elem_classes="ct-ask"):
+        field = gr.Textbox(
+            label="Texts, one per line",
+            lines=3,
+            max_lines=8,
+            elem_id="texts-field",
+            scale=5,
+            placeholder="a photo of a dog",
+        )
+        button = gr.Button("Compare", variant="primary", elem_id="texts-button", scale=1, min_width=110)
+    shown = gr.HTML(draw_hint(_HINT), elem_id="texts-maps")
+
+    @context.guard
+    def compare(session: Session, written: str) -> dict[Any, Any]:
+        request = session.request
+        found = explain_texts(*get_subject(context, session), written, request.method, layer=request.layer)
+        return {shown: _draw_matches(found), context.status: ""}
+
+    button.click(compare, [context.session, field], [shown, context.status], **COMPUTE)
+    return Built({shown: draw_hint(_HINT)})
+
+
+def _draw_matches(found: tuple[TextMatch, ...]) -> str:
+    """Return a picture for each text, the most similar first."""
+    cards = "".join(
+        draw_card(Image.fromarray(each.explanation.overlay()), each.text, f"similarity {each.similarity:.3f}")
+        for each in found
+    )
+    return f'<div class="ct-cards ct-large">{cards}</div>'

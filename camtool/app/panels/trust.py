@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import torch
 from PIL import Image
 from torch import Tensor
 
 import camtool
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import resolve_target
+from camtool.app.panels.panel import Built, draw_hint, get_subject
 from camtool.arguments.messages import format_count
 from camtool.explanation import Explanation
 from camtool.inference.folded_model import FoldedModel
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from camtool.trust.metrics import Score
     from camtool.warning_codes import Severity
 
-__all__ = ["CheckUp", "Curve", "Sentence", "TrustCurves", "check_up", "iterate_curves"]
+__all__ = ["CheckUp", "Curve", "Sentence", "TrustCurves", "build", "check_up", "iterate_curves"]
 
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""
@@ -257,3 +262,30 @@ def _finish(name: str, known: Sequence[tuple[Tensor, Tensor]]) -> Curve:
 
 def _to_numbers(values: Tensor) -> tuple[float, ...]:
     return tuple(values.tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_HINT = "Checks for known faults of maps, then removes and inserts the hottest pixels to see whether the score follows."
+
+
+def build(context: PageContext) -> Built:
+    """Build the panel: a button, the check-up, and the curves below it."""
+    from camtool.app.page import COMPUTE
+
+    button = gr.Button("Check this map", variant="primary", elem_id="trust-button", elem_classes="ct-action")
+    verdict = gr.HTML(draw_hint(_HINT), elem_id="trust-verdict")
+    curves = gr.HTML(elem_id="trust-curves")
+
+    @context.guard
+    def run(session: Session) -> Iterator[dict[Any, Any]]:
+        from camtool.app.panels.charts import draw_check_up, draw_curves
+
+        yield {verdict: draw_hint("Checking ..."), curves: "", context.status: ""}
+        explanation = context.workbench.explain(session.request)
+        yield {verdict: draw_check_up(check_up(explanation))}
+        for state in iterate_curves(*get_subject(context, session), explanation, session.request.target):
+            yield {curves: draw_curves(state)}
+
+    button.click(run, context.session, [verdict, curves, context.status], **COMPUTE)
+    return Built({verdict: draw_hint(_HINT), curves: ""})

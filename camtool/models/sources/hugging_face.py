@@ -92,6 +92,18 @@ class HuggingFaceSource(Source):
             return None
         return _build_tokenizer(model, getattr(model, "name_or_path", ""))
 
+    def find_processor(self, model: Any) -> Any | None:
+        """Return the processor of a model that was loaded from a folder, or from the hub and is cached."""
+        if not _is_of_transformers(model) or not model.name_or_path:
+            return None
+        from transformers import AutoProcessor
+
+        read: Callable[..., Any] = AutoProcessor.from_pretrained
+        try:
+            return read(model.name_or_path, trust_remote_code=False, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError):
+            return None  # the folder holds no processor, or only one that needs code of its own
+
     def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
         """Return the texts of phrases if the tokenizer is in the model's folder, or from the hub and cached."""
         if not _is_of_transformers(model) or not model.name_or_path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -82,6 +82,10 @@ class Source(ABC):
 
     def find_tokenizer(self, model: nn.Module) -> Tokenizer | None:
         """Return the tokenizer of a model of this family that compares images with texts."""
+        return None
+
+    def find_processor(self, model: nn.Module) -> Any | None:
+        """Return what prepares an image and a text for a model of this family that reads both."""
         return None
 
     def decode_phrases(self, model: nn.Module, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:

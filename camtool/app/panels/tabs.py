@@ -1,0 +1,83 @@
+"""The tabs of the panels: which ones a model gets, and what happens when the user looks at something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from camtool.app.context import PageContext, Session
+from camtool.app.panels import answers, detections, painting, places, segments, texts, trust
+from camtool.app.panels.outputs import Kind, find_kind
+from camtool.app.panels.panel import Built, get_subject
+from camtool.app.stores.result_cache import ResultCache
+
+__all__ = ["build_panels"]
+
+
+@dataclass(frozen=True)
+class _Tab:
+    """One tab.
+
+    Attributes:
+        name: Its name in the page.
+        title: What the user reads.
+        kinds: The kinds of models that it is for.
+        build: Builds what is in it.
+    """
+
+    name: str
+    title: str
+    kinds: tuple[Kind, ...]
+    build: Callable[[PageContext], Built]
+
+
+_TABS = (
+    _Tab("objects", "Objects", ("boxes",), detections.build),
+    _Tab("segments", "Segments", ("segments",), segments.build),
+    _Tab("texts", "Texts", ("texts",), texts.build),
+    _Tab("answer", "Answer", ("answer",), answers.build),
+    _Tab("place", "Click a place", ("classes",), places.build),
+    _Tab("paint", "Paint over", ("classes",), painting.build),
+    _Tab("trust", "Can I trust it?", ("classes", "boxes", "segments", "other"), trust.build),
+)
+
+_MOST_KINDS = 64
+"""Models whose kind is remembered."""
+
+
+def build_panels(context: PageContext, settings: dict[str, Any]) -> None:
+    """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model.
+
+    Args:
+        context: What a panel gets.
+        settings: Settings of events that run a model.
+    """
+    tabs: dict[str, Any] = {}
+    built: dict[str, Built] = {}
+    for each in _TABS:
+        with gr.Tab(each.title, id=each.name, visible=False, elem_id=f"tab-{each.name}") as tabs[each.name]:
+            built[each.name] = each.build(context)
+    seen = gr.State(None)
+    kinds: ResultCache[Kind] = ResultCache(_MOST_KINDS)
+
+    @context.guard
+    def follow(session: Session | None, former: Any) -> dict[Any, Any]:
+        if session is None or session.request == former:
+            return {seen: former}
+        kind = kinds.get(session.request.model, lambda: find_kind(*get_subject(context, session)))
+        shown: dict[Any, Any] = {seen: session.request}
+        for each in _TABS:
+            shown[tabs[each.name]] = gr.update(visible=kind in each.kinds)
+            shown.update(built[each.name].cleared)
+            refresh = built[each.name].refresh
+            if refresh is not None and kind in each.kinds:
+                shown.update(refresh(session))
+        return shown
+
+    cleared = [component for each in built.values() for component in each.cleared]
+    context.session.change(
+        follow, [context.session, seen], [seen, *tabs.values(), *cleared, context.status], **settings
+    )
