@@ -190,12 +190,17 @@ class Actions:
             done.append((compared, pixels))
             yield {"grid": fragments.build_compared(done, methods[len(done) :])}
 
-    # --------------------------------------------------------------------------------------------------- how it is shown
+    # -------------------------------------------------------------------------------------------------- how it is shown
 
     def choose_look(self, view: str, alpha: float, colormap: str, session: Session) -> Shown:
         """Change view, opacity and colors. There is no forward pass."""
         session = replace(session, look=Look(view, float(alpha), colormap))
-        return {"session": session, "picture": self._draw_picture(session), "status": "", "snippet": self._write_code(session)}
+        return {
+            "session": session,
+            "picture": self._draw_picture(session),
+            "status": "",
+            "snippet": self._write_code(session),
+        }
 
     def choose_colors(self, colormap: str, session: Session) -> Shown:
         """Change the colors, and the opacity to the usual one of these colors."""
@@ -241,25 +246,30 @@ class Actions:
         names = [each.name for each in layers]
         default = next((number for number, each in enumerate(layers) if each.is_default), len(layers) - 1)
         position = names.index(session.request.layer) if session.request.layer in names else default
-        scale = fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
+        scale = (
+            fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
+        )
         labels = [(label, index) for index, label in enumerate(self.workbench.list_labels(model))]
         is_text = not labels and not self.workbench.rank_classes(model, image)
         choices = {"choices": labels, "allow_custom_value": is_text}
         return {
             "model": model,
-            "class": Changed(choices=labels, value=None, allow_custom_value=is_text),
             "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
             "scale": scale,
             "grid": "",
-            **({"session": session, "bars": fragments.build_bars((), None), "picture": "", "status": ""} if is_text else {}),
+            **(
+                {"session": session, "bars": fragments.build_bars((), None), "picture": "", "status": ""}
+                if is_text
+                else {}
+            ),
             **({} if is_text else self._show_map(session)),
+            "class": Changed(**choices, value=None if is_text else self._find_first(session)),
             "second": Changed(**choices, value=None if is_text else self._find_second(session)),
         }
 
     def _show_map(self, session: Session) -> Shown:
         """Show the map of a request with everything that depends on it."""
-        ranked = self._rank(session)
-        target = session.request.target if session.request.target is not None or not ranked else ranked[0].index
+        ranked, target = self._rank(session), self._find_first(session)
         session = replace(session, request=replace(session.request, target=target))
         return {
             "session": session,
@@ -294,9 +304,13 @@ class Actions:
 
     def _find_second(self, session: Session) -> int | None:
         """Return the highest class that is not the explained one."""
+        first = self._find_first(session)
+        return next((each.index for each in self._rank(session) if each.index != first), None)
+
+    def _find_first(self, session: Session) -> int | str | None:
+        """Return the explained class."""
         ranked = self._rank(session)
-        first = session.request.target if session.request.target is not None or not ranked else ranked[0].index
-        return next((each.index for each in ranked if each.index != first), None)
+        return session.request.target if session.request.target is not None or not ranked else ranked[0].index
 
     def _rank(self, session: Session) -> tuple[RankedClass, ...]:
         return self.workbench.rank_classes(session.request.model, session.request.image)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from camtool.app.drawing import Look
@@ -23,7 +23,7 @@ class Session:
     """
 
     request: Request
-    look: Look = Look()
+    look: Look = field(default_factory=Look)
     second: int | str | None = None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DISPLAY_SIDE", "VIEWS", "Look", "Screen", "draw_difference", "make_screen"]
 
 DISPLAY_SIDE = 900
-"""Longest side of a picture on the page, in pixels: what fits a screen. Files that the user saves have the full size."""
+"""Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size."""
 
 _ENDS = ((38, 122, 255), (255, 122, 20))
 """Colors of a difference: blue where the second class has more heat, orange where the first has. Both are far apart for
@@ -95,9 +95,7 @@ def make_screen(explanation: Explanation, side: int = DISPLAY_SIDE) -> Screen:
         np.clip(np.asarray(Image.fromarray(explanation.heatmap).resize(size, Image.Resampling.BILINEAR)), 0, 1),
         np.asarray(Image.fromarray(explanation.seen).resize(size, Image.Resampling.NEAREST)),
         box or None,
-        explanation.label
-        if explanation.probability is None
-        else f"{explanation.label} {explanation.probability:.0%}",
+        explanation.label if explanation.probability is None else f"{explanation.label} {explanation.probability:.0%}",
     )
 
 
@@ -118,9 +116,7 @@ def draw_difference(first: Screen, second: Screen, alpha: float = 0.85) -> Pixel
 
 
 def _draw_overlay(screen: Screen, look: Look) -> Pixels:
-    return rendering.blend(
-        screen.photo, screen.heatmap, alpha=look.opacity, colormap=look.colormap, seen=screen.seen
-    )
+    return rendering.blend(screen.photo, screen.heatmap, alpha=look.opacity, colormap=look.colormap, seen=screen.seen)
 
 
 def _draw_heatmap(screen: Screen, look: Look) -> Pixels:

@@ -85,8 +85,10 @@ class _Page:
             self._named["status"] = gr.HTML(elem_id="status", render=False)
             self._build_header()
             with gr.Row(elem_id="main"):
-                with gr.Column(elem_id="stage", scale=7, min_width=320), gr.Tabs(elem_id="tabs"):
-                    self._build_tabs()
+                with gr.Column(elem_id="stage", scale=7, min_width=320):
+                    self._named["status"] = gr.HTML(elem_id="status")
+                    with gr.Tabs(elem_id="tabs"):
+                        self._build_tabs()
                 with gr.Column(elem_id="side", scale=3, min_width=300):
                     self._build_image_box()
                     self._build_question_box()
@@ -116,9 +118,7 @@ class _Page:
 
     def _build_context(self) -> PageContext:
         named = self._named
-        return PageContext(
-            self._actions.workbench, named["session"], named["picture"], named["status"], self._guard
-        )
+        return PageContext(self._actions.workbench, named["session"], named["picture"], named["status"], self._guard)
 
     def _build_map(self) -> None:
         self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=_read("picture.js"))
@@ -148,20 +148,17 @@ class _Page:
         self._named["grid"] = gr.HTML(elem_id="grid")
 
     def _build_image_box(self) -> None:
-        self._named["status"].render()
-        with gr.Group(elem_id="image-box", elem_classes="box"):
+        with gr.Column(elem_id="image-box", elem_classes="box"):
             gr.HTML(_read("sources.html"), elem_id="sources", js_on_load=_read("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
-            self._thumbnails = gr.HTML(
-                self._actions.draw_thumbnails(), elem_id="scenes", js_on_load=_read("clicks.js")
-            )
+            self._thumbnails = gr.HTML(self._actions.draw_thumbnails(), elem_id="scenes", js_on_load=_read("clicks.js"))
             self._folder = None
             if self._actions.settings.folder is not None:
                 names = self._actions.settings.folder.list_names()
                 self._folder = gr.Dropdown(names, value=None, label="Folder", elem_id="folder", filterable=True)
 
     def _build_question_box(self) -> None:
-        with gr.Group(elem_id="question-box", elem_classes="box"):
+        with gr.Column(elem_id="question-box", elem_classes="box"):
             self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=_read("clicks.js"))
             self._named["class"] = gr.Dropdown([], label="Class", elem_id="class", filterable=True)
             self._named["method"] = gr.Dropdown(
@@ -173,16 +170,17 @@ class _Page:
             self._named["scale"] = gr.HTML(elem_id="scale")
 
     def _build_save_box(self) -> None:
+        # What is in a closed accordion is not in the page yet, and the links must be.
+        for kind in saving.FILE_KINDS:
+            self._named[f"download-{kind}"] = gr.DownloadButton(
+                kind, elem_id=f"download-{kind}", elem_classes="out-of-sight"
+            )
         with gr.Accordion("Save", open=False, elem_id="save", elem_classes="box"):
             with gr.Row(elem_id="save-row"):
                 self._saves = {
                     kind: gr.Button(kind.capitalize(), size="sm", elem_id=f"save-{kind}", min_width=80)
                     for kind in saving.FILE_KINDS
                 }
-            for kind in saving.FILE_KINDS:
-                self._named[f"download-{kind}"] = gr.DownloadButton(
-                    kind, elem_id=f"download-{kind}", elem_classes="out-of-sight"
-                )
             self._named["snippet"] = gr.Code(
                 language="python", label="The same in Python", elem_id="snippet", interactive=False
             )

@@ -105,11 +105,12 @@ class AppServer:
     def _start(self, folder: Path) -> None:
         _prepare_environment(folder / "cache")
         try:
-            import gradio as gr
-        except ImportError as error:
+            from camtool.app.page import build_page
+            from camtool.app.theme import build_theme, read_head, read_style
+        except ModuleNotFoundError as error:
+            if error.name != "gradio":
+                raise
             raise CamtoolError("the page needs Gradio: pip install 'camtool[app]'") from error
-        from camtool.app.page import build_page
-        from camtool.app.theme import build_theme, read_head, read_style
 
         self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(folder)))
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
@@ -177,7 +178,7 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
 
 
 def _prepare_environment(cache: Path) -> None:
-    """Set what Gradio reads when it is imported: no telemetry, no request to its makers, and files only in this folder."""
+    """Set what Gradio reads when it is imported: no telemetry, and files only in this folder."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = str(cache)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -16,7 +16,9 @@ _CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace
 
 def build_theme() -> gr.themes.Base:
     """Build the theme. It names fonts of the system only, so the page asks no server for any."""
-    return gr.themes.Base(primary_hue="orange", neutral_hue="stone", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS)
+    return gr.themes.Base(
+        primary_hue="orange", neutral_hue="stone", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS
+    )
 
 
 def read_style() -> str:

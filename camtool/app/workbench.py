@@ -6,15 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
 import camtool
 from camtool.app.drawing import Screen, make_screen
-from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.app.layer_choices import LayerChoice, choose_layers
 from camtool.app.sentences import to_sentence
+from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.errors import CamtoolError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
@@ -138,7 +137,9 @@ class Workbench:
         def rank() -> tuple[RankedClass, ...]:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
-            found = camtool.explain(loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True))
+            found = camtool.explain(
+                loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True)
+            )
             return tuple(
                 RankedClass(each.index, each.label, each.probability) for each in found if each.index is not None
             )

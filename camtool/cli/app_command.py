@@ -31,7 +31,9 @@ def serve_app(
         typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
     ] = None,
     device: model_options.Device = model_options.Device.auto,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Engine that runs models. See docs/engines.md.")] = "eager",
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Engine that runs models. See docs/engines.md.")
+    ] = "eager",
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
