@@ -1,0 +1,366 @@
+"""Everything the user can do on the page, without a browser: what is shown, and what is computed again."""
+
+from __future__ import annotations
+
+import base64
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import camtool
+from camtool.app.actions import Actions, PageSettings
+from camtool.app.context import Session
+from camtool.app.drawing import VIEWS, Look, draw_difference, make_screen
+from camtool.app.layer_choices import choose_layers
+from camtool.app.saving import FILE_KINDS, ModelCode
+from camtool.app.sentences import to_sentence
+from camtool.app.stores import ImageFolder, ModelStore
+from camtool.app.workbench import Request, Workbench, list_methods
+from camtool.demo.bundled import load_bundled_model
+from camtool.errors import CamtoolError, ImageError, ModelError
+from tests.helpers.photos import save, unseen
+
+
+@pytest.fixture
+def actions(tmp_path: Path) -> Actions:
+    (tmp_path / "photos").mkdir()
+    for number in range(2):
+        save(unseen(number), tmp_path / "photos" / f"{number}.png")
+    workbench = Workbench(ModelStore(["demo", "demo-cheat", "missing"], load_bundled_model), max_pixels=1_000_000)
+    return Actions(workbench, PageSettings(ImageFolder(tmp_path / "photos"), tmp_path / "files"))
+
+
+@pytest.fixture
+def started(actions: Actions) -> Session:
+    session: Session = actions.start()["session"]
+    return session
+
+
+def decode(html: str) -> np.ndarray[Any, Any]:
+    """Return the pixels of the first picture in a piece of HTML."""
+    found = re.search(r"data:image/jpeg;base64,([^\"]+)", html)
+    assert found
+    return np.asarray(Image.open(BytesIO(base64.b64decode(found[1]))), np.float32)
+
+
+def count_explained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows with every explanation that is computed."""
+    calls: list[Any] = []
+    original = camtool.explain
+
+    def explain(*arguments: Any, **options: Any) -> Any:
+        calls.append(options.get("method"))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(camtool, "explain", explain)
+    return calls
+
+
+def test_the_page_starts_with_a_scene_and_the_map_of_its_top_class(actions: Actions) -> None:
+    shown = actions.start()
+    session = shown["session"]
+    image = actions.workbench.get_image(session.request.image).image
+    expected = camtool.explain(camtool.load("demo"), image)
+    assert session.request.target == expected.index
+    assert f"<strong>{expected.label}</strong>" in shown["picture"]
+    assert f'data-index="{expected.index}" aria-pressed="true"' in shown["bars"]
+    drawn = make_screen(expected).draw(Look())
+    assert np.abs(decode(shown["picture"]) - drawn).mean() < 2  # JPEG
+    assert shown["class"]["value"] == expected.index
+    assert len(shown["class"]["choices"]) == 10
+
+
+def test_the_bars_have_the_probabilities_of_the_model(actions: Actions, started: Session) -> None:
+    request = started.request
+    loaded, image = actions.workbench.models.get("demo"), actions.workbench.get_image(request.image).image
+    probabilities = loaded(loaded.transform(image)[None]).softmax(1)[0]  # type: ignore[misc]
+    ranked = actions.workbench.rank_classes(request.model, request.image)
+    assert [each.index for each in ranked] == probabilities.topk(5).indices.tolist()
+    assert [each.probability for each in ranked] == pytest.approx(probabilities.topk(5).values.tolist(), rel=1e-4)
+
+
+def test_a_click_on_a_class_shows_its_map_and_marks_its_bar(actions: Actions, started: Session) -> None:
+    other = actions.workbench.rank_classes("demo", started.request.image)[1]
+    before = actions.start()["picture"]
+    shown = actions.choose_class(other.index, started)
+    assert f"<strong>{other.label}</strong>" in shown["picture"]
+    assert f'data-index="{other.index}" aria-pressed="true"' in shown["bars"]
+    assert np.abs(decode(shown["picture"]) - decode(before)).max() > 50
+
+
+def test_a_change_of_the_look_computes_nothing(
+    actions: Actions, started: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_explained(monkeypatch)
+    pictures = [actions.choose_look(view, 0.7, "turbo", started)["picture"] for view in VIEWS]
+    pictures.append(actions.choose_look("overlay", 0.2, "turbo", started)["picture"])
+    pictures.append(actions.choose_colors("viridis", started)["picture"])
+    assert calls == []
+    assert len({*pictures}) == len(pictures)
+
+
+def test_a_result_is_computed_once(actions: Actions, started: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_explained(monkeypatch)
+    for _ in range(2):
+        actions.choose_method("layercam", started)
+    assert calls == ["layercam"]
+    assert actions.workbench.has_result(replace(started.request, method="layercam"))
+
+
+def test_colors_come_with_their_usual_opacity(actions: Actions, started: Session) -> None:
+    assert actions.choose_colors("viridis", started)["alpha"] == 0.5
+    assert actions.choose_colors("heat", started)["alpha"] == 0.7
+
+
+def test_the_slider_goes_from_early_to_deep(actions: Actions, started: Session) -> None:
+    layers = actions.workbench.list_layers("demo", started.request.image)
+    grids = [each.grid[0] for each in layers]
+    assert grids == sorted(grids, reverse=True)
+    assert [each.is_default for each in layers].count(True) == 1
+    shown = actions.choose_layer(0, started)
+    assert shown["session"].request.layer == layers[0].name
+    assert f"{layers[0].name}, {grids[0]} x {grids[0]}" in shown["scale"]
+    chosen = actions.choose_layer(len(layers) - 1, started)
+    assert chosen["session"].request.layer is None
+    assert "chosen by camtool" in chosen["scale"]
+
+
+def test_a_deep_network_has_few_stops_that_cover_all_depths() -> None:
+    layers = choose_layers(camtool.candidate_layers(build_resnet(), np.zeros((64, 64, 3), np.uint8)))
+    assert 4 <= len(layers) <= 24
+    assert layers[0].grid[0] >= 56
+    assert layers[-1].grid == (7, 7)
+    assert layers[-1].is_default
+
+
+def build_resnet() -> Any:
+    from torchvision.models import resnet18
+
+    return resnet18().eval()
+
+
+def test_two_classes_and_their_difference(actions: Actions, started: Session) -> None:
+    ranked = actions.workbench.rank_classes("demo", started.request.image)
+    shown = actions.choose_second(ranked[2].index, started)["pair"]
+    assert re.findall(r"<strong>(\w+)</strong>", shown) == [ranked[0].label, ranked[2].label, "difference"]
+    assert f"blue: more for {ranked[2].label}" in shown
+
+
+def test_the_difference_is_orange_for_the_first_blue_for_the_second_and_gray_elsewhere(
+    actions: Actions, started: Session
+) -> None:
+    screen = actions.workbench.make_screen(started.request)
+    first, second = (replace(screen, heatmap=np.zeros_like(screen.heatmap)) for _ in range(2))
+    first.heatmap[:10], second.heatmap[-10:] = 1, 1
+    drawn = draw_difference(first, second, alpha=1).astype(int)
+    assert (drawn[:10] == (255, 122, 20)).all()
+    assert (drawn[-10:] == (38, 122, 255)).all()
+    assert (drawn[20:-20].max(-1) == drawn[20:-20].min(-1)).all()
+
+
+def test_methods_come_one_after_the_other_and_failures_say_why(actions: Actions, started: Session) -> None:
+    steps = [each["grid"] for each in actions.compare(["gradcam", "rollout", "layercam"], started)]
+    assert [step.count('class="waiting"') for step in steps] == [3, 2, 1, 0]
+    assert re.findall(r"<strong>([\w+-]+)</strong>", steps[-1]) == ["gradcam", "rollout", "layercam"]
+    assert len(re.findall(r"\d+ ms", steps[-1])) == 2
+    assert "no attention" in steps[-1]
+
+
+def test_a_comparison_of_nothing_is_an_error(actions: Actions, started: Session) -> None:
+    with pytest.raises(CamtoolError, match="choose one or more"):
+        list(actions.compare([], started))
+
+
+def test_warnings_are_shown_with_the_map(actions: Actions, started: Session) -> None:
+    found = actions.workbench.explain(replace(started.request, target=5, method="random"))
+    shown = actions.choose_method("random", actions.choose_class(5, started)["session"])["picture"]
+    assert shown.count("<li ") == len(found.warnings) > 0
+    assert found.warnings[0].code in shown
+
+
+def test_an_upload_is_explained(actions: Actions, started: Session, tmp_path: Path) -> None:
+    path = save(unseen(3), tmp_path / "mine.png")
+    shown = actions.take_upload(str(path), started)
+    assert actions.workbench.get_image(shown["session"].request.image).name == "mine.png"
+    assert shown["session"].request.target == camtool.explain(camtool.load("demo"), path).index
+
+
+def test_a_broken_or_large_upload_is_a_sentence_without_the_folder_of_the_server(
+    actions: Actions, started: Session, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    Image.new("L", (1001, 1000)).save(tmp_path / "large.png")
+    for name, reason in (("broken.png", "damaged|no image"), ("large.png", "1,001,000 pixels, and the limit")):
+        with pytest.raises(ImageError, match=reason) as caught:
+            actions.take_upload(str(tmp_path / name), started)
+        sentence = to_sentence(caught.value)
+        assert sentence.startswith(name[0].upper())
+        assert str(tmp_path) not in sentence
+    with pytest.raises(ImageError, match="no image came"):
+        actions.take_upload(None, started)
+
+
+def test_an_image_of_the_folder_is_explained_and_no_other(actions: Actions, started: Session) -> None:
+    shown = actions.take_from_folder("1.png", started)
+    assert actions.workbench.get_image(shown["session"].request.image).name == "1.png"
+    with pytest.raises(ImageError, match="no image"):
+        actions.take_from_folder("../files/x.png", started)
+    with pytest.raises(ImageError, match="no image is chosen"):
+        actions.take_from_folder(None, started)
+
+
+def test_another_model_says_that_it_loads_and_keeps_image_and_look(actions: Actions, started: Session) -> None:
+    looked = actions.choose_look("contours", 0.3, "heat", started)["session"]
+    loading, shown = actions.take_model("demo-cheat", looked)
+    assert "Loading demo-cheat ..." in loading["status"]
+    session = shown["session"]
+    assert (session.request.model, session.request.image) == ("demo-cheat", started.request.image)
+    assert session.look == looked.look
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_page_with_the_former_one(actions: Actions, started: Session) -> None:
+    steps = actions.take_model("missing", started)
+    assert "Loading" in next(steps)["status"]
+    assert next(steps) == {"model": "demo"}
+    with pytest.raises(ModelError, match="is not bundled"):
+        next(steps)
+    with pytest.raises(ModelError, match="not on the list"):
+        list(actions.take_model("os:getcwd", started))
+
+
+def test_the_list_of_methods_has_all_for_images_and_begins_with_the_usual_one() -> None:
+    names = [name for _, name in list_methods()]
+    assert names[0] == "gradcam"
+    assert {*names} == {name for name, method in camtool.METHODS.items() if not method.needs.startswith("text")}
+    assert len(names) == len({*names})
+
+
+# -------------------------------------------------------------------------------------------------------- saving
+
+
+@pytest.mark.parametrize(("method", "position"), [("gradcam", None), ("layercam", 2)])
+def test_the_snippet_gives_exactly_the_result(
+    actions: Actions,
+    started: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    position: int | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = actions.choose_class(0, actions.choose_method(method, started)["session"])["session"]
+    if position is not None:
+        session = actions.choose_layer(position, session)["session"]
+    shown = actions.choose_look("overlay", 0.4, "viridis", session)
+    names: dict[str, Any] = {}
+    exec(shown["snippet"], names)
+    expected = actions.workbench.explain(session.request)
+    np.testing.assert_array_equal(names["result"].raw, expected.raw)
+    np.testing.assert_array_equal(names["result"].heatmap, expected.heatmap)
+    saved = np.asarray(Image.open("explained.png"))
+    np.testing.assert_array_equal(saved, expected.overlay(0.4, "viridis", enlarge=True))
+
+
+def test_the_snippet_for_an_image_of_the_folder_reads_it(
+    actions: Actions, started: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = actions.take_from_folder("0.png", started)
+    names: dict[str, Any] = {}
+    exec(shown["snippet"], names)
+    expected = actions.workbench.explain(shown["session"].request)
+    np.testing.assert_array_equal(names["result"].raw, expected.raw)
+
+
+def test_the_snippet_names_the_weights_and_hostile_names_stay_text(
+    actions: Actions, started: Session, tmp_path: Path
+) -> None:
+    actions.settings.model_codes["demo"] = ModelCode("demo", "a 'b'.safetensors")
+    path = save(unseen(3), tmp_path / "a'; import os; x='\n.png")
+    code = actions.take_upload(str(path), started)["snippet"]
+    compile(code, "snippet", "exec")
+    assert "camtool.load('demo', \"a 'b'.safetensors\")" in code
+    assert not re.search(r"^import os", code, re.MULTILINE)
+
+
+def test_the_numbers_are_those_of_the_result(actions: Actions, started: Session) -> None:
+    expected = actions.workbench.explain(started.request)
+    with np.load(actions.save("numbers", started), allow_pickle=False) as found:
+        np.testing.assert_array_equal(found["raw"], expected.raw)
+        np.testing.assert_array_equal(found["heatmap"], expected.heatmap)
+        assert (str(found["label"]), int(found["index"])) == (expected.label, expected.index)
+
+
+def test_the_picture_has_the_full_size_and_the_look(actions: Actions, started: Session) -> None:
+    session = actions.choose_look("heatmap", 0.4, "viridis", started)["session"]
+    saved = np.asarray(Image.open(actions.save("picture", session)))
+    expected = actions.workbench.explain(started.request)
+    np.testing.assert_array_equal(saved, camtool.rendering.colorize(expected.heatmap, "viridis"))
+
+
+def test_the_figure_is_a_pdf(actions: Actions, started: Session) -> None:
+    assert actions.save("figure", started).read_bytes().startswith(b"%PDF")
+
+
+def test_files_have_safe_names_in_the_folder_of_the_server(actions: Actions, started: Session, tmp_path: Path) -> None:
+    path = save(unseen(3), tmp_path / "..%2f a&b.png")
+    session = actions.take_upload(str(path), started)["session"]
+    for kind, (suffix, _) in FILE_KINDS.items():
+        saved = actions.save(kind, session)
+        assert saved.is_relative_to(tmp_path / "files")
+        assert re.fullmatch(r"[A-Za-z0-9-]+", saved.stem)
+        assert saved.suffix == suffix
+
+
+# ------------------------------------------------------------------------------------------------ many at once
+
+
+def test_ten_users_at_once_each_get_the_map_of_their_own_image(actions: Actions, started: Session) -> None:
+    scenes = [unseen(number) for number in range(10)]
+    keys = [
+        actions.workbench.add_image(Image.fromarray(each.image), f"{n}", f"{n}").key for n, each in enumerate(scenes)
+    ]
+
+    def ask(number: int) -> tuple[Any, Any]:
+        request = Request("demo", keys[number], method=("gradcam", "layercam")[number % 2])
+        shown = actions.choose_class(3, Session(request))
+        return actions.workbench.explain(shown["session"].request).raw, decode(shown["picture"])
+
+    with ThreadPoolExecutor(10) as pool:
+        found = list(pool.map(ask, range(10)))
+    for number, (raw, pixels) in enumerate(found):
+        method = ("gradcam", "layercam")[number % 2]
+        expected = camtool.explain(camtool.load("demo"), Image.fromarray(scenes[number].image), 3, method=method)
+        np.testing.assert_allclose(raw, expected.raw, rtol=1e-4, atol=1e-6)
+        assert np.abs(pixels - make_screen(expected).draw(Look())).mean() < 4
+
+
+# ------------------------------------------------------------------------------------------------------- drawing
+
+
+def test_unknown_views_and_colors_are_refused() -> None:
+    with pytest.raises(CamtoolError, match="view 'x' is unknown"):
+        Look("x")
+    with pytest.raises(CamtoolError, match="color map 'x' is unknown"):
+        Look(colormap="x")
+
+
+def test_large_photos_are_reduced_for_the_screen_and_small_ones_are_not(actions: Actions, started: Session) -> None:
+    explanation = camtool.explain(camtool.load("demo"), np.zeros((200, 400, 3), np.uint8), 0)
+    assert make_screen(explanation, 100).draw(Look()).shape == (50, 100, 3)
+    assert make_screen(explanation).photo.shape == (200, 400, 3)
+
+
+def test_an_error_is_one_sentence() -> None:
+    assert to_sentence(ModelError("model 'a'\n is unknown")) == "Model 'a' is unknown."
+    assert to_sentence(KeyError("x")) == "KeyError: 'x'."
+    assert to_sentence(ValueError()) == "ValueError."
+    assert "not enough memory" in to_sentence(MemoryError())
+    assert len(to_sentence(ModelError("a " * 1000))) < 410
