@@ -33,6 +33,13 @@ _SCENES = ((7, 2), (3, 2), (11, 4), (5, 1))
 _SCENE_SIDE = 640
 """Side of a scene in pixels. The model of the demo takes fewer, but the picture fills a screen."""
 
+_HINTS = {
+    "texts": "This model compares the image with texts. Write below what to look for, or several in the tab Texts.",
+    "answer": "This model answers questions about the image; ask one in the tab Answer.",
+    "boxes": "The model finds no object in this image.",
+}
+"""Kind of a model → what the user reads where an image has no map."""
+
 _THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
 """Longest sides of smaller pictures, in pixels."""
 
@@ -250,22 +257,25 @@ class Actions:
             fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
         )
         labels = [(label, index) for index, label in enumerate(self.workbench.list_labels(model))]
-        is_text = not labels and not self.workbench.rank_classes(model, image)
+        kind = self.workbench.find_kind(model, image)
+        is_text = kind in ("texts", "answer")
+        has_map = not is_text and (kind != "boxes" or bool(self.workbench.rank_classes(model, image)))
         choices = {"choices": labels, "allow_custom_value": is_text}
         return {
             "model": model,
             "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
             "scale": scale,
             "grid": "",
-            **(
-                {"session": session, "bars": fragments.build_bars((), None), "picture": "", "status": ""}
-                if is_text
-                else {}
-            ),
-            **({} if is_text else self._show_map(session)),
-            "class": Changed(**choices, value=None if is_text else self._find_first(session)),
-            "second": Changed(**choices, value=None if is_text else self._find_second(session)),
+            **(self._show_map(session) if has_map else self._show_photo(session, _HINTS[kind])),
+            "class": Changed(**choices, value=self._find_first(session) if has_map else None),
+            "second": Changed(**choices, value=self._find_second(session) if has_map else None),
         }
+
+    def _show_photo(self, session: Session, hint: str) -> Shown:
+        """Show an image without a map, and say why there is none yet."""
+        photo = fragments.build_photo(np.asarray(self.workbench.get_image(session.request.image).image))
+        bars = fragments.build_hint(hint)
+        return {"session": session, "bars": bars, "picture": photo, "status": "", "pair": "", "snippet": ""}
 
     def _show_map(self, session: Session) -> Shown:
         """Show the map of a request with everything that depends on it."""

@@ -12,9 +12,10 @@ from torch import Tensor
 import camtool
 from camtool.app.drawing import Screen, make_screen
 from camtool.app.layer_choices import LayerChoice, choose_layers
+from camtool.app.panels.outputs import Kind, find_kind
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
-from camtool.errors import CamtoolError, TargetError
+from camtool.errors import CamtoolError, NothingFoundError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
 from camtool.inputs.image_files import MAX_PIXELS, read_image
@@ -94,6 +95,7 @@ class Workbench:
         self.models, self.max_pixels, self.engine = models, max_pixels, engine
         self._images = ImageStore(_MAX_STORED_PIXELS)
         self._results: ResultCache[tuple[Explanation, float]] = ResultCache(_MAX_RESULTS)
+        self._kinds: ResultCache[Kind] = ResultCache(_MAX_RESULTS)
         self._screens: ResultCache[Screen] = ResultCache(_MAX_RESULTS)
         self._rankings: ResultCache[tuple[RankedClass, ...]] = ResultCache(_MAX_RESULTS)
         self._layers: ResultCache[tuple[LayerChoice, ...]] = ResultCache(_MAX_RESULTS)
@@ -122,8 +124,19 @@ class Workbench:
 
     # ------------------------------------------------------------------------------------------------- about models
 
+    def find_kind(self, model: str, image: str) -> Kind:
+        """Return what a model returns: classes, boxes, segments, or what it makes of texts. It takes one forward pass.
+
+        Raises:
+            CamtoolError: The model cannot be loaded, or does not run on the image.
+        """
+        loaded, stored = self.models.get(model), self.get_image(image)
+        return self._kinds.get(model, lambda: find_kind(loaded, stored.image))
+
     def rank_classes(self, model: str, image: str, count: int = 5) -> tuple[RankedClass, ...]:
-        """Return the classes that a model ranks highest for an image; none for a model of texts.
+        """Return the classes that a model ranks highest for an image.
+
+        There are none for a model of texts, and none if a detector finds nothing.
 
         It takes one forward pass.
 
@@ -131,15 +144,17 @@ class Workbench:
             CamtoolError: The model cannot be loaded, or does not run on the image.
         """
         loaded, stored = self.models.get(model), self.get_image(image)
-        if loaded.text is not None:
+        if self.find_kind(model, image) in ("texts", "answer"):
             return ()
 
         def rank() -> tuple[RankedClass, ...]:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
-            found = camtool.explain(
-                loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True)
-            )
+            method = Method("ranking", _draw_nothing, ignores_layer=True)
+            try:
+                found = camtool.explain(loaded, stored.image, top, method=method)
+            except NothingFoundError:
+                return ()
             return tuple(
                 RankedClass(each.index, each.label, each.probability) for each in found if each.index is not None
             )
@@ -153,6 +168,8 @@ class Workbench:
             CamtoolError: The model cannot be loaded, or does not run on the image.
         """
         loaded, stored = self.models.get(model), self.get_image(image)
+        if self.find_kind(model, image) == "answer":
+            return ()
         key = model, stored.image.size
         return self._layers.get(key, lambda: choose_layers(camtool.candidate_layers(loaded, stored.image)))
 

@@ -10,9 +10,8 @@ import gradio as gr
 
 from camtool.app.context import PageContext, Session
 from camtool.app.panels import answers, detections, painting, places, segments, texts, trust
-from camtool.app.panels.outputs import Kind, find_kind
-from camtool.app.panels.panel import Built, get_subject
-from camtool.app.stores.result_cache import ResultCache
+from camtool.app.panels.outputs import Kind
+from camtool.app.panels.panel import Built
 
 __all__ = ["build_panels"]
 
@@ -44,9 +43,6 @@ _TABS = (
     _Tab("trust", "Can I trust it?", ("classes", "boxes", "segments", "other"), trust.build),
 )
 
-_MOST_KINDS = 64
-"""Models whose kind is remembered."""
-
 
 def build_panels(context: PageContext, settings: dict[str, Any]) -> None:
     """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model.
@@ -61,13 +57,12 @@ def build_panels(context: PageContext, settings: dict[str, Any]) -> None:
         with gr.Tab(each.title, id=each.name, visible=False, elem_id=f"tab-{each.name}") as tabs[each.name]:
             built[each.name] = each.build(context)
     seen = gr.State(None)
-    kinds: ResultCache[Kind] = ResultCache(_MOST_KINDS)
 
     @context.guard
     def follow(session: Session | None, former: Any) -> dict[Any, Any]:
         if session is None or session.request == former:
             return {seen: former}
-        kind = kinds.get(session.request.model, lambda: find_kind(*get_subject(context, session)))
+        kind = context.workbench.find_kind(session.request.model, session.request.image)
         shown: dict[Any, Any] = {seen: session.request}
         for each in _TABS:
             shown[tabs[each.name]] = gr.update(visible=kind in each.kinds)
