@@ -251,7 +251,7 @@ class Actions:
         model, image = session.request.model, session.request.image
         layers = self.workbench.list_layers(model, image)
         names = [each.name for each in layers]
-        default = next((number for number, each in enumerate(layers) if each.is_default), len(layers) - 1)
+        default = next((number for number, each in enumerate(layers) if each.is_default), max(0, len(layers) - 1))
         position = names.index(session.request.layer) if session.request.layer in names else default
         scale = (
             fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
