@@ -98,6 +98,11 @@ class AppServer:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    @property
+    def folder(self) -> str:
+        """The temporary folder with all files that the server makes and receives; empty if it does not run."""
+        return "" if self._temporary is None else self._temporary.name
+
     def wait(self) -> None:
         """Wait until the user stops the process."""
         self._blocks.block_thread()
