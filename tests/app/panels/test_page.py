@@ -174,7 +174,7 @@ def test_the_map_is_checked_with_progress(page: Any) -> None:
     page.wait_for_selector("#trust-verdict .ct-verdict")
     page.wait_for_selector("#trust-curves polyline.ct-random")
     seen = page.evaluate("window.seen")
-    assert len(seen) > 3
+    assert len(seen) >= 2
     assert seen == sorted(seen)
     assert page.locator("#trust-curves .ct-progress").count() == 0
     sentences = page.locator("#trust-curves .ct-chart p").all_inner_texts()
