@@ -84,8 +84,11 @@ class Actions:
 
     def start(self) -> Shown:
         """Show the first scene of the demo, explained by the first model."""
-        scene = self._add_scene(0)
-        return self._show_all(Session(Request(self.workbench.models.names[0], scene.key)))
+        return self._show_all(self.begin())
+
+    def begin(self) -> Session:
+        """Return what a user looks at first: a scene of the demo, and the first model."""
+        return Session(Request(self.workbench.models.names[0], self._add_scene(0).key))
 
     def draw_thumbnails(self) -> str:
         """Return the scenes of the demo as small pictures to click on."""
@@ -309,7 +312,7 @@ class Actions:
             for screen, each in zip(screens, found, strict=True)
         ]
         line = f"orange: more heat for {found[0].label}; blue: more for {found[1].label}"
-        pictures.append((_reduce(draw_difference(*screens), _PAIR_SIDE), "difference", line))
+        pictures.append((_reduce(draw_difference(screens[0], screens[1]), _PAIR_SIDE), "difference", line))
         return fragments.build_pair(pictures)
 
     def _find_second(self, session: Session) -> int | None:

@@ -33,8 +33,8 @@ class PageContext:
 
     Attributes:
         workbench: Models, images and results.
-        session: ``gr.State`` with the :class:`Session`, or None before the page is loaded. Its ``change`` event comes
-            after every change of model, image, class, method, layer or look.
+        session: ``gr.State`` with the :class:`Session`. Its ``change`` event comes after every change of model, image,
+            class, method, layer or look.
         picture: ``gr.HTML`` with the picture. Its ``click`` event has ``x`` and ``y``, in pixels of the original image
             (``event: gr.EventData``; ``event.x``).
         status: ``gr.HTML`` with the line below the picture; see :func:`camtool.app.fragments.build_status`.

@@ -110,9 +110,11 @@ def draw_difference(first: Screen, second: Screen, alpha: float = 0.85) -> Pixel
     difference = first.heatmap - second.heatmap
     gray = first.photo @ np.array([0.299, 0.587, 0.114], np.float32)
     opacity = (alpha * np.abs(difference))[..., None]
-    colors = np.where(difference[..., None] > 0, np.float32(_ENDS[1]), np.float32(_ENDS[0]))
+    second_color, first_color = (np.array(color, np.float32) for color in _ENDS)
+    colors = np.where(difference[..., None] > 0, first_color, second_color)
     mixed = (1 - opacity) * gray[..., None] + opacity * colors
-    return np.rint(mixed).astype(np.uint8)
+    pixels: Pixels = np.rint(mixed).astype(np.uint8)
+    return pixels
 
 
 def _draw_overlay(screen: Screen, look: Look) -> Pixels:

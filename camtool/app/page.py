@@ -69,7 +69,8 @@ _log = logging.getLogger(__name__)
 
 def build_page(actions: Actions) -> gr.Blocks:
     """Build the page."""
-    return _Page(actions).blocks
+    page: gr.Blocks = _Page(actions).blocks
+    return page
 
 
 class _Page:
@@ -80,9 +81,7 @@ class _Page:
         self._named: dict[str, Any] = {}
         with gr.Blocks(title="camtool", analytics_enabled=False, fill_width=True, delete_cache=(3600, 7200)) as blocks:
             self.blocks = blocks
-            self._named["session"] = gr.State(None)
-            # Panels write to it, and it is placed after them.
-            self._named["status"] = gr.HTML(elem_id="status", render=False)
+            self._named["session"] = gr.State(actions.begin())
             self._build_header()
             with gr.Row(elem_id="main"):
                 with gr.Column(elem_id="stage", scale=7, min_width=320):
@@ -190,7 +189,10 @@ class _Page:
     def _connect(self) -> None:
         actions, session = self._actions, self._named["session"]
         self._compute(self.blocks.load, actions.start, [], _ALL)
-        self._compute(self._upload.upload, actions.take_upload, [self._upload, session], _ALL)
+        # Scripts may call this one, too: with an image, they get what the page shows.
+        self._compute(
+            self._upload.upload, actions.take_upload, [self._upload, session], _ALL, api_visibility="undocumented"
+        )
         self._compute(self._thumbnails.click, self._take_scene, [session], _ALL)
         if self._folder is not None:
             self._compute(self._folder.input, actions.take_from_folder, [self._folder, session], _ALL)
@@ -235,10 +237,15 @@ class _Page:
         return self._actions.choose_class(int(event.value), session)
 
     def _compute(
-        self, event: Callable[..., Any], action: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[str]
+        self,
+        event: Callable[..., Any],
+        action: Callable[..., Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[str],
+        **changed: Any,
     ) -> Any:
         """Run an action that may need a model when an event comes."""
-        settings = {**COMPUTE, "trigger_mode": "always_last"}
+        settings = {**COMPUTE, "trigger_mode": "always_last", **changed}
         return event(self._to_handler(action), [*inputs], [self._named[name] for name in outputs], **settings)
 
     def _to_handler(self, action: Callable[..., Any]) -> Callable[..., Any]:

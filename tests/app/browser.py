@@ -74,11 +74,12 @@ class Opened:
             field.fill(typed)
         self.page.get_by_role("option", name=option, exact=True).click()
 
-    def list_options(self, name: str, typed: str) -> list[str]:
-        """Return the options that are left after typing."""
+    def list_options(self, name: str, typed: str, count: int) -> list[str]:
+        """Return the options that are left after typing; wait until there are so many."""
         field = self.page.locator(f"#{name} input").first
         field.click()
         field.fill(typed)
+        self.page.wait_for_function("(n) => document.querySelectorAll('[role=option]').length === n", arg=count)
         found = self.page.get_by_role("option").all_text_contents()
         field.press("Escape")
         return [text.replace("✓", "").strip() for text in found]
