@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test zoo
+.PHONY: help install lint types test app zoo
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -16,8 +16,11 @@ lint:  ## check style, format and import directions
 types:  ## check types
 	mypy
 
-test:  ## run all tests but the zoo's, slow ones included
-	pytest -n auto --ignore=tests/zoo
+test:  ## run all tests but the zoo's and the app's, slow ones included
+	pytest -n auto --ignore=tests/zoo --ignore=tests/app
+
+app:  ## test the page of `camtool app` in a browser
+	pytest -n auto --dist loadfile tests/app
 
 zoo:  ## explain hundreds of architectures with random weights
 	pytest -n auto tests/zoo

@@ -71,14 +71,16 @@ class Opened:
         field = self.page.locator(f"#{name} input").first
         field.click()
         if typed:
-            field.fill(typed)
+            field.fill("")
+            field.press_sequentially(typed)
         self.page.get_by_role("option", name=option, exact=True).click()
 
     def list_options(self, name: str, typed: str, count: int) -> list[str]:
         """Return the options that are left after typing; wait until there are so many."""
         field = self.page.locator(f"#{name} input").first
-        field.click()
-        field.fill(typed)
+        field.fill("")
+        # The list is filtered at each key.
+        field.press_sequentially(typed)
         self.page.wait_for_function("(n) => document.querySelectorAll('[role=option]').length === n", arg=count)
         found = self.page.get_by_role("option").all_text_contents()
         field.press("Escape")

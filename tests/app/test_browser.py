@@ -29,8 +29,6 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-    # One server for all tests of the file.
-    pytest.mark.xdist_group("app"),
     # Gradio warns of its own use of libraries.
     pytest.mark.filterwarnings("ignore"),
 ]
