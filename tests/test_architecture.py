@@ -142,6 +142,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("tifffile", {"inputs.formats", "slides.tiff_reader", "slides.pyramids"}),
         ("pickle", {"models.weights"}),
         ("jinja2", {"runs.report.page"}),
+        ("gradio", {"app"}),
         ("pyarrow", {"runs"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),

@@ -1,0 +1,139 @@
+"""What the server of the page is bound to and warns of, and the command that starts it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from camtool.app import server
+from camtool.app.server import AppServer, ServerSettings, describe_exposure, is_local
+from camtool.cli.app import app
+from camtool.errors import CamtoolError
+from camtool.models.sources.torchvision import list_photo_models
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("example.org", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_addresses_that_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_local(host) is expected
+    assert (describe_exposure(host, None) == "") is expected
+
+
+def test_an_open_server_is_warned_of_and_a_password_is_advised() -> None:
+    assert "--auth USER:PASSWORD" in describe_exposure("0.0.0.0", None)
+    assert "without a password" in describe_exposure("0.0.0.0", None)
+    protected = describe_exposure("0.0.0.0", ("anna", "secret"))
+    assert "who knows the password" in protected
+    assert "secret" not in protected
+
+
+def test_only_models_for_one_photo_are_listed() -> None:
+    names = list_photo_models()
+    assert {"resnet50", "fcn_resnet50", "fasterrcnn_resnet50_fpn", "vit_b_16"} <= {*names}
+    assert not {"raft_large", "r3d_18", "quantized_resnet50", "mvit_v1_b"} & {*names}
+    assert len(names) == len({*names})
+
+
+def test_the_page_stays_here_unless_asked() -> None:
+    settings = ServerSettings()
+    assert (settings.host, settings.auth) == ("127.0.0.1", None)
+
+
+def test_importing_camtool_and_its_help_load_no_gradio() -> None:
+    code = "import sys, camtool, camtool.cli.app, camtool.app.workbench, camtool.app.actions, camtool.app.server\n"
+    code += "raise SystemExit('gradio' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_missing_gradio_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "camtool.app.page", raising=False)
+    monkeypatch.delitem(sys.modules, "camtool.app.theme", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(CamtoolError, match=r"pip install 'camtool\[app\]'"), AppServer(ServerSettings(port=0)):
+        pass
+
+
+def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(CamtoolError, match="does not exist; give a folder"):
+        AppServer(ServerSettings(folder=tmp_path / "no"))
+
+
+# ------------------------------------------------------------------------------------------------------- command
+
+
+class Recorded:
+    """A server that only keeps its settings."""
+
+    settings: list[ServerSettings] = []  # noqa: RUF012
+    url = "http://127.0.0.1:7860/"
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings.append(settings)
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command, and return the settings of its server, and what it printed."""
+    monkeypatch.setattr(server, "AppServer", Recorded)
+
+    def run(*arguments: str) -> tuple[ServerSettings, str]:
+        Recorded.settings.clear()
+        result = CliRunner().invoke(app, ["app", *arguments], catch_exceptions=False)
+        return Recorded.settings[0], result.output
+
+    return run
+
+
+def test_the_command_serves_this_machine_alone(start: Any) -> None:
+    settings, printed = start()
+    assert (settings.host, settings.auth, settings.port, settings.folder) == ("127.0.0.1", None, None, None)
+    assert "http://127.0.0.1:7860/" in printed
+    assert "Warning" not in printed
+
+
+def test_options_of_the_command_reach_the_server(start: Any, tmp_path: Path) -> None:
+    limits = ["--max-pixels", "1000", "--max-upload", "2.5", "--port", "8000"]
+    models = ["--model", "resnet18", "--model", "demo", "--weights", "a.pt"]
+    settings, _ = start(str(tmp_path), *models, *limits, "--auth", "anna:a:b", "--device", "cpu")
+    assert settings.folder == tmp_path
+    assert (settings.models, settings.weights) == (["resnet18", "demo"], {"resnet18": "a.pt"})
+    assert (settings.max_pixels, settings.max_upload, settings.port) == (1000, 2.5, 8000)
+    assert settings.auth == ("anna", "a:b")
+
+
+def test_a_public_address_is_warned_of(start: Any) -> None:
+    _, printed = start("--host", "0.0.0.0")
+    assert re.search(r"Warning: --host 0\.0\.0\.0: everybody", printed)
+
+
+@pytest.mark.parametrize("arguments", [["--auth", "anna"], ["--auth", ":x"], ["--weights", "a.pt"]])
+def test_wrong_options_are_refused(start: Any, arguments: list[str]) -> None:
+    with pytest.raises(CamtoolError, match=r"--auth needs|--weights comes more often"):
+        start(*arguments)
