@@ -41,6 +41,7 @@ class PageContext:
         guard: Decorator of event handlers. An error reaches the user as one sentence in ``status``, and the log as a
             trace. The handler returns or yields a dictionary from components to values, and ``status`` is among the
             outputs of its event.
+        tabs: ``gr.Tabs``, to open a tab: ``gr.update(selected="place")``.
     """
 
     workbench: Workbench
@@ -48,3 +49,4 @@ class PageContext:
     picture: Any
     status: Any
     guard: Callable[[Callable[..., Any]], Callable[..., Any]]
+    tabs: Any

@@ -86,7 +86,7 @@ class _Page:
             with gr.Row(elem_id="main"):
                 with gr.Column(elem_id="stage", scale=7, min_width=320):
                     self._named["status"] = gr.HTML(elem_id="status")
-                    with gr.Tabs(elem_id="tabs"):
+                    with gr.Tabs(elem_id="tabs") as self._tabs:
                         self._build_tabs()
                 with gr.Column(elem_id="side", scale=3, min_width=300):
                     self._build_image_box()
@@ -117,7 +117,9 @@ class _Page:
 
     def _build_context(self) -> PageContext:
         named = self._named
-        return PageContext(self._actions.workbench, named["session"], named["picture"], named["status"], self._guard)
+        return PageContext(
+            self._actions.workbench, named["session"], named["picture"], named["status"], self._guard, self._tabs
+        )
 
     def _build_map(self) -> None:
         self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=_read("picture.js"))

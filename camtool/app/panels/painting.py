@@ -96,7 +96,7 @@ class Repainted:
         if first.index == now.index:
             return f"Still {first.label}: {moved}, with {self.share:.1%} of the photo painted over."
         return (
-            f"The answer changes from {first.label} to {now.label}. {first.label} goes {moved}, with {self.share:.1%} "
+            f"The answer changes from {first.label} to {now.label}: {first.label} goes {moved}, with {self.share:.1%} "
             "of the photo painted over."
         )
 

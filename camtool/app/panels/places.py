@@ -311,7 +311,17 @@ def build(context: PageContext) -> Built:
             context.status: "",
         }
 
-    photo.click(look, context.session, [photo, classes, channels, context.status], **COMPUTE)
+    @context.guard
+    def look_from_map(session: Session, event: gr.EventData) -> dict[Any, Any]:
+        if context.workbench.find_kind(session.request.model, session.request.image) != "classes":
+            return {context.status: ""}
+        # The guard of the other handler answers errors as well; then the map stays in view, with the sentence above.
+        shown = look(session, event)
+        return {**shown, context.tabs: gr.update(selected="place")} if photo in shown else shown
+
+    outputs = [photo, classes, channels, context.status]
+    photo.click(look, context.session, outputs, **COMPUTE)
+    context.picture.click(look_from_map, context.session, [*outputs, context.tabs], **COMPUTE)
 
     def refresh(session: Session) -> dict[Any, Any]:
         return {photo: draw_photo(get_subject(context, session)[1], "the photo; click on a place")}

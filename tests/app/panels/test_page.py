@@ -139,6 +139,12 @@ def test_a_place_that_is_clicked_on_speaks(page: Any) -> None:
     assert "all cells and the bias add up" in page.locator("#place-classes").inner_text()
 
 
+def test_a_click_on_the_map_opens_the_place(page: Any) -> None:
+    page.locator("#picture img").click()
+    page.wait_for_selector("#place-channels figure")
+    assert page.get_by_role("tab", name="Click a place").get_attribute("aria-selected") == "true"
+
+
 def test_painting_over_the_object_changes_the_answer(page: Any) -> None:
     open_tab(page, "Paint over")
     page.locator("#paint-photo canvas").wait_for()

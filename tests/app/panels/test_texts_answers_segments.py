@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
+import camtool
 from camtool.app.panels.answers import Piece, explain_answer, split_answer
 from camtool.app.panels.segments import UNSEEN, find_segments
 from camtool.app.panels.texts import explain_texts, split_prompts
 from camtool.errors import CamtoolError, ModelError, TargetError
-from camtool.models import Loaded
+from camtool.models import Loaded, find_text_processor
 from tests.app.panels.models import color_segmenter, draw_demo_scene, draw_noise, to_tensor
+from tests.helpers.text_processors import make_llava_processor
 from tests.helpers.two_towers import build_hugging_face, encode_texts
+from tests.zoo.vision_language import WITH_GRID
 
 # ----------------------------------------------------------------------------------------------------------- texts
 
@@ -156,3 +160,20 @@ def test_what_the_model_did_not_see_has_no_class() -> None:
 def test_a_classifier_has_no_segments(demo: Loaded) -> None:
     with pytest.raises(ModelError, match="no segmenter"):
         find_segments(demo, draw_demo_scene()[1])
+
+
+# ------------------------------------------------------------------------------------------------------- processors
+
+
+def test_the_processor_is_read_from_the_folder_of_the_model(tmp_path: Path, demo: Loaded) -> None:
+    pytest.importorskip("transformers")
+    model: Any = WITH_GRID["llava"].build()
+    assert find_text_processor(model) is None, "it was not loaded from a folder"
+    assert find_text_processor(demo.model) is None
+    model.save_pretrained(tmp_path)
+    loaded = camtool.load(f"hf:{tmp_path}")
+    assert find_text_processor(loaded.model) is None, "the folder holds no processor yet"
+    make_llava_processor().save_pretrained(tmp_path)
+    processor = find_text_processor(loaded.model)
+    answer = explain_answer(loaded, processor, draw_noise(64, 64), "<image> what is this ?", "a red dog")
+    assert [each.label for each in answer.words] == ["a", "red", "dog"]
