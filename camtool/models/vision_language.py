@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from camtool.errors import ImageError
+from camtool.errors import ForwardError, ImageError
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models.image_tiles import (
     PADDED_TILES,
@@ -63,7 +63,16 @@ class VisionLanguageModel(nn.Module):
         self.training = whole.training
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        """Return the output of the whole model."""
+        """Return the output of the whole model.
+
+        Raises:
+            ForwardError: An image came alone, and the model reads a text beside it.
+        """
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and self._reads_text_first():
+            raise ForwardError(
+                "this model reads a text beside the image: use camtool.tokens(model, processor, img, prompt), or give "
+                "what its processor returns."
+            )
         pixels, tiled = inputs.get(_PIXELS), inputs.pop(TILED_IMAGE, None)
         if isinstance(tiled, TiledImage):
             joined = {name: inputs.pop(name) for name in (_PIXELS, THUMBNAIL, PADDED_TILES) if name in inputs}
@@ -75,6 +84,10 @@ class VisionLanguageModel(nn.Module):
             if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
                 inputs[name] = inputs[name].flatten(0, 1)
         return self.whole(*args, **inputs)
+
+    def _reads_text_first(self) -> bool:
+        """Return True if the first argument of the whole model is a text."""
+        return getattr(self.whole, "main_input_name", None) == _TEXT
 
     def join_to_images(self, inputs: Mapping[Any, Any], tiled: TiledImage | None = None) -> dict[Any, Any]:
         """Return the arguments of the model with the pixels as images ``(N, C, H, W)``.

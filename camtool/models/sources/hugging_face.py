@@ -304,12 +304,19 @@ def _read_config(path: str) -> tuple[Any, Any]:
             f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({found}); load it yourself, "
             "and pass the model."
         )
-    if getattr(model_class, "main_input_name", None) != "pixel_values" and not has_two_towers(model_class):
+    if not _takes_images(model_class):
         raise ModelError(
             f"model 'hf:{path}' is {add_article(model_class.__name__)}, which takes {model_class.main_input_name!r}, "
             "not images."
         )
     return model_class, config
+
+
+def _takes_images(model_class: Any) -> bool:
+    """Return True if models of a class take images, alone or with a text that they continue."""
+    if getattr(model_class, "main_input_name", None) == "pixel_values" or has_two_towers(model_class):
+        return True
+    return {"pixel_values", "input_ids"} <= signature(model_class.forward).parameters.keys()
 
 
 def _load_pretrained(model_class: Any, path: str) -> nn.Module:
