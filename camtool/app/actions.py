@@ -18,7 +18,7 @@ from PIL import Image
 
 from camtool.app import fragments, saving
 from camtool.app.context import Session
-from camtool.app.drawing import Look, draw_difference
+from camtool.app.drawing import DISPLAY_SIDE, Look, draw_difference
 from camtool.app.saving import ModelCode
 from camtool.app.stores import ImageFolder, StoredImage
 from camtool.app.workbench import Compared, RankedClass, Request, Workbench
@@ -138,7 +138,8 @@ class Actions:
             yield {"status": fragments.build_status(f"Loading {name} ...", is_busy=True)}
         try:
             self.workbench.models.get(name)
-            yield self._show_all(Session(Request(name, session.request.image), session.look))
+            request = Request(name, session.request.image)
+            yield self._show_all(Session(request, session.look, shows_pair=session.shows_pair))
         except CamtoolError as error:
             yield {"model": session.request.model}
             raise error
@@ -182,7 +183,12 @@ class Actions:
 
     def show_pair(self, session: Session) -> Shown:
         """Show two classes side by side."""
-        return {"status": "", "pair": self._draw_pair(session)}
+        session = replace(session, shows_pair=True)
+        return {"session": session, "status": "", "pair": self._draw_pair(session)}
+
+    def leave_pair(self, session: Session) -> Shown:
+        """Stop showing two classes, so that they cost nothing."""
+        return {"session": replace(session, shows_pair=False)}
 
     def compare(self, methods: Sequence[str], session: Session) -> Iterator[Shown]:
         """Show the methods one after the other as they are done.
@@ -259,26 +265,35 @@ class Actions:
         scale = (
             fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
         )
-        labels = [(label, index) for index, label in enumerate(self.workbench.list_labels(model))]
-        kind = self.workbench.find_kind(model, image)
-        is_text = kind in ("texts", "answer")
-        has_map = not is_text and (kind != "boxes" or bool(self.workbench.rank_classes(model, image)))
+        is_text = not self.workbench.has_classes(model)
+        named = self.workbench.list_labels(model)
+        # Without names of classes, those that the model ranks highest can be chosen by their numbers.
+        labels = [(label, index) for index, label in enumerate(named)] or [
+            (each.label, each.index) for each in self._rank(session)
+        ]
         choices = {"choices": labels, "allow_custom_value": is_text}
         return {
             "model": model,
             "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
             "scale": scale,
             "grid": "",
-            **(self._show_map(session) if has_map else self._show_photo(session, _HINTS[kind])),
-            "class": Changed(**choices, value=self._find_first(session) if has_map else None),
-            "second": Changed(**choices, value=self._find_second(session) if has_map else None),
+            **(self._show_photo(session) if is_text else self._show_map(session)),
+            "class": Changed(**choices, value=None if is_text else self._find_first(session)),
+            "second": Changed(**choices, value=None if is_text else self._find_second(session)),
         }
 
-    def _show_photo(self, session: Session, hint: str) -> Shown:
-        """Show an image without a map, and say why there is none yet."""
-        photo = fragments.build_photo(np.asarray(self.workbench.get_image(session.request.image).image))
-        bars = fragments.build_hint(hint)
-        return {"session": session, "bars": bars, "picture": photo, "status": "", "pair": "", "snippet": ""}
+    def _show_photo(self, session: Session) -> Shown:
+        """Show the image alone, for a model that must be told what to look for."""
+        stored = self.workbench.get_image(session.request.image)
+        pixels = _reduce(np.asarray(stored.image), DISPLAY_SIDE)
+        return {
+            "session": session,
+            "picture": fragments.build_photo(pixels, stored.name, stored.image.size),
+            "status": "",
+            "bars": fragments.build_bars((), None),
+            "pair": "",
+            "snippet": "",
+        }
 
     def _show_map(self, session: Session) -> Shown:
         """Show the map of a request with everything that depends on it."""
@@ -290,7 +305,7 @@ class Actions:
             "status": "",
             "bars": fragments.build_bars(ranked, target),
             "class": target,
-            "pair": "",
+            "pair": self._draw_pair(session) if session.shows_pair else "",
             "snippet": self._write_code(session),
         }
 
@@ -303,7 +318,7 @@ class Actions:
         """Draw the two classes and their difference."""
         second = session.second if session.second is not None else self._find_second(session)
         if second is None:
-            raise TargetError("no second class is chosen; choose one from the list.")
+            return fragments.build_hint("No second class is predicted here. Choose one to compare with.")
         requests = [session.request, replace(session.request, target=second)]
         screens = [self.workbench.make_screen(request) for request in requests]
         found = [self.workbench.explain(request) for request in requests]

@@ -20,11 +20,13 @@ class Session:
         request: Model, image, class, method and layer.
         look: View, opacity and colors.
         second: The class to compare with; None for the second of the ranking.
+        shows_pair: Whether the two classes are on the screen, so that they must follow every change.
     """
 
     request: Request
     look: Look = field(default_factory=Look)
     second: int | str | None = None
+    shows_pair: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,8 +53,24 @@ def build_picture(pixels: NDArray[np.uint8], explanation: Explanation, milliseco
     )
 
 
+def build_photo(pixels: NDArray[np.uint8], name: str, size: tuple[int, int]) -> str:
+    """Return an image without a map, of this width and height."""
+    return (
+        f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{escape(name)}" '
+        f'data-width="{size[0]}" data-height="{size[1]}" draggable="false"></div>'
+        f"<figcaption><strong>{escape(name)}</strong></figcaption></figure>"
+    )
+
+
+def build_hint(sentence: str) -> str:
+    """Return a sentence that says what to do."""
+    return f'<p class="hint">{escape(sentence)}</p>'
+
+
 def build_bars(ranked: Sequence[RankedClass], chosen: int | str | None) -> str:
     """Return the classes that the model ranks highest as bars to click on."""
+    if not ranked:
+        return build_hint("This model has no classes. Write below what to look for.")
     rows = "".join(_build_bar(each, is_chosen=each.index == chosen) for each in ranked)
     return f'<div class="bars" role="group" aria-label="Top predictions">{rows}</div>'
 

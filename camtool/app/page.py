@@ -105,7 +105,7 @@ class _Page:
             )
 
     def _build_tabs(self) -> None:
-        with gr.Tab("Map", id="map"):
+        with gr.Tab("Map", id="map") as self._map_tab:
             self._build_map()
         context = self._build_context()
         with gr.Tab("Two classes", id="pair") as self._pair_tab:
@@ -207,7 +207,8 @@ class _Page:
             ("second", actions.choose_second),
         ):
             self._compute(self._named[name].input, action, [self._named[name], session], _MAP)
-        self._compute(self._pair_tab.select, actions.show_pair, [session], ("pair", "status"))
+        self._compute(self._pair_tab.select, actions.show_pair, [session], ("session", "pair", "status"))
+        self._compute(self._map_tab.select, actions.leave_pair, [session], ("session",))
         self._compute(self._compare.click, actions.compare, [self._methods, session], ("grid", "status"))
         self._connect_look()
         self._connect_saving()

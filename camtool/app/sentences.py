@@ -22,5 +22,7 @@ def to_sentence(error: BaseException) -> str:
         message = f"there is not enough memory. {message}".strip()
     elif not isinstance(error, CamtoolError):
         message = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    message = message[:1].upper() + message[1:]
+    # The name of a file keeps its letters.
+    if message.partition(" ")[0].isalpha():
+        message = message[:1].upper() + message[1:]
     return message if message.endswith((".", "!", "?")) else f"{message}."

@@ -21,6 +21,7 @@ from camtool.explanation import Explanation
 from camtool.inputs.image_files import MAX_PIXELS, read_image
 from camtool.methods import METHODS, Method
 from camtool.models import resolve_labels
+from camtool.models.vision_language import takes_image_and_text
 from camtool.targets import Top
 
 __all__ = ["Compared", "RankedClass", "Request", "Workbench", "list_methods"]
@@ -134,9 +135,7 @@ class Workbench:
         return self._kinds.get(model, lambda: find_kind(loaded, stored.image))
 
     def rank_classes(self, model: str, image: str, count: int = 5) -> tuple[RankedClass, ...]:
-        """Return the classes that a model ranks highest for an image.
-
-        There are none for a model of texts, and none if a detector finds nothing.
+        """Return the classes that a model ranks highest for an image; none for a model without classes.
 
         It takes one forward pass.
 
@@ -144,20 +143,22 @@ class Workbench:
             CamtoolError: The model cannot be loaded, or does not run on the image.
         """
         loaded, stored = self.models.get(model), self.get_image(image)
-        if self.find_kind(model, image) in ("texts", "answer"):
+        if not self.has_classes(model):
             return ()
 
         def rank() -> tuple[RankedClass, ...]:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
-            method = Method("ranking", _draw_nothing, ignores_layer=True)
-            try:
-                found = camtool.explain(loaded, stored.image, top, method=method)
-            except NothingFoundError:
-                return ()
-            return tuple(
-                RankedClass(each.index, each.label, each.probability) for each in found if each.index is not None
+            found = camtool.explain(
+                loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True)
             )
+            # Several detections may be of one class; the most confident comes first.
+            ranked = {
+                each.index: RankedClass(each.index, each.label, each.probability)
+                for each in reversed(found)
+                if each.index is not None
+            }
+            return tuple(reversed(ranked.values()))
 
         return self._rankings.get((model, image, count), rank)
 
@@ -168,7 +169,7 @@ class Workbench:
             CamtoolError: The model cannot be loaded, or does not run on the image.
         """
         loaded, stored = self.models.get(model), self.get_image(image)
-        if self.find_kind(model, image) == "answer":
+        if takes_image_and_text(loaded.model):
             return ()
         key = model, stored.image.size
         return self._layers.get(key, lambda: choose_layers(camtool.candidate_layers(loaded, stored.image)))
@@ -176,10 +177,15 @@ class Workbench:
     def list_labels(self, model: str) -> tuple[str, ...]:
         """Return the names of the classes, by index; none if they are unknown."""
         loaded = self.models.get(model)
-        if loaded.text is not None:
+        if not self.has_classes(model):
             return ()
         labels = loaded.labels if loaded.labels is not None else resolve_labels(loaded.model, None, None)
         return tuple(labels or ())
+
+    def has_classes(self, model: str) -> bool:
+        """Return False for a model that compares images with texts, or that writes answers."""
+        loaded = self.models.get(model)
+        return loaded.text is None and not takes_image_and_text(loaded.model)
 
     def count_classes(self, model: str) -> int | None:
         """Return the number of named classes; None if their names are unknown."""
@@ -239,8 +245,8 @@ class Workbench:
         if request.target is not None:
             return request
         ranked = self.rank_classes(request.model, request.image)
-        if not ranked and self.models.get(request.model).text is not None:
-            raise TargetError("this model compares images with texts; write what to look for.")
+        if not self.has_classes(request.model):
+            raise TargetError("this model has no classes; write what to look for.")
         return replace(request, target=ranked[0].index) if ranked else request
 
     def _compute(self, request: Request) -> tuple[Explanation, float]:

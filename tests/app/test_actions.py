@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
+from torchvision.transforms import Compose, Resize, ToTensor
 
 import camtool
 from camtool.app.actions import Actions, PageSettings
@@ -25,6 +28,7 @@ from camtool.app.stores import ImageFolder, ModelStore
 from camtool.app.workbench import Request, Workbench, list_methods
 from camtool.demo.bundled import load_bundled_model
 from camtool.errors import CamtoolError, ImageError, ModelError
+from camtool.models import Loaded
 from tests.helpers.photos import save, unseen
 
 
@@ -201,7 +205,7 @@ def test_a_broken_or_large_upload_is_a_sentence_without_the_folder_of_the_server
         with pytest.raises(ImageError, match=reason) as caught:
             actions.take_upload(str(tmp_path / name), started)
         sentence = to_sentence(caught.value)
-        assert sentence.startswith(name[0].upper())
+        assert sentence.startswith(name)
         assert str(tmp_path) not in sentence
     with pytest.raises(ImageError, match="no image came"):
         actions.take_upload(None, started)
@@ -364,3 +368,58 @@ def test_an_error_is_one_sentence() -> None:
     assert to_sentence(ValueError()) == "ValueError."
     assert "not enough memory" in to_sentence(MemoryError())
     assert len(to_sentence(ModelError("a " * 1000))) < 410
+
+
+# ------------------------------------------------------------------------------------------------ kinds of models
+
+
+def build_actions(load: Any, tmp_path: Path) -> Actions:
+    return Actions(Workbench(ModelStore(["model"], load)), PageSettings(None, tmp_path))
+
+
+def build_segmenter(name: str) -> Loaded:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    return Loaded(layers.eval(), Compose([Resize((32, 32)), ToTensor()]), name=name)
+
+
+def test_a_segmenter_without_names_is_explained_and_its_classes_can_be_chosen(tmp_path: Path) -> None:
+    shown = build_actions(build_segmenter, tmp_path).start()
+    choices = shown["class"]["choices"]
+    assert choices
+    assert all(label == f"class {index}" for label, index in choices)
+    assert "<strong>class" in shown["picture"]
+
+
+def test_one_class_alone_has_no_second_to_compare_with(tmp_path: Path) -> None:
+    actions = build_actions(build_segmenter, tmp_path)
+    session = actions.start()["session"]
+    only = actions.workbench.rank_classes("model", session.request.image)[:1]
+    actions.workbench.rank_classes = lambda *_: only  # type: ignore[method-assign]
+    assert "Choose one to compare with" in actions.show_pair(session)["pair"]
+
+
+def build_text_model(name: str) -> Loaded:
+    torch.manual_seed(0)
+    tower = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6))
+    transform = Compose([Resize((32, 32)), ToTensor()])
+    return Loaded(
+        tower.eval(), transform, name=name, text=lambda texts: torch.eye(6)[[len(each) % 6 for each in texts]]
+    )
+
+
+def test_a_model_of_texts_shows_the_photo_until_a_text_is_given(tmp_path: Path) -> None:
+    actions = build_actions(build_text_model, tmp_path)
+    shown = actions.start()
+    assert 'id="map"' in shown["picture"]
+    assert "what to look for" in shown["bars"]
+    assert shown["class"]["allow_custom_value"] is True
+    asked = actions.choose_class("a dog", shown["session"])
+    assert "<strong>a dog</strong>" in asked["picture"]
+
+
+def test_the_pair_follows_the_class_while_it_is_shown(actions: Actions, started: Session) -> None:
+    ranked = actions.workbench.rank_classes("demo", started.request.image)
+    session = actions.show_pair(started)["session"]
+    assert f"<strong>{ranked[2].label}</strong>" in actions.choose_class(ranked[2].index, session)["pair"]
+    assert actions.choose_class(ranked[2].index, actions.leave_pair(session)["session"])["pair"] == ""

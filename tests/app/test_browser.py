@@ -208,7 +208,7 @@ def test_a_broken_and_a_huge_image_are_told_in_a_sentence_and_the_picture_stays(
     before = opened.read_source()
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
     opened.upload(tmp_path / "broken.png")
-    assert str(tmp_path) not in opened.wait_for_status("Broken.png is damaged|Broken.png is no image")
+    assert str(tmp_path) not in opened.wait_for_status("broken.png is damaged|broken.png is no image")
     Image.new("1", (10_000, 5_000)).save(tmp_path / "huge.png")
     opened.upload(tmp_path / "huge.png")
     opened.wait_for_status("50,000,000 pixels, and the limit is 40,000,000")
