@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,14 @@ class AppServer:
         return "" if self._temporary is None else self._temporary.name
 
     def wait(self) -> None:
-        """Wait until the user stops the process."""
-        self._blocks.block_thread()
+        """Wait until the user stops the process.
+
+        Raises:
+            KeyboardInterrupt: The user did.
+        """
+        while True:
+            # A wait without an end could not be interrupted on Windows.
+            threading.Event().wait(3600)
 
     def _start(self, folder: Path) -> None:
         _prepare_environment(folder / "cache")

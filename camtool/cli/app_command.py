@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.progress.activity import show_activity
+from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.app.server import AppServer
 
 __all__ = ["serve_app"]
 
@@ -20,7 +24,7 @@ _SAFETY = "Safety"
 
 def serve_app(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder of images to choose from; it is only read.")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder of images to choose from; it is only read.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -87,9 +91,22 @@ def serve_app(
         logging.getLogger("httpx").setLevel(logging.WARNING)
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
-    with server:
-        terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
-        server.wait()
+    _serve(server)
+
+
+def _serve(server: AppServer) -> None:
+    """Serve the page until the user stops the process.
+
+    Raises:
+        typer.Exit: The user did, with the code of the signal.
+    """
+    try:
+        with stop_at_sigterm(), server:
+            terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
+            server.wait()
+    except KeyboardInterrupt as stop:
+        # By convention 128 plus the number of the signal.
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 def _parse_auth(text: str) -> tuple[str, str]:

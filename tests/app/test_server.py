@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +139,28 @@ def test_a_public_address_is_warned_of(start: Any) -> None:
 def test_wrong_options_are_refused(start: Any, arguments: list[str]) -> None:
     with pytest.raises(CamtoolError, match=r"--auth needs|--weights comes more often"):
         start(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_ends_at_a_signal_and_leaves_no_files(tmp_path: Path, number: int, code: int) -> None:
+    pytest.importorskip("gradio")
+    command = [sys.executable, "-m", "camtool", "app", "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    # A shell that starts programs in the background makes them ignore Ctrl-C.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=_heed_signals
+    ) as process:
+        assert process.stdout
+        assert "http://127.0.0.1:" in process.stdout.readline()
+        assert [*tmp_path.glob("camtool-app-*")]
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert not [*tmp_path.glob("camtool-app-*")]
+
+
+def _heed_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
