@@ -30,6 +30,10 @@ _MAX_WAITING = 64
 """Most requests that wait. Later ones are refused with a sentence, so that nobody waits for minutes."""
 
 _MAX_SESSIONS = 1000
+"""Most users whose class, method and look are remembered."""
+
+_UPLOADS = "GRADIO_TEMP_DIR"
+"""Variable in which Gradio looks for the folder of uploads and of files that it gives out."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class AppServer:
             print(server.url)
             server.wait()
 
+    Gradio knows one folder for uploads in a process. Two servers in one process share that of the later one.
+
     Args:
         settings: The settings.
 
@@ -80,10 +86,12 @@ class AppServer:
         self._folder = None if settings.folder is None else ImageFolder(settings.folder)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._blocks: Any = None
+        self._earlier: str | None = None
         self.url = ""
 
     def __enter__(self) -> AppServer:
         self._temporary = tempfile.TemporaryDirectory(prefix="camtool-app-")
+        self._earlier = os.environ.get(_UPLOADS)
         try:
             self._start(Path(self._temporary.name))
         except BaseException:
@@ -96,6 +104,10 @@ class AppServer:
     ) -> None:
         if self._blocks is not None:
             self._blocks.close(verbose=False)
+        if self._earlier is None:
+            os.environ.pop(_UPLOADS, None)
+        else:
+            os.environ[_UPLOADS] = self._earlier
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -192,7 +204,7 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
 def _prepare_environment(cache: Path) -> None:
     """Set what Gradio reads when it is imported: no telemetry, and files only in this folder."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["GRADIO_TEMP_DIR"] = str(cache)
+    os.environ[_UPLOADS] = str(cache)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
