@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["ResultCache"]
 
@@ -66,9 +66,3 @@ class ResultCache(Generic[Value]):
         """Remove the results that were not used for longest. One in the making stays with those who wait for it."""
         while len(self._futures) > self._max_items:
             self._futures.popitem(last=False)
-
-    def drop_where(self, is_dropped: Callable[[Any], bool]) -> None:
-        """Remove the results whose keys fulfill a condition."""
-        with self._lock:
-            for key in [key for key in self._futures if is_dropped(key)]:
-                del self._futures[key]
