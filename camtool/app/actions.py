@@ -265,7 +265,9 @@ class Actions:
         scale = (
             fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
         )
+        kind = self.workbench.find_kind(model, image)
         is_text = not self.workbench.has_classes(model)
+        has_map = not is_text and (kind != "boxes" or bool(self._rank(session)))
         named = self.workbench.list_labels(model)
         # Without names of classes, those that the model ranks highest can be chosen by their numbers.
         labels = [(label, index) for index, label in enumerate(named)] or [
@@ -277,20 +279,20 @@ class Actions:
             "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
             "scale": scale,
             "grid": "",
-            **(self._show_photo(session) if is_text else self._show_map(session)),
-            "class": Changed(**choices, value=None if is_text else self._find_first(session)),
-            "second": Changed(**choices, value=None if is_text else self._find_second(session)),
+            **(self._show_map(session) if has_map else self._show_photo(session, _HINTS.get(kind, ""))),
+            "class": Changed(**choices, value=self._find_first(session) if has_map else None),
+            "second": Changed(**choices, value=self._find_second(session) if has_map else None),
         }
 
-    def _show_photo(self, session: Session) -> Shown:
-        """Show the image alone, for a model that must be told what to look for."""
+    def _show_photo(self, session: Session, hint: str) -> Shown:
+        """Show the image alone, and say why there is no map yet."""
         stored = self.workbench.get_image(session.request.image)
         pixels = _reduce(np.asarray(stored.image), DISPLAY_SIDE)
         return {
             "session": session,
             "picture": fragments.build_photo(pixels, stored.name, stored.image.size),
             "status": "",
-            "bars": fragments.build_bars((), None),
+            "bars": fragments.build_hint(hint),
             "pair": "",
             "snippet": "",
         }

@@ -69,24 +69,8 @@ def build_hint(sentence: str) -> str:
 
 def build_bars(ranked: Sequence[RankedClass], chosen: int | str | None) -> str:
     """Return the classes that the model ranks highest as bars to click on."""
-    if not ranked:
-        return build_hint("This model has no classes. Write below what to look for.")
     rows = "".join(_build_bar(each, is_chosen=each.index == chosen) for each in ranked)
     return f'<div class="bars" role="group" aria-label="Top predictions">{rows}</div>'
-
-
-def build_hint(text: str) -> str:
-    """Return a sentence for the user in place of the top predictions."""
-    return f'<p class="hint">{escape(text)}</p>'
-
-
-def build_photo(pixels: NDArray[np.uint8]) -> str:
-    """Return the image in place of the main picture where there is no map."""
-    height, width = pixels.shape[:2]
-    return (
-        f'<figure class="stage"><div class="frame"><img src="{encode_pixels(pixels)}" alt="the image" '
-        f'data-width="{width}" data-height="{height}" draggable="false"></div></figure>'
-    )
 
 
 def build_scale(label: str, *, is_default: bool) -> str:

@@ -135,7 +135,9 @@ class Workbench:
         return self._kinds.get(model, lambda: find_kind(loaded, stored.image))
 
     def rank_classes(self, model: str, image: str, count: int = 5) -> tuple[RankedClass, ...]:
-        """Return the classes that a model ranks highest for an image; none for a model without classes.
+        """Return the classes that a model ranks highest for an image.
+
+        There are none for a model without classes, and none if a detector finds nothing.
 
         It takes one forward pass.
 
@@ -149,16 +151,17 @@ class Workbench:
         def rank() -> tuple[RankedClass, ...]:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
-            found = camtool.explain(
-                loaded, stored.image, top, method=Method("ranking", _draw_nothing, ignores_layer=True)
-            )
-            # Several detections may be of one class; the most confident comes first.
-            ranked = {
-                each.index: RankedClass(each.index, each.label, each.probability)
-                for each in reversed(found)
-                if each.index is not None
-            }
-            return tuple(reversed(ranked.values()))
+            method = Method("ranking", _draw_nothing, ignores_layer=True)
+            try:
+                found = camtool.explain(loaded, stored.image, top, method=method)
+            except NothingFoundError:
+                return ()
+            ranked: dict[int, RankedClass] = {}
+            for each in found:
+                # Several detections may be of one class; the most confident comes first.
+                if each.index is not None:
+                    ranked.setdefault(each.index, RankedClass(each.index, each.label, each.probability))
+            return tuple(ranked.values())
 
         return self._rankings.get((model, image, count), rank)
 

@@ -108,13 +108,14 @@ def _to_y(value: float, low: float, high: float) -> float:
     return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
+def draw_bars(rows: Sequence[tuple[str, float, str]], full: float = 0.0) -> str:
     """Return horizontal bars as HTML: positive values to the right, negative ones to the left of a middle line.
 
     Args:
         rows: For each bar its name, its value, and the text that shows the value.
+        full: The value of a bar of full length; larger values among the rows count instead.
     """
-    largest = max((abs(value) for _, value, _ in rows), default=0.0) or 1.0
+    largest = max(full, *(abs(value) for _, value, _ in rows), 0.0) or 1.0
     has_negative = any(value < 0 for _, value, _ in rows)
     start, room = (50.0, 50.0) if has_negative else (0.0, 100.0)
     lines = []

@@ -259,16 +259,21 @@ def _draw_canvas(photo: Image.Image) -> str:
 
 def _draw_result(found: Repainted) -> str:
     """Return the sentence, the classes before and after, and what the model got."""
-    rows = "".join(
-        f"<tr><th>{escape(each.label)}</th><td>{each.before:.1%}</td>"
-        f'<td class="ct-meter"><i class="ct-was" style="width:{each.before:.1%}"></i>'
-        f'<i class="ct-is" style="width:{each.after:.1%}"></i></td>'
-        f'<td>{each.after:.1%}</td><td class="ct-{"up" if each.change >= 0 else "down"}">{100 * each.change:+.1f}</td>'
-        f"<td>{each.score_change:+.2f}</td></tr>"
-        for each in found.changes
-    )
+    rows = "".join(map(_draw_change, found.changes))
     return (
         f'<p class="ct-lead">{escape(found.describe())}</p><table class="ct-changes"><thead><tr><th>class</th>'
         "<th>before</th><th></th><th>after</th><th>points</th><th>score</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>{draw_card(found.picture, 'What the model got', '')}"
+    )
+
+
+def _draw_change(each: ClassChange) -> str:
+    """Return a row of the table: the probability before and after, with two bars, and the change."""
+    points = round(100 * each.change, 1) + 0.0  # no negative zero
+    style = "ct-up" if points > 0 else "ct-down" if points < 0 else ""
+    return (
+        f"<tr><th>{escape(each.label)}</th><td>{each.before:.1%}</td>"
+        f'<td class="ct-meter"><i class="ct-was" style="width:{each.before:.1%}"></i>'
+        f'<i class="ct-is" style="width:{each.after:.1%}"></i></td><td>{each.after:.1%}</td>'
+        f'<td class="{style}">{points:+.1f}</td><td>{round(each.score_change, 2) + 0.0:+.2f}</td></tr>'
     )

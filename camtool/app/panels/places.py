@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "PlaceChannel", "PlaceClass", "build", "look_at_place"]
 
+_FAINT = 0.05
+"""Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen."""
+
 _RANKED_CLASSES = 10
 """Classes that are ranked at a place if the model has no linear head: each takes a backward pass."""
 
@@ -82,6 +85,7 @@ class Place:
         classes: The classes, the strongest evidence first.
         channels: The channels, the strongest contribution to the class first, by absolute value.
         is_exact: True if the contributions of all cells and the bias add up to the class's score.
+        strongest: The largest absolute evidence for the class whose channels are listed, at any cell.
     """
 
     cell: tuple[int, int]
@@ -93,6 +97,12 @@ class Place:
     classes: tuple[PlaceClass, ...]
     channels: tuple[PlaceChannel, ...]
     is_exact: bool
+    strongest: float
+
+    @property
+    def is_faint(self) -> bool:
+        """True if no class has evidence here to speak of, compared with the strongest cell."""
+        return all(abs(each.evidence) < _FAINT * self.strongest for each in self.classes)
 
     def describe(self) -> str:
         """Return one sentence that says what the numbers are."""
@@ -239,6 +249,7 @@ def _describe_place(
         classes=tuple(_rank_classes(loaded, explanations, found)[:class_count]),
         channels=tuple(_draw_channel(shown, found, box, channel) for channel in strongest),
         is_exact=found.by_class is not None,
+        strongest=float(np.abs(shown.raw).max()),
     )
 
 
@@ -333,14 +344,16 @@ def _draw_classes(found: Place) -> str:
     """Return the classes as bars, and what the numbers are."""
     from camtool.app.panels.charts import draw_bars
 
-    bars = draw_bars([(each.label, each.evidence, f"{each.evidence:+.3f}") for each in found.classes])
-    return f"<h3>Classes that speak here</h3>{bars}{draw_hint(found.describe())}"
+    rows = [(each.label, each.evidence, f"{each.evidence:+.2g}") for each in found.classes]
+    faint = draw_hint("Hardly any class speaks here.") if found.is_faint else ""
+    bars = draw_bars(rows, found.strongest)
+    return f"<h3>Classes that speak here</h3>{faint}{bars}{draw_hint(found.describe())}"
 
 
 def _draw_channels(found: Place) -> str:
     """Return the channels as small pictures."""
     cards = "".join(
-        draw_card(each.picture, f"channel {each.index}", f"{each.contribution:+.4f} to {found.label}")
+        draw_card(each.picture, f"channel {each.index}", f"{each.contribution:+.2g} to {found.label}")
         for each in found.channels
     )
     return f'<h3>Channels that speak here</h3><div class="ct-cards">{cards}</div>'

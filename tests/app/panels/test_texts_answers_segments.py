@@ -177,5 +177,5 @@ def test_the_processor_is_read_from_the_folder_of_the_model(tmp_path: Path, demo
     processor = find_text_processor(loaded.model)
     answer = explain_answer(loaded, processor, draw_noise(64, 64), "<image> what is this ?", "a red dog")
     assert [each.label for each in answer.words] == ["a", "red", "dog"]
-    with pytest.raises(CamtoolError, match="reads a text beside the image: use camtool.tokens"):
+    with pytest.raises(CamtoolError, match=r"reads a text beside the image: use camtool\.tokens"):
         camtool.explain(loaded, draw_noise(64, 64))
