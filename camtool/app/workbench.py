@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ from camtool.targets import Top
 __all__ = ["Compared", "RankedClass", "Request", "Workbench", "list_methods"]
 
 _MAX_RESULTS, _MAX_STORED_PIXELS = 200, 300_000_000
+
+_MAX_RESULT_PIXELS = 200_000_000
+"""Most pixels of the images of all results. A result holds its image, a heatmap and a mask: 8 bytes a pixel."""
 
 _FIRST_METHODS = ("gradcam", "layercam", "hirescam", "rivalcam", "faithcam", "gradcam++", "eigencam", "scorecam")
 """Methods that the list begins with: the usual ones, and those that measure best."""
@@ -95,7 +99,10 @@ class Workbench:
     def __init__(self, models: ModelStore, *, max_pixels: int = MAX_PIXELS, engine: str = "eager") -> None:
         self.models, self.max_pixels, self.engine = models, max_pixels, engine
         self._images = ImageStore(_MAX_STORED_PIXELS)
-        self._results: ResultCache[tuple[Explanation, float]] = ResultCache(_MAX_RESULTS)
+        self._results: ResultCache[tuple[Explanation, float]] = ResultCache(
+            _MAX_RESULTS, lambda result: math.prod(result[0].photo.shape[:2]), _MAX_RESULT_PIXELS
+        )
+        models.on_drop = self._forget_model
         self._kinds: ResultCache[Kind] = ResultCache(_MAX_RESULTS)
         self._screens: ResultCache[Screen] = ResultCache(_MAX_RESULTS)
         self._rankings: ResultCache[tuple[RankedClass, ...]] = ResultCache(_MAX_RESULTS)
@@ -251,6 +258,10 @@ class Workbench:
         if not self.has_classes(request.model):
             raise TargetError("this model has no classes; write what to look for.")
         return replace(request, target=ranked[0].index) if ranked else request
+
+    def _forget_model(self, name: str) -> None:
+        """Remove the results of a model that is no longer in memory: they would keep it there."""
+        self._results.drop_where(lambda request: request.model == name)
 
     def _compute(self, request: Request) -> tuple[Explanation, float]:
         loaded, stored = self.models.get(request.model), self.get_image(request.image)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import copy
+import gc
 import re
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -423,3 +426,20 @@ def test_the_pair_follows_the_class_while_it_is_shown(actions: Actions, started:
     session = actions.show_pair(started)["session"]
     assert f"<strong>{ranked[2].label}</strong>" in actions.choose_class(ranked[2].index, session)["pair"]
     assert actions.choose_class(ranked[2].index, actions.leave_pair(session)["session"])["pair"] == ""
+
+
+def test_a_model_that_made_room_is_kept_alive_by_no_result() -> None:
+    def load(name: str) -> Loaded:
+        bundled = load_bundled_model("demo")
+        return Loaded(copy.deepcopy(bundled.model), bundled.transform, bundled.labels, name=name)
+
+    store = ModelStore(["first", "second"], load, max_loaded=1)
+    workbench = Workbench(store)
+    image = workbench.add_image(Image.fromarray(unseen(0).image), "scene", "scene")
+    workbench.explain(Request("first", image.key, 0))
+    assert workbench.has_result(Request("first", image.key, 0))
+    model = weakref.ref(store.get("first").model)
+    workbench.explain(Request("second", image.key, 0))
+    gc.collect()
+    assert model() is None
+    assert not workbench.has_result(Request("first", image.key, 0))

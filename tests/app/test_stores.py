@@ -52,6 +52,18 @@ def test_the_result_used_least_recently_makes_room() -> None:
     assert cache.get("b", lambda: "new") == "new"
 
 
+def test_large_results_make_room_before_there_are_many() -> None:
+    cache: ResultCache[str] = ResultCache(10, len, 8)
+    for key in ("abc", "def", "gh"):
+        cache.get(key, lambda key=key: key)
+    assert [key in cache for key in ("abc", "def", "gh")] == [True, True, True]
+    cache.get("i", lambda: "i")
+    assert [key in cache for key in ("abc", "def", "gh", "i")] == [False, True, True, True]
+    cache.get("long", lambda: 20 * "x")
+    assert len(cache) == 1
+    assert "long" in cache
+
+
 def test_an_error_reaches_the_caller_and_is_not_kept() -> None:
     cache: ResultCache[int] = ResultCache(2)
 

@@ -30,6 +30,9 @@ class ModelStore:
         names: The names, in the order in which the page shows them.
         load: From a name to the model.
         max_loaded: The most models that stay in memory. The one that was not used for longest makes room.
+
+    Attributes:
+        on_drop: Called with the name of each model that made room.
     """
 
     def __init__(self, names: Sequence[str], load: Callable[[str], Loaded], *, max_loaded: int = 4) -> None:
@@ -37,6 +40,7 @@ class ModelStore:
             raise ModelError("names: the page needs at least one model.")
         self.names = tuple(dict.fromkeys(names))
         self._load, self._max_loaded = load, max_loaded
+        self.on_drop: Callable[[str], None] = lambda name: None
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._states: dict[str, State] = {}
         self._reasons: dict[str, str] = {}
@@ -96,10 +100,13 @@ class ModelStore:
                 raise
             _log.exception("model %s cannot be loaded", name)
             raise ModelError(f"model {name!r} cannot be loaded: {to_sentence(error)}") from error
+        dropped = []
         with self._lock:
             self._states[name] = "loaded"
             self._loaded[name] = loaded
             while len(self._loaded) > self._max_loaded:
-                dropped, _ = self._loaded.popitem(last=False)
-                self._states[dropped] = "not loaded"
+                dropped.append(self._loaded.popitem(last=False)[0])
+                self._states[dropped[-1]] = "not loaded"
+        for each in dropped:
+            self.on_drop(each)
         return loaded
