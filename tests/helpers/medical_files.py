@@ -72,22 +72,28 @@ def write_examples(folder: Path) -> None:
     random = np.random.default_rng(0)
     (folder / "scans").mkdir()
     (folder / "series").mkdir()
+    (folder / "patients" / "first").mkdir(parents=True)
+    (folder / "brains").mkdir()
+    (folder / "scenes").mkdir()
     for index in range(5):
         pixels = random.integers(-1000, 1000, (40, 50)).astype(np.int16)
         dataset = build_dicom(pixels, WindowCenter=40, WindowWidth=400, PixelSpacing=[0.5, 0.5])
         dataset.ImageOrientationPatient, dataset.ImagePositionPatient = [1, 0, 0, 0, 1, 0], [0, 0, 2 * index]
-        (folder / "series" / f"IM{index}").write_bytes(encode_dicom(dataset))
+        for place in ("series", "patients/first"):
+            (folder / place / f"IM{index}").write_bytes(encode_dicom(dataset))
     (folder / "scan.dcm").write_bytes(encode_dicom(dataset))
     (folder / "scans" / "one.dcm").write_bytes(encode_dicom(dataset))
     volume = encode_nifti(random.integers(0, 900, (20, 24, 28)).astype(np.int16), build_affine("LAS", (1, 1, 2)))
-    (folder / "brain.nii.gz").write_bytes(gzip.compress(volume))
+    for name in ("brain.nii.gz", "brains/first.nii.gz"):
+        (folder / name).write_bytes(gzip.compress(volume))
     bands = random.integers(0, 4000, (13, 40, 50)).astype(np.uint16)
     # Pixels of 10 m at a corner in UTM zone 33 north.
     tags = [(33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0.0, 0.0, 0.0, 6e5, 5.3e6, 0.0), True)]
     keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32633)
     tags.append((34735, "H", len(keys), keys, True))
-    tifffile.imwrite(
-        folder / "sentinel.tif", bands, photometric="minisblack", metadata=None, extratags=tags, planarconfig="separate"
-    )
+    for name in ("sentinel.tif", "scenes/first.tif"):
+        tifffile.imwrite(
+            folder / name, bands, photometric="minisblack", metadata=None, extratags=tags, planarconfig="separate"
+        )
     stack = random.integers(0, 60000, (3, 3, 40, 50)).astype(np.uint16)
     tifffile.imwrite(folder / "cells.tif", stack, imagej=True, metadata={"axes": "ZCYX"})

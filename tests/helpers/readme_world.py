@@ -50,6 +50,14 @@ from torchvision.transforms import v2
 prepare = v2.Compose([v2.Resize((64, 64)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 """
 
+VOLUME_NET = """
+from torch import nn
+
+def volume_net():
+    trunk = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1))
+    return nn.Sequential(trunk, nn.Flatten(), nn.Linear(4, 3))
+"""
+
 NOT_RUN = {
     "https://": "needs the network; tests/inputs/test_downloads.py",
     "s3://": "needs the network; tests/runs/cluster",
@@ -93,7 +101,7 @@ def furnish(folder: Path) -> None:
         Image.fromarray(draw_scene(number, objects=2).image).resize((160, 140)).save(path)
     (folder / "mypackage").mkdir()
     (folder / "mypackage" / "models.py").write_text(FACTORY)
-    (folder / "mynets.py").write_text(FACTORY + PREPARE)
+    (folder / "mynets.py").write_text(FACTORY + PREPARE + VOLUME_NET)
     (folder / "labels.csv").write_text("image,label\nfirst.jpg,281\ndeeper/second.jpg,tabby\n")
     _save_clip_of_frames(folder / "clip.mp4")
     (folder / "classes.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))

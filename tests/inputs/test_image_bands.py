@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import tifffile
 import torch
@@ -60,6 +61,8 @@ def test_a_tiff_with_many_bands_raises_an_error_that_explains_how_to_choose(kind
 
 @pytest.mark.parametrize("kind", ["13 as pages", "2, and no alpha"])
 def test_a_pil_image_with_many_bands_raises_an_error(kind: str) -> None:
+    if kind.startswith("2") and int(PIL.__version__.partition(".")[0]) < 13:
+        pytest.skip("Pillow opens such a file from version 13 on")
     with pytest.raises(ImageError, match=r"bands.*Choose the bands"):
         read_image(Image.open(BytesIO(MULTI_BAND[kind][1])))
 
