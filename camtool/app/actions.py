@@ -1,4 +1,4 @@
-"""What happens when the user touches something: from a session and a choice to what the page shows, without Gradio.
+"""Actions of the page's controls, without Gradio: from a session and a choice to the new values of the components.
 
 An action returns a dictionary from the names of the page's components to their new values; :class:`Changed` holds other
 properties than the value. Actions that take long are generators, and yield what is known so far.
@@ -54,7 +54,7 @@ Shown: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class PageSettings:
-    """What the page offers besides the models.
+    """Settings of the page besides its models.
 
     Attributes:
         folder: The images to choose from; None without a folder.
@@ -72,7 +72,7 @@ class Actions:
 
     Args:
         workbench: Models, images and results.
-        settings: What the page offers besides the models.
+        settings: Settings of the page besides its models.
     """
 
     def __init__(self, workbench: Workbench, settings: PageSettings) -> None:

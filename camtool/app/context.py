@@ -1,4 +1,4 @@
-"""What the page knows about one user, and what a panel gets to build itself from."""
+"""State of one user, and the objects that a panel is built with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PageContext", "Session"]
 
 @dataclass(frozen=True)
 class Session:
-    """What one user looks at. It is small: models, images and results are in the :class:`Workbench`.
+    """State of one user. It is small: models, images and results are in the :class:`Workbench`.
 
     Attributes:
         request: Model, image, class, method and layer.
@@ -31,7 +31,7 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class PageContext:
-    """What a panel needs.
+    """Objects that a panel is built with.
 
     Attributes:
         workbench: Models, images and results.

@@ -32,7 +32,7 @@ readers who confuse red and green."""
 
 @dataclass(frozen=True)
 class Look:
-    """How a map is shown.
+    """View, opacity and colors of a map.
 
     Attributes:
         view: A name in :data:`VIEWS`.

@@ -1,4 +1,4 @@
-"""What the user takes away: the picture, a figure, the numbers, and the code that gives the same result."""
+"""Files to download: the picture, a figure, the numbers, and the code that gives the same result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["FILE_KINDS", "ModelCode", "build_snippet", "save_files", "save_numbe
 
 @dataclass(frozen=True)
 class ModelCode:
-    """How a script loads a model: the arguments of :func:`camtool.load`.
+    """Arguments of :func:`camtool.load` with which a script loads a model.
 
     Attributes:
         name: The name.

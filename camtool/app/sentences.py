@@ -1,4 +1,4 @@
-"""What the page tells the user about an error: one sentence."""
+"""Errors as one sentence for the user."""
 
 from __future__ import annotations
 

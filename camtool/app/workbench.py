@@ -1,4 +1,4 @@
-"""What the page can do, without Gradio: models, images and results, for any number of users at once."""
+"""Models, images and results of the page, without Gradio, for any number of users at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RankedClass:
 
 @dataclass(frozen=True)
 class Request:
-    """What a map is asked of: the key of its result.
+    """Model, image, class, method and layer of a map: the key of its result.
 
     Attributes:
         model: A name on the list of models.

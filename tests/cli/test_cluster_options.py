@@ -80,7 +80,7 @@ def test_a_missing_library_is_named_with_what_to_install(refuse, monkeypatch):
     [
         ("s3://bucket/out", "s3://bucket/out"),
         ("gs://bucket", "gs://bucket"),
-        ("file:///tmp/out", "file:///tmp/out"),
+        ("file:///data/out", "file:///data/out"),
         ("memory://a/b", "memory://a/b"),
         ("out", "out"),
         ("a:b/c", str(Path("a:b/c"))),

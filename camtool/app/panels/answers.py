@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a model answers, and where it looks for each word.
+    """Answer of a vision-language model, with a map for each word.
 
     Attributes:
         text: The answer.
@@ -119,7 +119,7 @@ _MOST_ANSWERS = 32
 """Answers that are kept with the maps of their words, for all users together."""
 
 _METHODS = {"TAM": "tam", "Grad-CAM": "gradcam", "HiResCAM": "hirescam", "attention": "raw-attention"}
-"""What the user reads → the method."""
+"""Text in the list of methods → the method."""
 
 
 def build(context: PageContext) -> Built:

@@ -1,4 +1,4 @@
-"""What a model returns for photos, and which kind of panel this calls for."""
+"""Kinds of model outputs, which decide which panels are shown."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from camtool.targets import Target, get_class_label
 __all__ = ["Kind", "ModelOutput", "ask_evidence", "check_point", "find_kind", "read_outputs", "resolve_target"]
 
 Kind: TypeAlias = Literal["classes", "boxes", "segments", "texts", "answer", "other"]
-"""What a model returns: scores of classes, boxes, a class for each pixel, the similarity to texts, a written answer, or
-something else, e.g. an embedding."""
+"""Kind of a model's output: scores of classes, boxes, a class for each pixel, similarity to texts, a written answer,
+or something else, e.g. an embedding."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelOutput:
-    """What a classifier or a segmenter returned for N photos.
+    """Output of a classifier or a segmenter for N photos.
 
     Attributes:
         scores: ``(N, K)`` or score planes ``(N, K, h, w)``; None if the model returns boxes.

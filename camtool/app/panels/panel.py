@@ -1,4 +1,4 @@
-"""What all panels share: what :mod:`~camtool.app.panels.tabs` gets back from a panel, and pieces of HTML."""
+"""Shared by all panels: the object that a panel returns to :mod:`~camtool.app.panels.tabs`, and pieces of HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place in the photo: which classes and which channels speak there."""
+"""Evidence at a place of the photo: of each class, and of each channel."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PlaceChannel:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """What speaks at one cell of a layer's grid.
+    """Evidence of classes and channels at one cell of a layer's grid.
 
     Attributes:
         cell: Row and column of the cell.
@@ -114,7 +114,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class _CellEvidence:
-    """What a method reads at one cell.
+    """Evidence at one cell, as a method reads it.
 
     Attributes:
         cell: Row and column.

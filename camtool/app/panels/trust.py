@@ -67,7 +67,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class CheckUp:
-    """What the check-up of a map says.
+    """Result of the check-up of a map.
 
     Attributes:
         is_fine: True if there is no reason not to trust the map.

@@ -1,4 +1,4 @@
-"""What the page keeps: models, images, the folder that it serves, and results."""
+"""Stores of the page: models, images, the folder that it serves, and results."""
 
 from __future__ import annotations
 
