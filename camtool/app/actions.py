@@ -22,6 +22,7 @@ from camtool.app.drawing import DISPLAY_SIDE, Look, draw_difference
 from camtool.app.saving import ModelCode
 from camtool.app.stores import ImageFolder, StoredImage
 from camtool.app.workbench import Compared, RankedClass, Request, Workbench
+from camtool.demo.bundled import BUNDLED
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, TargetError
 
@@ -39,6 +40,10 @@ _HINTS = {
     "boxes": "The model finds no object in this image.",
 }
 """Kind of a model → what the user reads where an image has no map."""
+
+_TOY_MODEL = (
+    "This model of the demo knows the shapes of its scenes only. Choose another one at the top for your own images."
+)
 
 _THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
 """Longest sides of smaller pictures, in pixels."""
@@ -305,11 +310,16 @@ class Actions:
             "session": session,
             "picture": self._draw_picture(session),
             "status": "",
-            "bars": fragments.build_bars(ranked, target),
+            "bars": fragments.build_bars(ranked, target) + self._build_model_hint(session),
             "class": target,
             "pair": self._draw_pair(session) if session.shows_pair else "",
             "snippet": self._write_code(session),
         }
+
+    def _build_model_hint(self, session: Session) -> str:
+        """Return what to do if the demo's model looks at something else than its scenes; else nothing."""
+        is_scene = any(each.key == session.request.image for each in self._scenes)
+        return "" if is_scene or session.request.model not in BUNDLED else fragments.build_hint(_TOY_MODEL)
 
     def _draw_picture(self, session: Session) -> str:
         explanation, milliseconds = self.workbench.explain_timed(session.request)
