@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
@@ -50,8 +50,8 @@ __all__ = [
     "get_write_count",
     "get_write_counts",
     "has_backward_hooks",
-    "has_compiled_call",
     "has_global_hooks",
+    "have_compiled_calls",
     "is_convolution",
     "leave_function_mode",
     "remove_forward_hooks",
@@ -165,9 +165,17 @@ def share_children(module: nn.Module, other: nn.Module) -> None:
     module.__dict__["_modules"] = other._modules
 
 
-def has_compiled_call(module: nn.Module) -> bool:
-    """Return True for a module on which ``compile()`` was called, or that ``torch.compile`` returned."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+def have_compiled_calls(modules: Iterable[nn.Module], child_names: Collection[str]) -> bool:
+    """Return True if ``compile()`` was called on one of some modules, or if ``torch.compile`` returned one.
+
+    Args:
+        modules: All modules of a model.
+        child_names: The names that they have as children.
+    """
+    return "_orig_mod" in child_names or any(map(_get_compiled_call, modules))
+
+
+_get_compiled_call = attrgetter("_compiled_call_impl")
 
 
 def convert_tensors_of_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:

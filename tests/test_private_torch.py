@@ -181,12 +181,12 @@ def test_shared_children_stay_shared_when_one_is_replaced():
 
 
 def test_a_compiled_call_is_noticed():
-    with use_of("has_compiled_call"):
+    with use_of("have_compiled_calls"):
         compiled_in_place = nn.Linear(1, 1)
         compiled_in_place.compile()
         found = [
-            private_torch.has_compiled_call(module)
-            for module in (nn.Linear(1, 1), compiled_in_place, torch.compile(nn.Linear(1, 1)))
+            private_torch.have_compiled_calls([*whole.modules()], [name for name, _ in whole.named_children()])
+            for whole in (nn.Linear(1, 1), compiled_in_place, torch.compile(nn.Linear(1, 1)))
         ]
         check(found == [False, True, True])
 

@@ -85,13 +85,11 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
             image, calls = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image, frames=layer.layout.frames)
-        return _Answer(centers, WeightStates(list_taps()))
-
-    def list_taps() -> list[Tensor]:
-        return [*filter(_has_taps, list_weights(model, buffers=False))]
+        weights = list_weights(model, buffers=False)
+        return _Answer(centers, WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)]))
 
     def is_valid(known: _Answer) -> bool:
-        return known.weights is None or known.weights.equal_those_of(list_taps())
+        return known.weights is None or known.weights.equal_those_of(list_weights(model, buffers=False))
 
     question = "centers", describe_shapes(inputs), layer, call_index
     return remember_for_model(model, question, find, is_valid).centers

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
-from typing import Any
+from itertools import islice
+from operator import attrgetter, is_
 
 import torch
 from torch import Tensor, nn
@@ -23,47 +23,46 @@ class BufferSnapshot:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules_without_buffers = [module for module in modules if not get_buffers(module)]
-        self._modules_with_buffers = [
-            (module, dict(get_buffers(module).items())) for module in modules if get_buffers(module)
-        ]
-        # TorchScript makes a new object each time it is asked for the buffers, which then cannot be looked up again.
-        are_dictionaries = all(isinstance(get_buffers(module), dict) for module, _ in self._modules_with_buffers)
-        self._slots = [(get_buffers(module), name) for module, own in self._modules_with_buffers for name in own]
-        self._slots = self._slots if are_dictionaries else []
-        self._tensors = [each for _, own in self._modules_with_buffers for each in own.values()]
-        groups: dict[Any, list[Tensor]] = {}
-        for each in {id(each): each for each in self._tensors if each is not None}.values():
-            groups.setdefault((each.dtype, each.device) if _is_small(each) else id(each), []).append(each)
-        self._groups = list(map(_BufferGroup, groups.values()))
+        self._modules = modules
+        self._counts, self._names, self._tensors = self._read()
+        tensors = {id(each): each for each in self._tensors if each is not None}.values()
+        groups: dict[object, list[Tensor]] = {}
+        for kind, size, each in zip(map(_get_kind, tensors), map(Tensor.numel, tensors), tensors, strict=True):
+            groups.setdefault(kind if size <= _SMALL else id(each), []).append(each)
+        self._groups = [_BufferGroup(group) for each in groups.values() for group in _divide(each)]
 
     def restore(self) -> None:
         """Restore tensors and values. Unchanged ones are not written to, as other threads may be reading them."""
         for group in self._groups:
             group.restore()
-        if not self._has_same_tensors():
-            for module, before in [
-                *self._modules_with_buffers,
-                *((each, {}) for each in self._modules_without_buffers),
-            ]:
-                _restore_tensors(module, before)
+        counts, names, tensors = self._read()
+        if counts != self._counts or names != self._names or not all(map(is_, tensors, self._tensors)):
+            before = iter(zip(self._names, self._tensors, strict=True))
+            for module, count in zip(self._modules, self._counts, strict=True):
+                _restore_tensors(module, dict(islice(before, count)))
 
-    def _has_same_tensors(self) -> bool:
-        now = [buffers.get(name) for buffers, name in self._slots]
-        if len(now) != len(self._tensors) or not all(map(is_, now, self._tensors)):
-            return False
-        count = sum(len(get_buffers(module)) for module, _ in self._modules_with_buffers)
-        return count == len(now) and not any(get_buffers(module) for module in self._modules_without_buffers)
+    def _read(self) -> tuple[list[int], list[str], list[Tensor | None]]:
+        """Return the number of buffers of each module, and the names and tensors of all."""
+        own = [*map(get_buffers, self._modules)]
+        owners = [*filter(len, own)]
+        # TorchScript's are no mappings, but have the same methods.
+        names = [name for each in owners for name in each.keys()]  # noqa: SIM118
+        return [*map(len, own)], names, [each for buffers in owners for each in buffers.values()]
+
+
+def _divide(buffers: list[Tensor]) -> list[list[Tensor]]:
+    """Return buffers of one kind as one group if they are plain and small, or else each as a group of its own."""
+    return [buffers] if _is_small(buffers[0]) else [[each] for each in buffers]
 
 
 class _BufferGroup:
-    """Small buffers of one dtype on one device, or a single large one, with a copy of their values."""
+    """Small buffers of one kind, or a single large one, with a copy of their values."""
 
     @torch.no_grad()
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers, self._are_small = buffers, _is_small(buffers[0])
-        self._rows = [each if each.ndim == 1 else each.reshape(-1) for each in buffers] if self._are_small else []
-        self._values = torch.cat(self._rows) if self._are_small else buffers[0].clone()
+        self._rows = buffers if buffers[0].ndim < 2 else [each.reshape(-1) for each in buffers if self._are_small]
+        self._values = self._join() if self._are_small else buffers[0].clone()
         self._are_compared = self._are_small and buffers[0].is_floating_point()
         self._write_counts = get_write_counts(buffers)
 
@@ -82,14 +81,21 @@ class _BufferGroup:
     @torch.no_grad()
     def _is_written(self) -> bool:
         if self._are_compared:
-            return not torch.equal(torch.cat(self._rows), self._values)
+            return not torch.equal(self._join(), self._values)
         return any(map(Tensor.is_inference, self._buffers)) or get_write_counts(self._buffers) != self._write_counts
+
+    def _join(self) -> Tensor:
+        """Return the values of small buffers as one row."""
+        return torch.cat(self._rows) if self._rows[0].ndim else torch.stack(self._rows)
 
 
 _SMALL = 4096
 """Up to this number of elements, buffers are copied in groups and, if floating, compared by value. The batch norms of
 usual networks have at most a few thousand channels. For larger buffers, e.g. masks, a comparison takes too long, so
 their version counter alone decides whether they were written to."""
+
+_get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
+"""What the buffers of a group have in common."""
 
 
 def _is_small(buffer: Tensor) -> bool:

@@ -9,17 +9,18 @@ import os
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from camtool.private_torch import has_compiled_call
+from camtool.private_torch import have_compiled_calls
 from camtool.state.buffers import BufferSnapshot
 from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
-from camtool.structures.module_names import list_modules
-from camtool.structures.module_tree import hold_tree, release_tree
+from camtool.structures.module_tree import hold_tree, read_tree, release_tree
 
 __all__ = ["hold_model", "hold_modules", "preserve_model"]
 
@@ -123,18 +124,23 @@ class _ModelUse:
     def __init__(self, model: nn.Module) -> None:
         # The id of the model is a key while it is in use, so the model must stay alive.
         self.model = model
-        self._modules = list_modules(model)
-        self.is_compiled = any(map(has_compiled_call, self._modules))
+        tree = read_tree(model)
+        self._modules = tree.modules
+        self.is_compiled = have_compiled_calls(tree.modules, tree.names)
         self.holders: set[_Holder] = set()
         self._buffers: BufferSnapshot | None = None
-        # A frozen TorchScript module has no training flag.
-        self._training = [(module, getattr(module, "training", False)) for module in self._modules]
+        self._training = self._read_flags()
+
+    def _read_flags(self) -> list[bool]:
+        try:
+            return [*map(_get_flag, self._modules)]
+        except AttributeError:  # a frozen TorchScript module has no training flag
+            return [getattr(module, "training", False) for module in self._modules]
 
     def evaluate(self) -> None:
         """Put all modules in evaluation mode."""
-        for module, _ in self._training:
-            if getattr(module, "training", False):
-                module.training = False
+        for module in compress(self._modules, self._read_flags()):
+            module.training = False
 
     def protect_buffers(self) -> None:
         """Copy the buffers before the first forward pass, which may write to them."""
@@ -148,9 +154,14 @@ class _ModelUse:
 
     def restore_flags(self) -> None:
         """Restore the training flags, including those that the model itself has set."""
-        for module, was_training in self._training:
-            if getattr(module, "training", False) is not was_training:
-                module.training = was_training
+        now = self._read_flags()
+        if now != self._training:
+            for module, is_training, was_training in zip(self._modules, now, self._training, strict=True):
+                if is_training is not was_training:
+                    module.training = was_training
+
+
+_get_flag = attrgetter("training")
 
 
 class _ModelUses:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
-from camtool.private_torch import get_buffers, get_parameters
 from camtool.structures.module_tree import read_tree
 
 __all__ = [
@@ -37,12 +36,8 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
 
 def list_weights(model: nn.Module, *, buffers: bool = True) -> list[Tensor]:
     """Return the parameters and buffers of a model, faster than ``model.parameters()``; shared ones come repeatedly."""
-    weights: list[Tensor | None] = []
-    for module in list_modules(model):
-        weights += get_parameters(module).values()
-        if buffers:
-            weights += get_buffers(module).values()
-    return [each for each in weights if each is not None]
+    parameters, own_buffers = read_tree(model).weights
+    return parameters + own_buffers if buffers else parameters
 
 
 def iterate_hookable_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from operator import is_
 
-from torch import nn
+from torch import Tensor, nn
 
-from camtool.private_torch import get_children
+from camtool.private_torch import get_buffers, get_children, get_parameters
 
 __all__ = ["ModuleTree", "Structure", "forget_held_trees", "hold_tree", "read_tree", "release_tree"]
 
@@ -30,23 +30,33 @@ class ModuleTree:
         modules: As above.
         children: The children of each module, one module after the other; ``None`` for those that were set to it. A
             module with several parents comes once for each.
-        names: Their names; ``None`` ends those of each module.
+        names: Their names.
+        counts: The number of children of each module.
         structure: What is the same for all trees of a model until its structure changes.
     """
 
-    __slots__ = ("children", "modules", "names", "structure")
+    __slots__ = ("_weights", "children", "counts", "modules", "names", "structure")
 
     structure: Structure
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        self.children: list[nn.Module | None] = []
-        self.names: list[str | None] = []
-        for own in map(get_children, modules):
-            if own:
-                self.children += own.values()
-                self.names += own.keys()  # for TorchScript this is no mapping, but has these methods
-            self.names.append(None)
+        own = [*map(get_children, modules)]
+        self.counts = [*map(len, own)]
+        parents = [*filter(len, own)]
+        # For TorchScript these are no mappings, but have the same methods.
+        self.children: list[nn.Module | None] = [child for each in parents for child in each.values()]
+        self.names: list[str] = [name for each in parents for name in each.keys()]  # noqa: SIM118
+        self._weights: list[list[Tensor]] | None = None
+
+    @property
+    def weights(self) -> list[list[Tensor]]:
+        """The parameters and the buffers; shared ones come repeatedly."""
+        if self._weights is None:
+            # Most modules have neither, so these are left out first.
+            owned = [[*filter(len, map(get, self.modules))] for get in (get_parameters, get_buffers)]
+            self._weights = [[each for own in kind for each in own.values() if each is not None] for kind in owned]
+        return self._weights
 
 
 class Structure:
@@ -60,13 +70,13 @@ class Structure:
         model: A weak reference to the model.
     """
 
-    __slots__ = ("_classes", "_modules", "_names", "_places", "model")
+    __slots__ = ("_classes", "_counts", "_modules", "_names", "_places", "model")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
         # Weak references instead of ids, as Python may give the id of a deleted module to a new one.
         self.model, self._modules = weakref.ref(modules[0], drop), [*map(weakref.ref, modules)]
-        self._classes, self._names = [*map(type, modules)], tree.names
+        self._classes, self._names, self._counts = [*map(type, modules)], tree.names, tree.counts
         places = {id(module): place for place, module in enumerate(modules)}
         places[id(None)] = len(modules)
         self._places = [places[id(child)] for child in tree.children]
@@ -92,7 +102,8 @@ class Structure:
         """
         with_none = [*tree.modules, None]
         fits = (
-            tree.names == self._names
+            tree.counts == self._counts
+            and tree.names == self._names
             and [*map(type, tree.modules)] == self._classes
             and all(map(is_, tree.children, map(with_none.__getitem__, self._places)))
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import is_
 
 from torch import Tensor
@@ -18,14 +18,16 @@ class WeightStates:
 
     Args:
         weights: Parameters or buffers.
+        places: The indices of the weights whose values count; of the others it only counts which tensors they are. By
+            default those of all.
     """
 
-    __slots__ = ("_pointers", "_weights", "_write_counts")
+    __slots__ = ("_places", "_pointers", "_weights", "_write_counts")
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
+    def __init__(self, weights: Iterable[Tensor], places: Sequence[int] | None = None) -> None:
         now = list(weights)
-        self._weights = [weakref.ref(weight) for weight in now]
-        self._write_counts, self._pointers = get_write_counts(now), _get_pointers(now)
+        self._weights, self._places = [weakref.ref(weight) for weight in now], places
+        self._write_counts, self._pointers = self._read(now)
 
     def equal_those_of(self, weights: Iterable[Tensor]) -> bool:
         """Return True if these are the same weights in the same states; writes to ``parameter.data`` go unnoticed."""
@@ -34,11 +36,10 @@ class WeightStates:
         return (
             len(now) == len(self._weights)
             and all(map(is_, now, [reference() for reference in self._weights]))
-            and get_write_counts(now) == self._write_counts
-            and _get_pointers(now) == self._pointers
+            and self._read(now) == (self._write_counts, self._pointers)
         )
 
-
-def _get_pointers(weights: Iterable[Tensor]) -> list[int]:
-    """Return numbers that change when weights get other memory."""
-    return [*map(Tensor.data_ptr, weights)]
+    def _read(self, weights: list[Tensor]) -> tuple[list[int], list[int]]:
+        """Return numbers that change when weights are written to, and those that change when they get other memory."""
+        chosen = weights if self._places is None else [weights[place] for place in self._places]
+        return get_write_counts(chosen), [*map(Tensor.data_ptr, chosen)]

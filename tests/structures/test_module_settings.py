@@ -83,7 +83,8 @@ def test_a_tree_lists_the_modules_as_torch_does() -> None:
     net.register_module("none", None)
     tree = read_tree(net)
     assert tree.modules == [*net.modules()]
-    assert tree.names == ["0", "1", "2", "3", "none", None, None, "0", "1", None, None, None, None]
+    assert tree.names == ["0", "1", "2", "3", "none", "0", "1"]
+    assert tree.counts == [5, 0, 2, 0, 0, 0]
     assert tree.children.count(net[0]) == 2
 
 
