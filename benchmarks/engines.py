@@ -144,7 +144,7 @@ def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callabl
         return lambda: prepared.observe([], batch, grad=False)
     folder = Path(tempfile.mkdtemp())
     write_program(copy_for_capture(model, batch, []), batch, [], folder)
-    model_of_engine = CompiledModel(engine, folder, torch.empty(0))
+    model_of_engine = CompiledModel(engine, folder, torch.empty(0), torch.get_num_threads())
     return lambda: model_of_engine.observe(batch, grad=False)
 
 

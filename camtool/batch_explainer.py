@@ -126,6 +126,13 @@ class BatchExplainer:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         forward_pass = self.run_forward_pass(observe, batch)
+        with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
+            return self._explain_images(forward_pass, batch, requests, texts)
+
+    def _explain_images(
+        self, forward_pass: ForwardPass, batch: InputBatch, requests: Sequence[Any], texts: Sequence[Any]
+    ) -> list[Any]:
+        """Return for each image what was requested of it, where ``texts`` are the requests with encoded texts."""
         labels = self.find_labels(forward_pass)
         resolve = partial(
             targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors

@@ -33,12 +33,15 @@ class CompiledModel:
         runtime: The name of the runtime.
         folder: The folder with the files.
         structure: The model's output for any image; its tensors are replaced.
+        threads: The number of threads that the graphs run in.
     """
 
-    def __init__(self, runtime: str, folder: Path, structure: Any) -> None:
+    def __init__(self, runtime: str, folder: Path, structure: Any, threads: int) -> None:
         self._plan, self._structure = read_plan(folder), structure
-        self._forward = open_session(runtime, folder / FORWARD)
-        self._gradients = {each.file: open_session(runtime, folder / each.file) for each in self._plan.segments}
+        self._forward = open_session(runtime, folder / FORWARD, threads)
+        self._gradients = {
+            each.file: open_session(runtime, folder / each.file, threads) for each in self._plan.segments
+        }
         self.image_count = self._plan.image_count
 
     def observe(self, images: Tensor, *, grad: bool) -> Observation:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -31,6 +32,7 @@ from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.state.model_state import preserve_model
+from camtool.state.one_thread import use_one_thread
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.module_settings import ModuleSettings
@@ -90,6 +92,7 @@ class CompiledObserver:
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
+        self._threads = torch.get_num_threads()  # now, as it is 1 within limit_threads
         self._used: _Compiled | None = None
 
     def __call__(
@@ -116,6 +119,10 @@ class CompiledObserver:
             assert isinstance(inputs, Tensor)
             return runner.observe(inputs, grad=grad)
         raise NotCompilableError(compiled.reason)
+
+    def limit_threads(self) -> AbstractContextManager[object]:
+        """Run torch's operations of the block in one thread, if it is not torch that runs the model."""
+        return use_one_thread() if self.engine in RUNTIMES else nullcontext()
 
     def has_agreed(self, question: object) -> bool:
         """Return True if :meth:`note_agreement` was called with this question for the model that ran last."""
@@ -147,7 +154,7 @@ class CompiledObserver:
         has_hooks = has_global_hooks() or any(has_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
-        process = torch.get_num_threads(), os.getpid()
+        process = self._threads, os.getpid()
         question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_frames
 
         def compile_model() -> _Compiled:
@@ -187,7 +194,8 @@ class CompiledObserver:
         key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings.describe()])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
-            return CompiledModel(self.engine, folder, _find_structure(model, inputs, read_plan(folder).output_count))
+            structure = _find_structure(model, inputs, read_plan(folder).output_count)
+            return CompiledModel(self.engine, folder, structure, self._threads)
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
             raise

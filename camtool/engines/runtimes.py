@@ -76,17 +76,22 @@ RUNTIMES: dict[str, type[Any]] = {"onnxruntime": _OnnxRuntime, "openvino": _Open
 
 def is_installed(runtime: str) -> bool:
     """Return True if the packages are installed that compile a graph for a runtime and execute it."""
-    return all(find_spec(package) is not None for package in ("onnx", "onnxscript", runtime))
+    return all(find_spec(package) is not None for package in ("onnx", "onnxscript", "threadpoolctl", runtime))
 
 
-def open_session(runtime: str, path: Path) -> Session:
-    """Open an ONNX file, with as many threads as torch has.
+def open_session(runtime: str, path: Path, threads: int | None = None) -> Session:
+    """Open an ONNX file.
+
+    Args:
+        runtime: The name of the runtime.
+        path: The file.
+        threads: The number of threads; by default as many as torch has.
 
     Raises:
         NotCompilableError: The runtime lacks an operator.
     """
     try:
-        session: Session = RUNTIMES[runtime](path, torch.get_num_threads())
+        session: Session = RUNTIMES[runtime](path, threads or torch.get_num_threads())
     except Exception as error:
         raise NotCompilableError(f"{runtime} cannot load the graph: {get_first_line(error)}") from error
     return session

@@ -454,6 +454,29 @@ def test_an_engine_that_differs_is_given_up(
 
 
 @pytest.mark.parametrize("engine", RUNTIMES)
+def test_methods_beside_an_engine_run_in_one_thread_and_the_engine_in_all(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x, seen, opened = build(), torch.randn(2, 3, 16, 20), [], []
+    kind, before = observers.RUNTIMES[engine], torch.get_num_threads()
+    start = kind.__init__
+    monkeypatch.setattr(
+        kind, "__init__", lambda self, path, threads: opened.append(threads) or start(self, path, threads)
+    )
+
+    def merge(maps: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return maps[0]
+
+    # FaithCAM runs the engine on a blank image as well, while torch is limited.
+    for _ in range(2):
+        camtool.explain(net, x, 1, engine=engine, method="faithcam", layer=["block", "last"], merge=merge)
+    assert set(opened) == {before}
+    assert seen[-1] == 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("engine", RUNTIMES)
 def test_an_engine_that_fails_is_given_up(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
