@@ -61,7 +61,7 @@ class _BufferGroup:
     @torch.no_grad()
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers, self._are_small = buffers, _is_small(buffers[0])
-        self._rows = buffers if buffers[0].ndim < 2 else [each.reshape(-1) for each in buffers if self._are_small]
+        self._rows = buffers if buffers[0].ndim < 2 or not self._are_small else [each.reshape(-1) for each in buffers]
         self._values = self._join() if self._are_small else buffers[0].clone()
         self._are_compared = self._are_small and buffers[0].is_floating_point()
         self._write_counts = get_write_counts(buffers)
@@ -95,7 +95,7 @@ usual networks have at most a few thousand channels. For larger buffers, e.g. ma
 their version counter alone decides whether they were written to."""
 
 _get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
-"""What the buffers of a group have in common."""
+"""Properties that are the same for all buffers of a group."""
 
 
 def _is_small(buffer: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The number of threads that torch divides an operation among, for the operations of one Python thread."""
+"""A block in which torch does not divide its operations among threads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["use_one_thread"]
 
 
 def use_one_thread() -> Cleanup:
-    """Let torch run the operations of this Python thread in one thread within the block; other threads are unaffected.
+    """Let torch use one thread for the operations of the block. Other Python threads are not affected.
 
-    After each operation that torch divides among threads, these wait some milliseconds for the next one in a loop, and
-    keep the cores from an engine. ``torch.set_num_threads`` would count for all threads of Python, so the number is set
-    where it is kept for each of them, in OpenMP. Without OpenMP nothing changes.
+    Torch divides large operations among the threads of OpenMP. After each operation these wait some milliseconds for
+    the next one, in a loop, and an engine does not get their cores. OpenMP keeps the number of threads for each Python
+    thread, so it is set there; ``torch.set_num_threads`` changes it for the whole process. Without OpenMP the block
+    changes nothing.
     """
     return Cleanup(_use_one_thread)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import is_
 
@@ -47,16 +47,22 @@ class ModuleTree:
         # For TorchScript these are no mappings, but have the same methods.
         self.children: list[nn.Module | None] = [child for each in parents for child in each.values()]
         self.names: list[str] = [name for each in parents for name in each.keys()]  # noqa: SIM118
-        self._weights: list[list[Tensor]] | None = None
+        self._weights: tuple[list[Tensor], list[Tensor]] | None = None
 
     @property
-    def weights(self) -> list[list[Tensor]]:
-        """The parameters and the buffers; shared ones come repeatedly."""
+    def weights(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters, and the buffers; shared ones come repeatedly."""
         if self._weights is None:
-            # Most modules have neither, so these are left out first.
-            owned = [[*filter(len, map(get, self.modules))] for get in (get_parameters, get_buffers)]
-            self._weights = [[each for own in kind for each in own.values() if each is not None] for kind in owned]
+            self._weights = (
+                _list_tensors(map(get_parameters, self.modules)),
+                _list_tensors(map(get_buffers, self.modules)),
+            )
         return self._weights
+
+
+def _list_tensors(mappings: Iterable[Mapping[str, Tensor | None]]) -> list[Tensor]:
+    """Return the tensors of several mappings. Most modules have none, so empty mappings are left out first."""
+    return [each for own in filter(len, mappings) for each in own.values() if each is not None]
 
 
 class Structure:

@@ -18,8 +18,8 @@ class WeightStates:
 
     Args:
         weights: Parameters or buffers.
-        places: The indices of the weights whose values count; of the others it only counts which tensors they are. By
-            default those of all.
+        places: The indices of the weights whose values are compared, by default all. The others must only be the same
+            tensors.
     """
 
     __slots__ = ("_places", "_pointers", "_weights", "_write_counts")
