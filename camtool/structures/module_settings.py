@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import is_
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from operator import is_, itemgetter
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -12,6 +13,8 @@ __all__ = ["ModuleSettings"]
 
 _PLAIN = {bool, int, float, str, type(None), tuple}
 """Types of attributes that are compared. Others, e.g. lists and objects, may be changed in place."""
+
+_Attributes: TypeAlias = Mapping[str, Any]
 
 
 class ModuleSettings:
@@ -21,39 +24,64 @@ class ModuleSettings:
         modules: The modules, in a fixed order.
     """
 
-    __slots__ = ("_counts", "_functions", "_names", "_own_functions", "_values")
+    __slots__ = ("_counts", "_functions", "_own_functions", "_plain", "_readers", "_values")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        attributes = [vars(module) for module in modules]
-        self._names = [_find_names(own) for own in attributes]
-        self._values = [[own[name] for name in names] for own, names in zip(attributes, self._names, strict=True)]
+        attributes = [*map(vars, modules)]
+        self._plain = [*map(_select_plain, attributes)]
+        self._readers = [*map(_make_reader, self._plain)]
+        self._values = [*chain.from_iterable(_read(self._readers, attributes))]
         self._counts = [*map(len, attributes)]
         self._own_functions = _find_own_functions(attributes)
         self._functions = _find_functions(modules)
 
     def equal_those_of(self, modules: Sequence[nn.Module]) -> bool:
         """Return True if the modules have the same attributes, of the same values, and the same functions."""
-        attributes = [vars(module) for module in modules]
+        attributes = [*map(vars, modules)]
         return (
             [*map(len, attributes)] == self._counts
             and _find_own_functions(attributes) == self._own_functions
             and _find_functions(modules) == self._functions
-            and all(map(_are_equal, attributes, self._names, self._values))
+            and self._have_equal_values(attributes)
+        )
+
+    def _have_equal_values(self, attributes: Sequence[_Attributes]) -> bool:
+        try:
+            now = [*chain.from_iterable(_read(self._readers, attributes))]
+        except KeyError:  # one attribute came and another went
+            return False
+        # Nearly always all are the same objects. As one list, the values of hundreds of modules are compared fast.
+        return all(map(is_, now, self._values)) or (
+            [*map(type, now)] == [*map(type, self._values)] and now == self._values
         )
 
     def describe(self) -> list[object]:
         """Return names, values and code; other processes have the same, if no module has a function of its own."""
-        values = [[*zip(names, values, strict=True)] for names, values in zip(self._names, self._values, strict=True)]
+        values = [[*plain.items()] for plain in self._plain]
         codes = sorted((name, _describe_code(function)) for name, function in self._functions.items())
         return [values, self._own_functions, codes]
 
 
-def _find_names(own: Mapping[str, Any]) -> list[str]:
+def _select_plain(own: _Attributes) -> dict[str, Any]:
     # The flag "training" is that of the moment, and models run in evaluation mode.
-    return [name for name, value in own.items() if type(value) in _PLAIN and name != "training"]
+    return {name: value for name, value in own.items() if type(value) in _PLAIN and name != "training"}
 
 
-def _find_own_functions(attributes: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def _make_reader(names: Collection[str]) -> Callable[[_Attributes], tuple[Any, ...]]:
+    """Return a function that reads the attributes of these names."""
+    if not names:
+        return lambda _: ()
+    # A tuple comes of two names or more, so a single one is read twice.
+    return itemgetter(*names, *names) if len(names) == 1 else itemgetter(*names)
+
+
+def _read(
+    readers: Sequence[Callable[[_Attributes], tuple[Any, ...]]], attributes: Sequence[_Attributes]
+) -> list[tuple[Any, ...]]:
+    return [read(own) for read, own in zip(readers, attributes, strict=True)]
+
+
+def _find_own_functions(attributes: Sequence[_Attributes]) -> list[tuple[int, int]]:
     """Return which modules have a forward function of their own, and its id: the function may refer to the model."""
     return [(index, id(own["forward"])) for index, own in enumerate(attributes) if "forward" in own]
 
@@ -71,9 +99,3 @@ def _describe_code(function: Any) -> str:
     if code is None:
         return ""
     return repr((code.co_code, code.co_names, [each for each in code.co_consts if type(each) in _PLAIN]))
-
-
-def _are_equal(own: Mapping[str, Any], names: Sequence[str], before: Sequence[Any]) -> bool:
-    now = [*map(own.get, names)]
-    # Nearly all are the same objects, which is found fast.
-    return all(map(is_, now, before)) or ([*map(type, now)] == [*map(type, before)] and now == before)

@@ -16,6 +16,11 @@ from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.module_tree import read_tree
 
 
+def rename_size(net: Net) -> None:
+    net.extent = net.size
+    del net.size
+
+
 class Net(nn.Module):
     """A model with attributes of several kinds."""
 
@@ -37,6 +42,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "a tensor instead": lambda net: setattr(net, "factor", torch.ones(3)),
     "a value of a child": lambda net: setattr(net.conv, "stride", (2, 2)),
     "a new attribute": lambda net: setattr(net, "new", 1),
+    "another name": rename_size,
     "one less": lambda net: delattr(net, "size"),
     "a forward of its own": lambda net: setattr(net, "forward", lambda x: x),
     "a forward of the class": lambda _: setattr(Net, "forward", other_forward),
