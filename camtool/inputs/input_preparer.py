@@ -21,13 +21,14 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
-from camtool.inputs import image_files, input_warnings
+from camtool.inputs import image_files
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
 from camtool.inputs.devices import choose_device, get_dtype
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.input_warnings import ValueRange, find_image_warnings, find_tensor_warnings
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.layers.image_tokens import TILED_IMAGE
@@ -251,8 +252,9 @@ class InputPreparer:
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
         black, white = find_black_and_white(given, transform)
-        notes = input_warnings.find_tensor_warnings(tensor, black, white)
-        return PreparedInput(given, build_view(tensor, kind, transform), tuple(notes), black, white)
+        value_range = ValueRange.of_tensor(tensor)
+        notes = find_tensor_warnings(value_range, black, white)
+        return PreparedInput(given, build_view(tensor, value_range, kind, transform), tuple(notes), black, white)
 
     def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
         """Read an image with the user's reading options.
@@ -281,7 +283,7 @@ class InputPreparer:
         tensor = values.to(self._device, get_dtype(self._model))
         is_unit = bool(notes)
         black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
-        notes = (*found.notes, *notes, *input_warnings.find_tensor_warnings(tensor, black, white))
+        notes = (*found.notes, *notes, *find_tensor_warnings(ValueRange.of_tensor(tensor), black, white))
         return PreparedInput(tensor, build_file_view(found, kind, geometry), notes, black, white)
 
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
@@ -294,7 +296,7 @@ class InputPreparer:
         tensor = _check_transformed(transform(image), transform).to(self._device, get_dtype(self._model))
         notes = (
             *image_files.get_reading_notes(image),
-            *input_warnings.find_image_warnings(image, geometry),
+            *find_image_warnings(image, geometry),
             *notes,
         )
         black, white = find_black_and_white(tensor, transform)

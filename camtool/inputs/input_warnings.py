@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -11,7 +14,10 @@ from torch import Tensor
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.warning_codes import MapWarning
 
-__all__ = ["find_image_warnings", "find_tensor_warnings", "is_byte_range", "is_unit_range"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ValueRange", "find_image_warnings", "find_tensor_warnings", "is_byte_range", "is_unit_range"]
 
 _SMALL_SHARE = 1 / 4
 """A smaller share of the image than this is worth a warning. Center crops keep 57 % of an image of 4:3, 43 % of 16:9,
@@ -51,20 +57,55 @@ def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapW
         )
 
 
-def find_tensor_warnings(tensor: Tensor, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
+@dataclass(frozen=True)
+class ValueRange:
+    """The range of the values of an input.
+
+    Attributes:
+        channels: The number of planes.
+        lowest: The lowest value; NaN if a value is NaN.
+        highest: The highest value; NaN if a value is NaN.
+        is_constant: True if each plane has a single value.
+    """
+
+    channels: int
+    lowest: float
+    highest: float
+    is_constant: bool
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor) -> ValueRange:
+        """Find the range of a floating tensor ``(C, *size)``."""
+        low, high = _find_extrema(tensor.detach().flatten(1))
+        return cls(len(tensor), float(low.min()), float(high.max()), bool((low == high).all()))
+
+
+def _find_extrema(planes: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the lowest and the highest value of each plane ``(C, P)``."""
+    if planes.device.type == "cpu" and planes.dtype in (torch.float32, torch.float64):
+        # Torch would divide this among threads, which then wait for more work and keep the cores from an engine for
+        # longer than a small model runs.
+        arrays = planes.numpy()
+        return arrays.min(1), arrays.max(1)
+    # Reducing each plane by itself takes a sixth of the time of torch.aminmax over all of them.
+    return np.array(planes.amin(1).tolist()), np.array(planes.amax(1).tolist())
+
+
+def find_tensor_warnings(values: ValueRange, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
     """Yield warnings about a prepared input, one sentence each.
 
     Args:
-        tensor: ``(C, *size)``, floating.
+        values: The range of its values.
         black: ``(C,)``, the value of a black pixel; ``None`` if the normalization is unknown.
         white: ``(C,)``, the value of a white one.
     """
-    low, high = _find_extrema(tensor.detach().flatten(1))
-    lowest, highest = min(low), max(high)
-    if low == high:
+    lowest, highest = values.lowest, values.highest
+    if values.is_constant:
         yield MapWarning(_CONSTANT, "constant-image")
     elif (
-        len(tensor) in (1, 3) and is_byte_range(lowest, highest) and (white is None or highest > 2 * float(white.max()))
+        values.channels in (1, 3)
+        and is_byte_range(lowest, highest)
+        and (white is None or highest > 2 * float(white.max()))
     ):
         yield MapWarning(
             f"The input's values range from {lowest:g} to {highest:g}, like the bytes of a photo; unless the model "
@@ -87,17 +128,6 @@ def is_unit_range(lowest: float, highest: float) -> bool:
 def is_byte_range(lowest: float, highest: float) -> bool:
     """Return True if values from lowest to highest are the bytes of an image rather than normalized values."""
     return lowest >= -_ROUNDING and _BRIGHT < highest <= 255 + _ROUNDING
-
-
-def _find_extrema(planes: Tensor) -> tuple[list[float], list[float]]:
-    """Return the lowest and the highest value of each plane ``(C, P)``."""
-    if planes.device.type == "cpu" and planes.dtype in (torch.float32, torch.float64):
-        # Torch would divide this among threads, which then wait for more work and keep the cores from an engine for
-        # longer than a small model runs.
-        arrays = planes.numpy()
-        return arrays.min(1).tolist(), arrays.max(1).tolist()
-    # Reducing each plane by itself takes a sixth of the time of torch.aminmax over all of them.
-    return planes.amin(1).tolist(), planes.amax(1).tolist()
 
 
 def _compute_seen_share(geometry: Geometry) -> float:

@@ -157,3 +157,12 @@ def test_normalized_values_are_denormalized_for_display_if_the_transform_is_know
 def test_other_values_are_stretched_for_display() -> None:
     shown = camtool.explain(Net(), torch.randn(1, 3, 32, 32), 0)[0].photo
     assert (shown.min(), shown.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("plane", range(3))
+def test_a_tensor_with_a_missing_value_is_displayed_black(plane: int) -> None:
+    tensor = torch.linspace(-3, 3, 3 * 32 * 32).reshape(3, 32, 32)
+    tensor[plane, 5, 5] = torch.nan
+    result = camtool.explain(Net(), tensor, 0)
+    assert not result.photo.any()
+    assert not list_warnings(tensor)
