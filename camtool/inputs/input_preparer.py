@@ -35,6 +35,7 @@ from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import Preprocessing, Transform, build_default_transform, find_input_size, find_transform
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
+from camtool.private_torch import get_storage_id
 from camtool.rendering.views import Photo, View
 from camtool.structures import module_names, nested_tensors
 from camtool.warning_codes import MapWarning
@@ -529,6 +530,9 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     """Return prepared inputs as a batch."""
     if len(tensors) == 1:
         return tensors[0][None]  # a view: a single input is not copied
+    whole = _find_whole(tensors)
+    if whole is not None:
+        return whole
     if any(each.device.type != "cpu" or each.dtype == torch.bfloat16 or each.requires_grad for each in tensors):
         return torch.stack(list(tensors))
     # Numpy copies, as torch would use all cores: its threads go on to wait for work for some milliseconds, and would
@@ -536,6 +540,20 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype)
     np.stack([each.numpy() for each in tensors], out=batch.numpy())
     return batch
+
+
+def _find_whole(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the batch that tensors of one shape are the entries of, in order, so that it need not be copied."""
+    first, second = tensors[0], tensors[1]
+    step = second.storage_offset() - first.storage_offset()
+    memory = get_storage_id(first)
+    if memory is None or step < first.numel() or any(each.requires_grad for each in tensors):
+        return None
+    for place, each in enumerate(tensors):
+        offset = first.storage_offset() + place * step
+        if (get_storage_id(each), each.storage_offset(), each.stride()) != (memory, offset, first.stride()):
+            return None
+    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
 
 
 def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:
