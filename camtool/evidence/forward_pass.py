@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -243,8 +244,9 @@ class ForwardPass:
         link, scores = self.find_link(), self.predictions
         if not isinstance(scores, Tensor) or scores.ndim != 2 or link is None:
             return [None] * len(scores)
-        by_class = class_scores.compute_class_scores(scores, link)
-        is_finite = by_class.isfinite().all(1).tolist()
+        # An array is read several times faster than a tensor.
+        by_class = upcast(class_scores.compute_class_scores(scores, link).detach()).cpu().numpy()
+        is_finite = np.isfinite(by_class).all(1).tolist()
         return [index if fine else None for index, fine in zip(by_class.argmax(1).tolist(), is_finite, strict=True)]
 
     def get_image_output(self, image: int) -> targets.ImageOutput:
