@@ -121,6 +121,19 @@ class Target(ABC):
             TargetError: The output does not hold what the target is about.
         """
 
+    @classmethod
+    def score_rows(cls, targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor | None:
+        """Return the scores ``(R,)`` of several targets of this class in one step, which is faster than one by one.
+
+        By default it returns ``None``: each target is called with the output of its image.
+
+        Args:
+            targets: R targets, all of exactly this class.
+            output: The model's whole output.
+            images: The image of each target.
+        """
+        return None
+
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the target with everything decided that depends on the image.
 
@@ -272,6 +285,10 @@ def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] 
     in_order = list(images) == list(range(count_images(output)))
     if in_order and list(targets).count(targets[0]) == len(targets):
         return targets[0](output)
+    kinds: set[type[Target]] = {type(each) for each in targets}
+    together = kinds.pop().score_rows(targets, output, images) if len(kinds) == 1 else None
+    if together is not None:
+        return together
     # A target takes a batch, so each image keeps a batch axis of length 1.
     parts = split_images(output, images)
     return torch.cat([target(part) for target, part in zip(targets, parts, strict=True)])

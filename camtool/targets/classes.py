@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from camtool.outputs.class_count import check_class_index
@@ -46,7 +47,26 @@ class ClassScore(Target):
         check_link("ClassScore's of", self.of)
 
     def __call__(self, output: Any) -> Tensor:
-        return flatten_positions(select_class(compute_class_scores(output, self.of), self.index)).sum(1)
+        scores = select_class(compute_class_scores(output, self.of), self.index)
+        return scores if scores.ndim == 1 else flatten_positions(scores).sum(1)
+
+    @classmethod
+    def score_rows(cls, targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor | None:
+        """Return the logits of the classes, if the output is ``(N, K)``."""
+        own = [each for each in targets if type(each) is ClassScore]
+        if (
+            len(own) < len(targets)
+            or not isinstance(output, Tensor)
+            or output.ndim != 2
+            or len({e.of for e in own}) > 1
+        ):
+            return None
+        scores = compute_class_scores(output, own[0].of)
+        for each in own:
+            check_class_index(each.index, scores.shape[1])
+        index = torch.tensor([int(each.index) for each in own], device=scores.device)
+        by_row = scores if list(images) == list(range(len(scores))) else scores[list(images)]
+        return by_row.gather(1, index[:, None])[:, 0]
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the score with the model's link, or the most confident detection of the class."""

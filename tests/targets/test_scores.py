@@ -244,6 +244,43 @@ def test_class_scores_are_the_same_alone_and_among_other_targets() -> None:
     torch.testing.assert_close(score_targets(targets, output), among_others)
 
 
+@pytest.mark.parametrize("images", [[0, 1, 2], [2, 0, 1], [1, 1, 2, 0], [2]])
+def test_the_logits_of_several_classes_are_those_of_each_image(images: list[int]) -> None:
+    output = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    indices = [3, 0, 1, 3][: len(images)]
+    weights = torch.arange(1.0, 1 + len(images), dtype=torch.float64)
+    scores = score_targets([ClassScore(index) for index in indices], output, images)
+    assert scores.tolist() == [output[image, index].item() for image, index in zip(images, indices, strict=True)]
+    (gradient,) = torch.autograd.grad(scores @ weights, output)
+    expected = torch.zeros(3, 4, dtype=torch.float64)
+    for image, index, weight in zip(images, indices, weights, strict=True):
+        expected[image, index] += weight
+    assert torch.equal(gradient, expected)
+
+
+def test_several_classes_of_a_single_logit_are_scored_by_their_sign() -> None:
+    assert score_targets([ClassScore(0), ClassScore(1)], ONE).tolist() == pytest.approx([0, log(4)])
+    assert score_targets([ClassScore(0, of="identity"), ClassScore(1)], ONE).tolist() == pytest.approx([1, log(4)])
+
+
+def test_one_missing_class_among_several_is_refused() -> None:
+    with pytest.raises(TargetError, match="7"):
+        score_targets([ClassScore(0), ClassScore(7)], LOGITS)
+
+
+@dataclass(frozen=True)
+class Doubled(ClassScore):
+    """A user's own target that derives from a class score."""
+
+    def __call__(self, output: Any) -> Tensor:
+        return 2 * super().__call__(output)
+
+
+def test_own_class_scores_are_called() -> None:
+    expected = [2 * float(LOGITS[0, 1]), 2 * float(LOGITS[1, 2])]
+    assert score_targets([Doubled(1), Doubled(2)], LOGITS).tolist() == expected
+
+
 def test_function_gets_tensors_without_a_batch_axis_whole() -> None:
     scale, texts = torch.tensor(10.0), torch.randn(5, 3)
 
