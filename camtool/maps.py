@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "find_peaks",
+    "has_contrast",
     "is_constant",
     "normalize",
     "resize",
@@ -43,22 +44,34 @@ def normalize(
     Returns:
         The same shape and type, in [0, 1]. A map whose lowest or highest value is not finite becomes zeros.
     """
-    where: Any = True if among is None else among
-    lowest = float(np.min(values, where=where, initial=np.inf))
-    highest = float(np.max(values, where=where, initial=-np.inf))
-    limits = np.finfo(values.dtype)
     out = np.empty_like(values) if out is None else out
-    # A map that varies by rounding alone is constant: scaled up, it would show noise over the whole image.
-    rounding = _ROUNDING_STEPS * float(limits.eps) * max(abs(lowest), abs(highest))
-    # The upper limit catches infinite values, and differences that overflow. NaN fails both comparisons.
-    if not rounding < highest - lowest <= float(limits.max):
+    limits = _find_limits(values, among)
+    if limits is None:
         out.fill(0)
         return out
+    lowest, highest = limits
     np.subtract(values, lowest, out=out)
     out /= highest - lowest
     if among is not None:
         out[~among] = 0
     return out
+
+
+def has_contrast(values: NDArray[Any]) -> bool:
+    """Return False for a map that :func:`normalize` makes zeros of."""
+    return _find_limits(values, None) is not None
+
+
+def _find_limits(values: NDArray[Any], among: NDArray[np.bool_] | None) -> tuple[float, float] | None:
+    """Return the lowest and the highest value; ``None`` if they are equal but for rounding, or not finite."""
+    where: Any = True if among is None else among
+    lowest = float(np.min(values, where=where, initial=np.inf))
+    highest = float(np.max(values, where=where, initial=-np.inf))
+    # A map that varies by rounding alone is constant: scaled up, it would show noise over the whole image.
+    types = np.finfo(values.dtype)
+    rounding = _ROUNDING_STEPS * float(types.eps) * max(abs(lowest), abs(highest))
+    # The upper limit catches infinite values, and differences that overflow. NaN fails both comparisons.
+    return (lowest, highest) if rounding < highest - lowest <= float(types.max) else None
 
 
 def resize(maps: Tensor, grid: Sequence[int]) -> Tensor:

@@ -93,9 +93,7 @@ def _check_values(explained: ExplainedRow) -> Iterator[MapWarning]:
 
 def _check_contrast(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the map is constant, unless one of the warnings above says why."""
-    # normalize() returns zeros for a map whose values differ only by rounding.
-    is_constant = not maps.normalize(explained.raw).any()
-    if is_constant and explained.is_finite and not explained.has_zero_gradient:
+    if explained.is_finite and not explained.has_zero_gradient and not maps.has_contrast(explained.raw):
         yield MapWarning(
             "The map is constant: no part of the image speaks for the target more than the rest.", "constant-map"
         )
