@@ -430,6 +430,25 @@ def test_uniform_image_gives_an_empty_heatmap_and_a_warning(name: str) -> None:
     assert any("constant" in warning for warning in result.warnings)
 
 
+class Corner(nn.Module):
+    """A classifier of one class whose score is 1, or a little more if the first pixel is not black."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([1 + self.step * (x[:, 0, 0, 0] != 0), torch.zeros(len(x))], 1)
+
+
+@pytest.mark.parametrize(("step", "is_shown"), [(2**-23, False), (2**-13, True)])  # one and 1024 steps of float32
+def test_occlusion_does_not_show_the_rounding_of_scores(step: float, is_shown: bool) -> None:
+    (result,) = camtool.explain(Corner(step), torch.ones(1, *IMAGES), 0, method="occlusion", kind="image")
+    assert result.heatmap.any() == is_shown
+    assert (result.heatmap[0, 0] == 1) == is_shown
+    assert any("constant" in warning for warning in result.warnings) == (not is_shown)
+
+
 @pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
 def test_method_does_not_change_the_evidence(name: str) -> None:
     net, layer = suited(name)

@@ -27,6 +27,9 @@ from camtool.targets import Target
 
 __all__ = ["drise", "occlusion", "rise"]
 
+_ROUNDING_STEPS = 16
+"""Scores that differ by fewer machine epsilons are equal: the sums of a model round more than once."""
+
 
 @method("rise", paper="arXiv 1806.07421", needs="forwards", cost="many passes", ignores_layer=True)
 def rise(
@@ -142,7 +145,7 @@ def occlusion(evidence: Evidence, *, window: float = 0.25, stride: float = 0.125
     for rows in evidence.rows_by_image:
         make_variants = partial(_cover_windows, inputs[evidence.images[rows[0]]], windows)
         scores = score_inputs(evidence, rows, len(windows) + 1, make_variants, chunk=chunk).to(results)
-        results[rows] = _average_drops(scores[:1] - scores[1:], windows, inputs.shape[2:])
+        results[rows] = _average_drops(_compute_drops(scores), windows, inputs.shape[2:])
     return results
 
 
@@ -166,6 +169,16 @@ def _cover_windows(x: Tensor, windows: Sequence[tuple[slice, ...]], part: slice)
             each[place] = 0
         covered.append(each)
     return torch.stack(covered)
+
+
+def _compute_drops(scores: Tensor) -> Tensor:
+    """Return by how much each row's score drops for each window ``(W, rows)``, from the scores ``(1 + W, rows)``.
+
+    Drops that differ by no more than the rounding of the scores are equal: the map would show noise at full heat.
+    """
+    drops = scores[:1] - scores[1:]
+    rounding = _ROUNDING_STEPS * torch.finfo(scores.dtype).eps * scores.abs().amax(0)
+    return torch.where(drops.amax(0) - drops.amin(0) > rounding, drops, drops.mean(0))
 
 
 def _average_drops(drops: Tensor, windows: Sequence[tuple[slice, ...]], size: Sequence[int]) -> Tensor:
