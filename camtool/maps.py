@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "ROUNDING_STEPS",
     "find_peaks",
     "has_contrast",
     "is_constant",
@@ -24,8 +25,8 @@ __all__ = [
     "upcast",
 ]
 
-# Values that differ by fewer machine epsilons are equal: a sum over channels rounds more than once.
-_ROUNDING_STEPS = 16
+ROUNDING_STEPS = 16
+"""Values that differ by fewer machine epsilons are equal: a sum rounds more than once."""
 
 
 def normalize(
@@ -69,7 +70,7 @@ def _find_limits(values: NDArray[Any], among: NDArray[np.bool_] | None) -> tuple
     highest = float(np.max(values, where=where, initial=-np.inf))
     # A map that varies by rounding alone is constant: scaled up, it would show noise over the whole image.
     types = np.finfo(values.dtype)
-    rounding = _ROUNDING_STEPS * float(types.eps) * max(abs(lowest), abs(highest))
+    rounding = ROUNDING_STEPS * float(types.eps) * max(abs(lowest), abs(highest))
     # The upper limit catches infinite values, and differences that overflow. NaN fails both comparisons.
     return (lowest, highest) if rounding < highest - lowest <= float(types.max) else None
 
@@ -88,14 +89,14 @@ def scale_min_max(maps: Tensor) -> Tensor:
     maps = scale_by_peak(maps)
     axes = tuple(range(1, maps.ndim))
     lowest, highest = maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True)
-    varies = highest - lowest > _ROUNDING_STEPS * torch.finfo(maps.dtype).eps
+    varies = highest - lowest > ROUNDING_STEPS * torch.finfo(maps.dtype).eps
     return torch.where(varies, (maps - lowest) / torch.where(varies, highest - lowest, 1), 0)
 
 
 def is_constant(maps: Tensor) -> Tensor:
     """Return for each map ``(N, *grid)`` True if it is the same everywhere, up to rounding: ``(N,)``."""
     values = scale_by_peak(maps).flatten(1)
-    return values.amax(1) - values.amin(1) <= _ROUNDING_STEPS * torch.finfo(maps.dtype).eps
+    return values.amax(1) - values.amin(1) <= ROUNDING_STEPS * torch.finfo(maps.dtype).eps
 
 
 def scale_by_peak(maps: Tensor) -> Tensor:

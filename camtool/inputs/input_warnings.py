@@ -91,19 +91,19 @@ def _find_extrema(planes: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.array(planes.amin(1).tolist()), np.array(planes.amax(1).tolist())
 
 
-def find_tensor_warnings(values: ValueRange, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
+def find_tensor_warnings(value_range: ValueRange, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
     """Yield warnings about a prepared input, one sentence each.
 
     Args:
-        values: The range of its values.
+        value_range: The range of its values.
         black: ``(C,)``, the value of a black pixel; ``None`` if the normalization is unknown.
         white: ``(C,)``, the value of a white one.
     """
-    lowest, highest = values.lowest, values.highest
-    if values.is_constant:
+    lowest, highest = value_range.lowest, value_range.highest
+    if value_range.is_constant:
         yield MapWarning(_CONSTANT, "constant-image")
     elif (
-        values.channels in (1, 3)
+        value_range.channels in (1, 3)
         and is_byte_range(lowest, highest)
         and (white is None or highest > 2 * float(white.max()))
     ):

@@ -17,7 +17,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
-from camtool.maps import resize, unsqueeze_like, upcast
+from camtool.maps import ROUNDING_STEPS, resize, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.probabilities import prefer_probability
@@ -26,9 +26,6 @@ from camtool.outputs.predictions import Prediction
 from camtool.targets import Target
 
 __all__ = ["drise", "occlusion", "rise"]
-
-_ROUNDING_STEPS = 16
-"""Scores that differ by fewer machine epsilons are equal: the sums of a model round more than once."""
 
 
 @method("rise", paper="arXiv 1806.07421", needs="forwards", cost="many passes", ignores_layer=True)
@@ -177,7 +174,7 @@ def _compute_drops(scores: Tensor) -> Tensor:
     Drops that differ by no more than the rounding of the scores are equal: the map would show noise at full heat.
     """
     drops = scores[:1] - scores[1:]
-    rounding = _ROUNDING_STEPS * torch.finfo(scores.dtype).eps * scores.abs().amax(0)
+    rounding = ROUNDING_STEPS * torch.finfo(scores.dtype).eps * scores.abs().amax(0)
     return torch.where(drops.amax(0) - drops.amin(0) > rounding, drops, drops.mean(0))
 
 
