@@ -22,6 +22,9 @@ __all__ = ["COMPILING", "convert_to_onnx", "export_graph", "get_first_line", "hi
 COMPILING = threading.RLock()
 """Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
 
+_LOGGERS = ("torch", "onnx_ir", "onnxscript")
+"""The loggers of the exporter; the last two report each step of the optimization."""
+
 _OPERATOR = re.compile(r"aten[.:]+(\w+)|OpOverload\(op='([\w.]+)'")
 
 
@@ -92,12 +95,14 @@ def _find_reason(error: BaseException) -> str:
 @contextmanager
 def hide_output() -> Iterator[None]:
     """Hide what the exporter prints, logs and warns of: none of it is for the user."""
-    logger = logging.getLogger("torch")
-    level = logger.level
+    loggers = [*map(logging.getLogger, _LOGGERS)]
+    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -57,6 +57,15 @@ def test_each_class_and_the_top_class(method: str, net: nn.Module, tmp_path: Pat
     assert_equal_maps(maps, camtool.explain(net, x, [4, None, 2], method=method))
 
 
+def test_the_exporter_writes_nothing(
+    net: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level("INFO"):  # of the root, as a program sets it that shows its own lines
+        camtool.export(net, tmp_path / "net.onnx", size=SIZE)
+    assert [record.name for record in caplog.records if not record.name.startswith("camtool")] == []
+    assert capfd.readouterr() == ("", "")
+
+
 def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Loaded, tmp_path: Path) -> None:
     path = camtool.export(demo, tmp_path / "demo.onnx", "layercam", resize=True)
     x = torch.rand(2, 3, 128, 128)
