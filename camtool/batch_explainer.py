@@ -45,7 +45,7 @@ from camtool.trust.map_warnings import find_map_warnings
 from camtool.warning_codes import MapWarning, to_map_warning
 
 if TYPE_CHECKING:
-    from camtool.inputs.input_preparer import InputBatch
+    from camtool.inputs.input_batch import InputBatch
 
 __all__ = ["BatchExplainer", "to_list"]
 

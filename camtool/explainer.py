@@ -36,7 +36,8 @@ from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.image_files import ImageSource
-from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput, ReadOnDemand
+from camtool.inputs.input_batch import InputBatch, PreparedInput
+from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.methods import (
     MethodFunction,

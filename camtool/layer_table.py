@@ -17,7 +17,8 @@ from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.inputs.data_kinds import DataKind
-from camtool.inputs.input_preparer import InputBatch, InputPreparer
+from camtool.inputs.input_batch import InputBatch
+from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.centers import find_centers

@@ -17,7 +17,8 @@ from camtool.attention_maps.queries import Queries, Query, QueryKind, find_class
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.tracing import trace
-from camtool.inputs.input_preparer import InputBatch, InputPreparer, PreparedInput
+from camtool.inputs.input_batch import InputBatch, PreparedInput
+from camtool.inputs.input_preparer import InputPreparer
 from camtool.layers.centers import find_centers
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import find_image_size

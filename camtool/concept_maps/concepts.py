@@ -25,7 +25,8 @@ from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.geometry.cell_centers import CellCenters, Placement, resample
 from camtool.hooks.observation import observe
-from camtool.inputs.input_preparer import InputPreparer, PreparedInput, Source, group_into_batches
+from camtool.inputs.input_batch import PreparedInput, group_into_batches
+from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import Layer, find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inputs.input_preparer import PreparedInput
+from camtool.inputs.input_batch import PreparedInput
 
 __all__ = ["InputTruth", "place_truth"]
 

@@ -12,7 +12,7 @@ from camtool.batch_explainer import BatchExplainer
 from camtool.device_overlays import DeviceMaps
 from camtool.errors import MethodError
 from camtool.explanation import Explanation
-from camtool.inputs.input_preparer import InputBatch
+from camtool.inputs.input_batch import InputBatch
 from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
 from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model

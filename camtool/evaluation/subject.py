@@ -15,7 +15,8 @@ from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, compute_maps
 from camtool.hooks.observation import observe
 from camtool.inference.folded_model import FoldedModel
-from camtool.inputs.input_preparer import InputBatch, InputPreparer
+from camtool.inputs.input_batch import InputBatch
+from camtool.inputs.input_preparer import InputPreparer
 from camtool.methods import find_asked_depths, find_method, merges
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link

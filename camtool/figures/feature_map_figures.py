@@ -22,7 +22,8 @@ from camtool.figures.panels import DIVERGING, Panel, center_on_zero, draw_panels
 from camtool.figures.paper_sizes import SCALES, Scale, Width, to_inches
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.inputs.input_preparer import InputBatch, InputPreparer, Source
+from camtool.inputs.input_batch import InputBatch
+from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.inputs.model_inputs import Inputs
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import Layer, find_layers

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby, islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,7 +15,6 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article
 from camtool.cached_property import cached_property
 from camtool.errors import CamtoolError, ImageError
-from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.inputs import image_files
@@ -28,6 +24,7 @@ from camtool.inputs.display import build_view, find_black_and_white, to_image_ar
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.input_batch import InputBatch, PreparedInput, group_into_batches
 from camtool.inputs.input_warnings import ValueRange, find_image_warnings, find_tensor_warnings
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
@@ -35,15 +32,14 @@ from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import Preprocessing, Transform, build_default_transform, find_input_size, find_transform
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
-from camtool.private_torch import get_storage_id
-from camtool.rendering.views import Photo, View
+from camtool.rendering.views import Photo
 from camtool.structures import module_names, nested_tensors
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["InputBatch", "InputPreparer", "PreparedInput", "ReadOnDemand", "Source", "group_into_batches"]
+__all__ = ["InputPreparer", "ReadOnDemand", "Source"]
 
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
@@ -61,73 +57,6 @@ folders of photos have few sizes; one of crops has too many to keep."""
 
 _DEFAULT_TRANSFORMS = 2
 """Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedInput:
-    """One image, signal, volume or clip as the model receives it.
-
-    Attributes:
-        tensor: ``(C, *size)``, the model's input, on the model's device.
-        view: The input as pixels, and the placement of maps on it.
-        notes: What the user should know about the preparation, one sentence each.
-        black: ``(C,)``, the value of a black pixel in ``tensor``; ``None`` if the normalization is unknown.
-        white: ``(C,)``, the value of a white pixel.
-        is_photo: True if the transform made ``tensor`` from ``photo``, and would make it again.
-    """
-
-    tensor: Tensor
-    view: View
-    notes: tuple[MapWarning, ...] = ()
-    black: Tensor | None = None
-    white: Tensor | None = None
-    is_photo: bool = False
-
-    @property
-    def photo(self) -> NDArray[np.uint8]:
-        """``(H, W, 3)`` uint8, the pixels of an image."""
-        return self.view.photo
-
-    @property
-    def geometry(self) -> Geometry:
-        """The crop and resize that made the tensor from the image.
-
-        Raises:
-            ImageError: The input is no image.
-        """
-        if self.view.geometry is None:
-            raise ImageError(f"img: this function takes images; a {self.view.kind} came.")
-        return self.view.geometry
-
-
-@dataclass(frozen=True, eq=False)
-class InputBatch:
-    """Inputs for one forward pass.
-
-    Attributes:
-        items: One or more, of one data kind and one shape.
-        inputs: What the model is called with: a tensor ``(N, C, *size)``, or a mapping whose first entry it is.
-        call_index: The call of the layers that is explained; ``None`` if the user left it open.
-    """
-
-    items: Sequence[PreparedInput]
-    inputs: nested_tensors.ModelInputs
-    call_index: int | None = None
-
-    @classmethod
-    def from_prepared(cls, items: Sequence[PreparedInput], call_index: int | None = None) -> InputBatch:
-        """Return a batch of inputs for a model that takes one tensor."""
-        return cls(items, _stack([item.tensor for item in items]), call_index)
-
-    def split(self, size: int) -> Iterator[InputBatch]:
-        """Yield batches of at most ``size`` items, in order."""
-        for start in range(0, len(self.items), size):
-            yield self.select(slice(start, start + size))
-
-    def select(self, part: slice) -> InputBatch:
-        """Return a part of the batch."""
-        inputs = nested_tensors.map_batch(self.inputs, lambda tensor: tensor[part])
-        return InputBatch(self.items[part], inputs, self.call_index)
 
 
 class InputPreparer:
@@ -512,48 +441,6 @@ class ReadOnDemand(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         image = self._images[index]
         return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
-
-
-def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:
-    """Yield runs of at most ``size`` inputs that one tensor can hold, in order."""
-
-    def get_group(item: PreparedInput) -> tuple[object, ...]:
-        # All items of a batch share one value of black in a forward pass, so all have it or none.
-        return item.tensor.shape, item.tensor.dtype, item.black is None
-
-    for _, run in groupby(items, key=get_group):
-        while batch := list(islice(run, min(size, sys.maxsize))):
-            yield batch
-
-
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return prepared inputs as a batch."""
-    if len(tensors) == 1:
-        return tensors[0][None]  # a view: a single input is not copied
-    whole = _find_whole(tensors)
-    if whole is not None:
-        return whole
-    if any(each.device.type != "cpu" or each.dtype == torch.bfloat16 or each.requires_grad for each in tensors):
-        return torch.stack(list(tensors))
-    # Numpy copies, as torch would use all cores: its threads go on to wait for work for some milliseconds, and would
-    # take the cores from an engine. Torch makes the memory, which is aligned as its kernels like it.
-    batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype)
-    np.stack([each.numpy() for each in tensors], out=batch.numpy())
-    return batch
-
-
-def _find_whole(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the batch that tensors of one shape are the entries of, in order, so that it need not be copied."""
-    first, second = tensors[0], tensors[1]
-    step = second.storage_offset() - first.storage_offset()
-    memory = get_storage_id(first)
-    if memory is None or step < first.numel() or any(each.requires_grad for each in tensors):
-        return None
-    for place, each in enumerate(tensors):
-        offset = first.storage_offset() + place * step
-        if (get_storage_id(each), each.storage_offset(), each.stride()) != (memory, offset, first.stride()):
-            return None
-    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
 
 
 def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:

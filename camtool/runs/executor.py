@@ -31,7 +31,7 @@ from camtool.runs.workers import Workers, count_workers
 if TYPE_CHECKING:
     from camtool.explainer import Explainer
     from camtool.explanation import Explanation
-    from camtool.inputs.input_preparer import PreparedInput
+    from camtool.inputs.input_batch import PreparedInput
 
 __all__ = ["run_jobs"]
 

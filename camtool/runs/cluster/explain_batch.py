@@ -21,7 +21,7 @@ from camtool.runs.photo_batches.preparing import describe_failure, prepare_photo
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
-    from camtool.inputs.input_preparer import PreparedInput
+    from camtool.inputs.input_batch import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
 
 __all__ = ["ExplainBatch"]

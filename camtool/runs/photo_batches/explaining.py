@@ -12,7 +12,7 @@ from camtool.runs.result_writer import describe_error
 if TYPE_CHECKING:
     from camtool.explainer import Explainer
     from camtool.explanation import Explanation
-    from camtool.inputs.input_preparer import PreparedInput
+    from camtool.inputs.input_batch import PreparedInput
 
 __all__ = ["explain_batch"]
 

@@ -13,7 +13,7 @@ from camtool.runs.result_writer import describe_error
 if TYPE_CHECKING:
     from camtool.explainer import Explainer
     from camtool.inputs.image_files import ImageSource
-    from camtool.inputs.input_preparer import PreparedInput
+    from camtool.inputs.input_batch import PreparedInput
 
 __all__ = ["describe_failure", "prepare_photo"]
 

@@ -14,7 +14,7 @@ from camtool.cached_property import cached_property
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
-from camtool.inputs.input_preparer import PreparedInput
+from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
 from camtool.state.model_state import preserve_model
