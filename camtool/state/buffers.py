@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from operator import attrgetter, is_
 
 import torch
@@ -51,8 +51,12 @@ class BufferSnapshot:
 
 
 def _divide(buffers: list[Tensor]) -> list[list[Tensor]]:
-    """Return buffers of one kind as one group if they are plain and small, or else each as a group of its own."""
-    return [buffers] if _is_small(buffers[0]) else [[each] for each in buffers]
+    """Return buffers of one kind in groups if they are plain and small, or else each as a group of its own."""
+    if not _is_small(buffers[0]):
+        return [[each] for each in buffers]
+    ends = accumulate(map(Tensor.numel, buffers))
+    runs = groupby(zip(ends, buffers, strict=True), key=lambda pair: pair[0] // (_JOINED - _SMALL))
+    return [[each for _, each in run] for _, run in runs]
 
 
 class _BufferGroup:
@@ -93,6 +97,9 @@ _SMALL = 4096
 """Up to this number of elements, buffers are copied in groups and, if floating, compared by value. The batch norms of
 usual networks have at most a few thousand channels. For larger buffers, e.g. masks, a comparison takes too long, so
 their version counter alone decides whether they were written to."""
+
+_JOINED = 32768
+"""Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer."""
 
 _get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
 """Properties that are the same for all buffers of a group."""
