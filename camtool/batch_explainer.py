@@ -6,8 +6,8 @@ let each method compute maps, and check them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.engines.comparison import describe_difference
+from camtool.device_overlays import ClassMaps, compute_maps
+from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
-from camtool.errors import MethodError, NotCompilableError
+from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explanation import Explanation
@@ -87,46 +88,45 @@ class BatchExplainer:
 
     def explain(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it, by the first engine that gives the model's own results."""
-        for engine in self.engines:
-            observer = CompiledObserver(engine)
-            try:
-                results = self._explain_with(observer, batch, requests)
-            except NotCompilableError as error:
-                observer.give_up(str(error))
-                continue
-            question = self._describe_question(batch, requests)
-            if observer.has_agreed(question):
-                return results
-            expected = self._explain_without_engine(batch, requests)
-            ours, theirs = _flatten(results), _flatten(expected)
-            difference = describe_difference(ours, theirs)
-            if difference is not None:
-                observer.give_up(difference)
-                return expected
-            if any(each.raw.any() for each in theirs):  # empty maps show nothing
-                observer.note_agreement(question)
-            # Not the model's own results: those of a run must not depend on where it was interrupted.
-            return results
-        return self._explain_without_engine(batch, requests)
+        kinds = {type(each) for request in requests for each in to_list(request)}
+        question = self._describe_question(kinds, len(batch.items))
+        return run_by_engines(
+            self.engines, self.model, question, lambda observe: self._explain_with(observe, batch, requests), _flatten
+        )
 
-    def _explain_without_engine(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
-        # A backward pass needs the model's state of its forward pass.
-        with hold_model(self.model):
-            return self._explain_with(observe, batch, requests)
+    def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
+        """Return the maps of one class ``(N,)`` of each image by the first method, by the first engine that works."""
+        question = self._describe_question({ClassMaps}, len(classes))
+        return run_by_engines(
+            self.engines,
+            self.model,
+            question,
+            lambda observe: self.compute_device_maps_with(observe, batch, classes),
+            lambda found: found.list_maps(self.methods[0]),
+        )
 
-    def _describe_question(self, batch: InputBatch, requests: Sequence[Any]) -> object:
+    def compute_device_maps_with(
+        self, observe: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
+    ) -> ClassMaps:
+        """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_maps`."""
+        method = self.methods[0]
+        options = method.select_options(self.options)
+        forward_pass = self.run_forward_pass(observe, batch)
+        with _limit_threads(observe):
+            return compute_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
+
+    def _describe_question(self, kinds: Collection[type], images: int) -> object:
         """Return what an engine's results depend on beside weights and pixels."""
         methods = tuple(method.name for method in self.methods)
-        kinds = {type(each) for request in requests for each in to_list(request)}
         options = tuple((name, repr(value)) for name, value in sorted(self.options.items()))
-        is_alone = len(batch.items) == 1  # a model may treat a single image differently
+        is_alone = images == 1  # a model may treat a single image differently
         return methods, self.merge, options, frozenset(kinds), is_alone
 
     def _explain_with(self, observe: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         forward_pass = self.run_forward_pass(observe, batch)
-        with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
+        with _limit_threads(observe):
             return self._explain_images(forward_pass, batch, requests, texts)
 
     def _explain_images(
@@ -351,6 +351,11 @@ def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
     """Return what the method tells the user about a row's map, each note once."""
     notes = dict.fromkeys(note for each in evidence for note in each.notes.get(row, []))
     return [to_map_warning(note, "method-note") for note in notes]
+
+
+def _limit_threads(observe: Observe) -> AbstractContextManager[object]:
+    """Leave the cores to the engine, if one runs the model."""
+    return observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext()
 
 
 def _flatten(results: Any) -> list[Explanation]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,15 @@ from camtool.methods.merges import Merge, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, weigh_chosen_class
 from camtool.state.thread_state import enable_gradients
 
-__all__ = ["DeviceMaps", "compute_maps", "to_class_tensor", "to_device_pixels"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ClassMaps", "DeviceMap", "DeviceMaps", "compute_maps", "to_class_tensor", "to_device_pixels"]
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceMaps:
-    """Maps of one class of each image.
+    """One map of each image.
 
     Attributes:
         raw: ``(N, *grid)``, the method's own values, of several layers merged.
@@ -45,6 +48,36 @@ class DeviceMaps:
         return scale_min_max(resample(self.raw.float(), self.place, size, None))
 
 
+@dataclass(frozen=True, eq=False)
+class ClassMaps(DeviceMaps):
+    """Maps of one class of each image.
+
+    Attributes:
+        logits: ``(N, K)``, the scores of all classes.
+        class_weights: ``(N, K)``, whose sum with the logits is the score of the explained class.
+    """
+
+    logits: Tensor
+    class_weights: Tensor
+
+    def list_maps(self, method: Method) -> list[DeviceMap]:
+        """Return the map of each image with what it explains. This copies them to the host."""
+        scores = (self.logits.detach() * self.class_weights).sum(1).tolist()
+        rows = zip(self.class_weights.argmax(1).tolist(), scores, self.raw.detach().float().cpu().numpy(), strict=True)
+        return [DeviceMap(index, f"class {index}", score, method.name, raw) for index, score, raw in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMap:
+    """The map of one image, for :func:`camtool.engines.comparison.run_by_engines`."""
+
+    index: int
+    label: str
+    score: float
+    method: str
+    raw: NDArray[Any]
+
+
 def compute_maps(
     forward_pass: ForwardPass,
     method: Method,
@@ -53,7 +86,7 @@ def compute_maps(
     merge: str | Merge,
     *,
     differentiable: bool = False,
-) -> DeviceMaps:
+) -> ClassMaps:
     """Return the maps of one class of each image.
 
     Args:
@@ -73,7 +106,9 @@ def compute_maps(
         raise CamtoolError(f"maps on the device are for classifiers; the scores have the shape {tuple(logits.shape)}.")
     maps, places = [], []
     with enable_gradients() if differentiable else torch.no_grad():
-        gradients = _differentiate(forward_pass, classes, create_graph=differentiable)
+        scores = find_logits(forward_pass.output)
+        weights = weigh_chosen_class(scores.detach(), classes)
+        gradients = _differentiate(forward_pass, scores, weights, create_graph=differentiable)
         for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
             output = forward_pass.layer_outputs[layer.name]
             raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)
@@ -81,7 +116,8 @@ def compute_maps(
             places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
         merged = merge_maps(maps, merge, lambda: _compute_means(gradients), places)
         finest = find_finest(maps)
-        return DeviceMaps(merged, places[finest] if merged.shape == maps[finest].shape else None)
+        place = places[finest] if merged.shape == maps[finest].shape else None
+        return ClassMaps(merged, place, scores, weights)
 
 
 def to_class_tensor(target_class: int | Tensor | Sequence[int] | None, images: Tensor) -> Tensor:
@@ -116,12 +152,12 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
     return torch.stack(planes * (3 // channels), 1).clamp(0, 255).round()
 
 
-def _differentiate(forward_pass: ForwardPass, classes: Tensor, *, create_graph: bool) -> Sequence[Tensor]:
-    logits = find_logits(forward_pass.output)
+def _differentiate(
+    forward_pass: ForwardPass, scores: Tensor, weights: Tensor, *, create_graph: bool
+) -> Sequence[Tensor]:
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
     with enable_gradients():
-        weights = weigh_chosen_class(logits.detach(), classes)
-        return torch.autograd.grad(logits, outputs, weights, materialize_grads=True, create_graph=create_graph)
+        return torch.autograd.grad(scores, outputs, weights, materialize_grads=True, create_graph=create_graph)
 
 
 def _apply(

@@ -25,13 +25,13 @@ from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.batch_explainer import BatchExplainer, to_list
-from camtool.device_overlays import DeviceMaps, compute_maps, to_class_tensor, to_device_pixels
+from camtool.device_overlays import DeviceMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evaluation.recommendation import recommend_once
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
-from camtool.hooks.observation import observe, observe_connected
+from camtool.hooks.observation import observe_connected
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
@@ -383,10 +383,8 @@ class Explainer(Generic[Result]):
         """Explain images; the arguments and the results are those of :func:`explain`."""
         check_argument_order(img, target_class)
         self._choose_method(img)
-        # Engines do not run the model, so its state is not held. What else runs it preserves the state itself.
-        hold = hold_modules if self._batches.engines else hold_model
         # The first block takes over if an interrupt arrives just as one of the others ends.
-        with Cleanup(), preserve_thread_state(), hold(self._model):
+        with Cleanup(), preserve_thread_state(), self._hold():
             count, batches = self._preparer.prepare_batches(
                 img,
                 self._batch_size,
@@ -459,8 +457,8 @@ class Explainer(Generic[Result]):
     ) -> Tensor:
         """Return overlays of a prepared batch as one tensor on its device, e.g. for a training loop or a service.
 
-        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. ``engine`` has
-        no effect.
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. Only the first
+        batch is compared with the model's own maps, if an engine runs.
 
         Args:
             images: ``(N, 1 or 3, H, W)`` floating, as the model gets them.
@@ -476,7 +474,7 @@ class Explainer(Generic[Result]):
             TargetError: There is another number of classes than of images.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), preserve_thread_state(), hold_model(self._model):
+        with Cleanup(), preserve_thread_state(), self._hold():
             batch = self._preparer.to_model(images)
             pixels = to_device_pixels(batch, self._preparer.transform)
             maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
@@ -492,8 +490,8 @@ class Explainer(Generic[Result]):
     ) -> Tensor:
         """Return maps of a prepared batch as one tensor on its device, e.g. for a loss that says where to look.
 
-        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. The model runs
-        in evaluation mode, and ``engine`` has no effect.
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. Only the first
+        batch is compared with the model's own maps, if an engine runs. The model runs in evaluation mode.
 
         Args:
             images: ``(N, C, *size)`` floating, as the model gets them.
@@ -501,7 +499,7 @@ class Explainer(Generic[Result]):
             resize: Return heatmaps in [0, 1] at the size of the images, with each cell where the layer looked. By
                 default the method's own values at the layer's size are returned.
             differentiable: Record the graph from the model's parameters, and from the images if they require a
-                gradient, to the maps. This takes the memory of training.
+                gradient, to the maps. This takes the memory of training. The model runs as it is, without an engine.
 
         Returns:
             ``(N, *grid)``, or ``(N, *size)``.
@@ -511,7 +509,7 @@ class Explainer(Generic[Result]):
             TargetError: There is another number of classes than of images.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), preserve_thread_state(), hold_model(self._model):
+        with Cleanup(), preserve_thread_state(), self._hold():
             batch = self._preparer.to_model(images)
             maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
             return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
@@ -523,12 +521,16 @@ class Explainer(Generic[Result]):
         self._choose_method(batch)
         if len(self._batches.methods) != 1 or not self._batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
-        (method,) = self._batches.methods
-        options = method.select_options(self._batches.options)
-        classes = to_class_tensor(target_class, batch)
-        run = observe_connected if differentiable else observe
-        forward_pass = self._batches.run_forward_pass(run, InputBatch([], batch, self._call_index))
-        return compute_maps(forward_pass, method, options, classes, self._batches.merge, differentiable=differentiable)
+        given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)
+        if not differentiable:
+            return self._batches.compute_device_maps(given, classes)
+        with hold_model(self._model):
+            return self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+
+    def _hold(self) -> Cleanup:
+        """Return a block for the work on one or more batches."""
+        # Engines do not run the model, so its state is not held. What else runs it preserves the state itself.
+        return hold_modules(self._model) if self._batches.engines else hold_model(self._model)
 
 
 def _build_signature() -> inspect.Signature:

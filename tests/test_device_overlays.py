@@ -105,10 +105,12 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("engine", ["eager", "prepared"])
 @pytest.mark.parametrize("classes", [None, 1, torch.tensor([0, 1, 2])])
-def test_nothing_waits_for_the_device(classes: Any) -> None:
-    explainer, x = camtool.Explainer(build(), "layercam", ["stem", "last"]), torch.rand(3, 3, 32, 32)
-    explainer.draw_overlays(x, classes)  # chooses the layouts and the centers
+def test_nothing_waits_for_the_device(classes: Any, engine: Any) -> None:
+    explainer = camtool.Explainer(build(), "layercam", ["stem", "last"], engine=engine)
+    x = torch.rand(3, 3, 32, 32)
+    explainer.draw_overlays(x, classes)  # chooses the layouts and the centers, and compares the engine
     with Watch():
         explainer.draw_overlays(x, classes)
 

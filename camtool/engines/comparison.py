@@ -1,14 +1,24 @@
-"""Compare the results of an engine with those of the model itself."""
+"""Run work by engines, and compare the first results of each with those of the model itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
+from torch import nn
 
-from camtool.explanation import Explanation
+from camtool.engines.observers import CompiledObserver
+from camtool.errors import NotCompilableError
+from camtool.hooks.observation import Observe, observe
+from camtool.state.model_state import hold_model
 
-__all__ = ["describe_difference"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ComparedMap", "describe_difference", "run_by_engines"]
+
+_T = TypeVar("_T")
 
 _SCORE_TOLERANCE = 1e-4
 """Of the larger one of 1 and the score."""
@@ -17,8 +27,77 @@ _MAP_TOLERANCE = 1e-3
 """Of the map's peak."""
 
 
-def describe_difference(ours: Sequence[Explanation], expected: Sequence[Explanation]) -> str | None:
-    """Return how explanations differ from the expected ones, or ``None`` if they agree up to rounding."""
+class ComparedMap(Protocol):
+    """One map and what it explains, e.g. a :class:`camtool.Explanation`."""
+
+    @property
+    def index(self) -> int | None:
+        """The class; ``None`` for another target."""
+
+    @property
+    def label(self) -> str:
+        """What is explained, in words."""
+
+    @property
+    def score(self) -> float:
+        """The target's score."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+
+    @property
+    def raw(self) -> NDArray[Any]:
+        """The method's own values."""
+
+
+def run_by_engines(
+    engines: Sequence[str],
+    model: nn.Module,
+    question: object,
+    run: Callable[[Observe], _T],
+    list_maps: Callable[[_T], Sequence[ComparedMap]],
+) -> _T:
+    """Return the results of the first engine that gives the model's own; without one, those of the model as it is.
+
+    Args:
+        engines: The engines to try, in order, see :func:`camtool.engines.observers.list_engines`.
+        model: The model.
+        question: What the results depend on beside the weights and the values of the inputs. For each question, the
+            first results are compared.
+        run: Does the work with a function that runs the model.
+        list_maps: Returns the maps of results, which are compared.
+    """
+    for engine in engines:
+        observer = CompiledObserver(engine)
+        try:
+            results = run(observer)
+        except NotCompilableError as error:
+            observer.give_up(str(error))
+            continue
+        if observer.has_agreed(question):
+            return results
+        expected = _run_eagerly(model, run)
+        theirs = list_maps(expected)
+        difference = describe_difference(list_maps(results), theirs)
+        if difference is not None:
+            observer.give_up(difference)
+            return expected
+        if any(each.raw.any() for each in theirs):  # empty maps show nothing
+            observer.note_agreement(question)
+        # Not the model's own results: those of a run must not depend on where it was interrupted.
+        return results
+    return _run_eagerly(model, run)
+
+
+def _run_eagerly(model: nn.Module, run: Callable[[Observe], _T]) -> _T:
+    # A backward pass needs the model's state of its forward pass.
+    with hold_model(model):
+        return run(observe)
+
+
+def describe_difference(ours: Sequence[ComparedMap], expected: Sequence[ComparedMap]) -> str | None:
+    """Return how maps differ from the expected ones, or ``None`` if they agree up to rounding."""
     for our, other in zip(ours, expected, strict=True):
         if our.index != other.index or our.raw.shape != other.raw.shape:
             return f"it explains {our.label!r}, and the model {other.label!r}"

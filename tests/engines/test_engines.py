@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from camtool.engines.comparison import describe_difference
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.files import _delete_oldest, compute_key, find_folder, make_once
 from camtool.engines.observers import list_engines
+from camtool.engines.prepared import PreparedModel
 from camtool.engines.segments import split_at_layers
 from camtool.errors import CamtoolError
 from camtool.methods import METHODS
@@ -142,8 +144,70 @@ def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplo
 def test_the_engine_runs_and_not_the_model(engine: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 16, 20)
     explain_twice(net, x, engine=engine)
-    monkeypatch.setattr("camtool.explainer.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+    monkeypatch.setattr("camtool.engines.comparison.observe", lambda *_, **__: pytest.fail("the model itself ran"))
     assert len(camtool.explain(net, x, engine=engine)) == 2
+    with pytest.raises(pytest.fail.Exception, match="the model itself ran"):
+        camtool.explain(net, x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layer", [None, ["stem", "last"]])
+@pytest.mark.parametrize("classes", [None, 2, [4, 0, 1]])
+def test_maps_without_explanations(
+    engine: Any, layer: Any, classes: Any, net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, usual = torch.randn(3, 3, 16, 20), camtool.Explainer(net, "layercam", layer)
+    explainer = camtool.Explainer(net, "layercam", layer, engine=engine)
+    first = explainer.compute_maps(x, classes)  # compared with those of the model
+    with monkeypatch.context() as patch, unchanged(net):
+        patch.setattr("camtool.engines.comparison.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+        maps, heatmaps = (explainer.compute_maps(x, classes, resize=each) for each in (False, True))
+        overlays = explainer.draw_overlays(x, classes)
+    expected = usual.compute_maps(x, classes)
+    assert float(expected.max()) > 0
+    for found in (first, maps):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.max()))
+    torch.testing.assert_close(heatmaps, usual.compute_maps(x, classes, resize=True), rtol=0, atol=1e-3)
+    difference = (overlays.int() - usual.draw_overlays(x, classes).int()).abs()
+    assert int(difference.max()) <= 2
+    assert float((difference > 0).float().mean()) < 0.02
+
+
+def test_a_graph_of_the_maps_is_that_of_the_model_itself(net: nn.Module) -> None:
+    x = torch.randn(2, 3, 16, 20)
+    found, expected = (
+        torch.autograd.grad(
+            camtool.Explainer(net, engine=engine).compute_maps(x, 1, differentiable=True).sum(), net.head.weight
+        )[0]
+        for engine in ("onnxruntime", "eager")
+    )
+    assert torch.equal(found, expected)
+    assert bool(expected.any())
+
+
+@pytest.mark.parametrize("fault", ["maps", "scores", "classes"])
+def test_an_engine_of_other_maps_is_not_used(
+    fault: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    observe = PreparedModel.observe
+
+    def observe_wrongly(self: Any, *args: Any, **options: Any) -> Any:
+        found = observe(self, *args, **options)
+        if fault == "maps":
+            found.calls["last"][0].data *= 1.1
+        else:
+            shift = {"scores": 0.01, "classes": torch.tensor([0, 0, 0, 0, 1e3])}[fault]
+            found = replace(found, output=found.output + shift)
+        return found
+
+    forget_model(net)
+    monkeypatch.setattr(PreparedModel, "observe", observe_wrongly)
+    x = torch.randn(2, 3, 16, 20)
+    maps = camtool.Explainer(net, engine="prepared").compute_maps(x)
+    assert torch.equal(maps, camtool.Explainer(net).compute_maps(x))
+    words = {"maps": "its map of gradcam differs", "scores": "its score is", "classes": "it explains 'class 4'"}
+    assert words[fault] in caplog.text
+    forget_model(net)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
