@@ -103,11 +103,15 @@ def _measure(engine: Any, name: str, images: int, turns: int) -> dict[str, float
     explainer = camtool.Explainer(model, engine=engine)
     for _ in range(5):  # the first calls compile and compare
         explainer(batch, classes)
+        explainer.compute_maps(batch, classes)
     turns = turns if images == 1 else turns // 4
     forwards = {"plain forward pass of PyTorch": make_forward(model, batch)}
     if engine != "eager":
         forwards["plain forward pass of the engine"] = make_engine_forward(engine, model, batch)
     plain = {label: statistics.median(time_run(run) for _ in range(turns)) for label, run in forwards.items()}
+    plain["maps without explanations"] = statistics.median(
+        time_run(lambda: explainer.compute_maps(batch, classes)) for _ in range(turns)
+    )
     calls = [_time_stages(lambda: explainer(batch, classes)) for _ in range(turns)]
     row = {stage: statistics.median(call[stage] for call in calls) for stage in calls[0]}
     return {stage: round(1000 * each, 2) for stage, each in {**row, **plain}.items() if each}

@@ -1,7 +1,8 @@
 """The cost of Grad-CAM by each engine over an eager forward pass: ``python -m benchmarks engines``.
 
-Each engine explains a prepared batch, in turns with the plain forward pass of PyTorch in ``inference_mode``. The
-numbers are medians of the turns' ratios. Run nothing else meanwhile.
+Each engine explains a prepared batch, in turns with the plain forward pass of PyTorch in ``inference_mode``. Rows of
+"maps" are Grad-CAM alone, by ``Explainer.compute_maps``; the others make explanations, with the photo, probabilities
+and warnings of each image. The numbers are medians of the turns' ratios. Run nothing else meanwhile.
 
 * The limit for single images: an explanation takes at least the engine's own forward pass, which stands beside it, and
   the milliseconds outside of the engine, e.g. to check that no weight has changed.
@@ -100,6 +101,9 @@ def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, A
     explainers = {engine: camtool.Explainer(model, engine=engine) for engine in engines}
     runs: dict[str, Callable[[], object]] = {"forward": make_forward(model, batch)}
     runs |= {engine: partial(explainer, batch, classes) for engine, explainer in explainers.items()}
+    runs |= {
+        f"{engine}, maps": partial(explainer.compute_maps, batch, classes) for engine, explainer in explainers.items()
+    }
     runs |= {f"{engine}, forward": make_engine_forward(engine, model, batch) for engine in engines[1:]}
     if device != "cpu":
         runs["torch.compile, forward"] = make_forward(torch.compile(model), batch)  # type: ignore[arg-type]
@@ -110,13 +114,14 @@ def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, A
     times = measure_in_turns(runs, turns, warm_up=3, again=True)
     row: dict[str, Any] = {"forward_ms": round(1000 * statistics.median(times["forward"]), 2)}
     row |= {f"{engine} / forward": compute_ratio(times, engine, "forward") for engine in engines}
-    others = [key for key in runs if key.endswith((", forward", " on the device"))]
+    others = [key for key in runs if key.endswith((", forward", ", maps", " on the device"))]
     row |= {f"{key} / forward": compute_ratio(times, key, "forward") for key in others}
-    row |= {f"{each} / its forward": compute_ratio(times, each, f"{each}, forward") for each in engines[1:]}
+    for each in engines[1:]:
+        for key in (each, f"{each}, maps"):
+            row[f"{key} / its forward"] = compute_ratio(times, key, f"{each}, forward")
     row |= {f"{key} / one, {best}": compute_ratio(times, key, best) for key in ("five methods", "five classes")}
-    return row | {
-        f"{each}, ms outside of it": _measure_outside(runs[each], turns) for each in engines if each in RUNTIMES
-    }
+    inside = [key for each in engines if each in RUNTIMES for key in (each, f"{each}, maps")]
+    return row | {f"{key}, ms outside of it": _measure_outside(runs[key], turns) for key in inside}
 
 
 def _measure_outside(run: Callable[[], object], turns: int) -> float:
