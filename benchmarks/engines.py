@@ -9,8 +9,8 @@ and warnings of each image. The numbers are medians of the turns' ratios. Run no
 * With ``OMP_WAIT_POLICY=passive``, as ``camtool`` sets it for folders, the rows are named so. With
   ``MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000`` they are named "memory kept": the C library
   then gives large blocks back to PyTorch instead of the system, which makes its forward pass of batches faster.
-* With ``--device cuda`` the engine is ``prepared``, as the compiled ones run on the CPU, and the forward pass of
-  ``torch.compile`` and overlays that stay on the device are measured too.
+* With ``--device cuda`` the engines are ``prepared`` and ``torch.compile``, as the others run on the CPU. The forward
+  pass of ``torch.compile(model)`` and overlays that stay on the device are measured, too.
 * ``--zoo`` exports the zoo's classifiers of torchvision and timm instead, and compares the maps of ONNX Runtime and
   OpenVINO with the model's.
 """
@@ -38,12 +38,11 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.paired import DeviceOption, compute_ratio, describe_machine, make_forward, measure_in_turns, time_run
 from camtool.engines import compiled
-from camtool.engines.compiled import CompiledModel
 from camtool.engines.compiled import _run as run_session
-from camtool.engines.observers import list_engines
+from camtool.engines.observers import list_engines, open_program
 from camtool.engines.prepared import PreparedModel, copy_for_capture
-from camtool.engines.program import write_program
-from camtool.engines.runtimes import RUNTIMES, open_session
+from camtool.engines.program import FORWARD, capture_program, write_program
+from camtool.engines.runtimes import RUNTIMES, TorchGraph, open_session
 from camtool.errors import CamtoolError
 from tests.zoo.catalogue import SMALLEST, TORCHVISION, Entry, picture
 
@@ -97,7 +96,7 @@ def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, A
     batch = torch.randn(batch_size, 3, 224, 224).to(device)
     # The map of a class that the model does not see may be empty, and empty maps confirm no engine.
     classes = [int(model(batch)[0].detach().argmax())] * batch_size
-    engines = ["eager", *(list_engines("auto") if device == "cpu" else ["prepared"])]
+    engines = ["eager", *(list_engines("auto") if device == "cpu" else ["prepared"]), "torch.compile"]
     explainers = {engine: camtool.Explainer(model, engine=engine) for engine in engines}
     runs: dict[str, Callable[[], object]] = {"forward": make_forward(model, batch)}
     runs |= {engine: partial(explainer, batch, classes) for engine, explainer in explainers.items()}
@@ -106,7 +105,7 @@ def _measure(name: str, batch_size: int, turns: int, device: str) -> dict[str, A
     }
     runs |= {f"{engine}, forward": make_engine_forward(engine, model, batch) for engine in engines[1:]}
     if device != "cpu":
-        runs["torch.compile, forward"] = make_forward(torch.compile(model), batch)  # type: ignore[arg-type]
+        runs["torch.compile of the model, forward"] = make_forward(torch.compile(model), batch)  # type: ignore[arg-type]
         runs["overlays on the device"] = partial(explainers["eager"].draw_overlays, batch, classes)
     best = engines[1]
     runs["five methods"] = partial(camtool.Explainer(model, _FIVE, engine=best), batch, classes)
@@ -147,9 +146,13 @@ def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callabl
     if engine == "prepared":
         prepared = PreparedModel(model, batch, [])
         return lambda: prepared.observe([], batch, grad=False)
+    program = capture_program(copy_for_capture(model, batch, []), batch, [])
+    if engine == "torch.compile":
+        graph = TorchGraph(program.graphs[FORWARD])
+        return lambda: graph.run([batch])
     folder = Path(tempfile.mkdtemp())
-    write_program(copy_for_capture(model, batch, []), batch, [], folder)
-    model_of_engine = CompiledModel(engine, folder, torch.empty(0), torch.get_num_threads())
+    write_program(program, folder)
+    model_of_engine = open_program(engine, folder, torch.empty(0), torch.get_num_threads())
     return lambda: model_of_engine.observe(batch, grad=False)
 
 

@@ -252,8 +252,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             a grid that is stretched over the input. ``"stretch"`` draws as other libraries do. See
             :mod:`camtool.layers.centers`.
         engine: How the model runs. ``"eager"``: as it is. ``"prepared"``: a copy with norms folded into convolutions,
-            in channels-last memory format. ``"onnxruntime"``, ``"openvino"``: compiled graphs; they take seconds to
-            compile, once for each model, layer and input size. ``"auto"``: the first of these graphs that is installed.
+            in channels-last memory format. ``"torch.compile"``, ``"onnxruntime"``, ``"openvino"``: compiled graphs;
+            they take seconds to compile, once for each model, layer and input size, the first one in each process.
+            ``"auto"``: the first of the other two that is installed, or ``"prepared"``.
             The first results are compared with the model's own. If they differ, or the engine cannot run the model, the
             next one is used, and a line in the log says why. See docs/engines.md.
         reading: How files are read, the options of :func:`camtool.open_image`: ``{"bands": (4, 3, 2)}``. See

@@ -148,7 +148,7 @@ def _replace_pooling(graph: fx.GraphModule, node: fx.Node) -> None:
     height, width = pooled.meta["val"].shape[-2:]
     rows, columns = _average(height, cells[0]), _average(width, cells[1])
     for name, matrix in (("rows", rows), ("columns", columns.T.contiguous())):
-        graph.register_buffer(f"{node.name}_{name}", matrix.to(pooled.meta["val"].dtype))
+        graph.register_buffer(f"{node.name}_{name}", matrix.to(pooled.meta["val"].device, pooled.meta["val"].dtype))
     with graph.graph.inserting_before(node):
         left, right = (graph.graph.get_attr(f"{node.name}_{name}") for name in ("rows", "columns"))
         along_rows = graph.graph.call_function(_OPS.matmul.default, (left, pooled))

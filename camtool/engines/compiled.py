@@ -7,9 +7,8 @@ ordinary tensors, and any function of the output can be explained.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from camtool.engines.onnx_files import get_first_line
-from camtool.engines.program import FORWARD, SegmentPlan, read_plan
-from camtool.engines.runtimes import Session, open_session
+from camtool.engines.program import FORWARD, Plan, SegmentPlan
+from camtool.engines.runtimes import Graph
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, Repeat
 from camtool.structures.nested_tensors import map_tensors
@@ -30,23 +29,33 @@ class CompiledModel:
     """A model as compiled graphs.
 
     Args:
-        runtime: The name of the runtime.
-        folder: The folder with the files.
+        plan: What the graphs compute.
+        graphs: The graphs by the names of their files.
         structure: The model's output for any image; its tensors are replaced.
-        threads: The number of threads that the graphs run in.
+
+    Attributes:
+        image_count: The number of images that it runs on; ``None`` for any.
     """
 
-    def __init__(self, runtime: str, folder: Path, structure: Any, threads: int) -> None:
-        self._plan, self._structure = read_plan(folder), structure
-        self._forward = open_session(runtime, folder / FORWARD, threads)
-        self._gradients = {
-            each.file: open_session(runtime, folder / each.file, threads) for each in self._plan.segments
-        }
-        self.image_count = self._plan.image_count
+    def __init__(self, plan: Plan, graphs: Mapping[str, Graph], structure: Any) -> None:
+        self._plan, self._graphs, self._structure = plan, graphs, structure
+        self.image_count = plan.image_count
+
+    def warm_up(self, images: Tensor) -> None:
+        """Run all graphs once, for runtimes that compile a graph when it first runs.
+
+        Raises:
+            NotCompilableError: The runtime fails.
+        """
+        values = _run(self._graphs[FORWARD], [images])
+        for plan in self._plan.segments:
+            weights = [torch.ones_like(values[index]) for index in plan.results]
+            inputs = [values[index] for index in [*plan.layers, *plan.others]]
+            _run(self._graphs[plan.file], [*weights, *inputs])
 
     def observe(self, images: Tensor, *, grad: bool) -> Observation:
         """Run the model on images ``(N, C, *size)``; see :func:`camtool.hooks.observation.observe`."""
-        values = _run(self._forward, [images])
+        values = _run(self._graphs[FORWARD], [images])
         can_repeat = grad and self.image_count is None and all(value.shape[:1] == images.shape[:1] for value in values)
         repeat = partial(self._repeat, list(values)) if can_repeat else None
         if grad:
@@ -93,7 +102,7 @@ class CompiledModel:
                 others = [values[index].detach() for index in plan.others]
                 results = [values[index].detach() for index in plan.results]
                 layers = [values[index] for index in plan.layers]
-                connected = _Segment.apply(self._gradients[plan.file], len(results), *results, *layers, *others)
+                connected = _Segment.apply(self._graphs[plan.file], len(results), *results, *layers, *others)
                 for index, value in zip(plan.results, cast("tuple[Tensor, ...]", connected), strict=True):
                     values[index] = value
 
@@ -102,7 +111,7 @@ class _Segment(torch.autograd.Function):
     """A segment, whose results are known already."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Session, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gradient: Graph, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.gradient, ctx.count = gradient, count
         ctx.save_for_backward(*tensors[count:])
         return tuple(tensor.clone() for tensor in tensors[:count])
@@ -117,9 +126,8 @@ class _Segment(torch.autograd.Function):
         return (None, None, *[None] * ctx.count, *gradients, *unused)
 
 
-def _run(session: Session, tensors: Sequence[Tensor]) -> list[Tensor]:
-    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+def _run(graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
     try:
-        return [torch.from_numpy(each) for each in session.run(arrays)]
+        return graph.run(tensors)
     except Exception as error:
         raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {get_first_line(error)}") from error

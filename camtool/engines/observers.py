@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_choice
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.files import compute_key, make_once
-from camtool.engines.onnx_files import COMPILING, get_first_line
+from camtool.engines.onnx_files import COMPILING, get_first_line, hide_output
 from camtool.engines.prepared import PreparedModel, copy_for_capture
-from camtool.engines.program import read_plan, write_program
-from camtool.engines.runtimes import RUNTIMES, is_installed
+from camtool.engines.program import Plan, capture_program, list_files, read_plan, write_program
+from camtool.engines.runtimes import RUNTIMES, FileGraph, TorchGraph, is_installed, open_session
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
@@ -39,9 +40,9 @@ from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
-__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
+__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines", "open_program"]
 
-EngineName: TypeAlias = Literal["eager", "prepared", "onnxruntime", "openvino", "auto"]
+EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
@@ -189,26 +190,55 @@ class CompiledObserver:
             return PreparedModel(model, inputs, layers)
         if not isinstance(inputs, Tensor):
             raise NotCompilableError("the model has other inputs beside the image")
+        if self.engine == "torch.compile":
+            return _compile_with_torch(model, inputs, layers)
         if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             raise NotCompilableError("it runs on the CPU and in float32 alone")
         key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings.describe()])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
-            structure = _find_structure(model, inputs, read_plan(folder).output_count)
-            return CompiledModel(self.engine, folder, structure, self._threads)
+            return open_program(self.engine, folder, _find_structure(model, inputs, read_plan(folder)), self._threads)
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
             raise
 
 
-def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Any) -> None:
-    write_program(copy_for_capture(model, inputs, layers), inputs, layers, folder)
+def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Path) -> None:
+    write_program(capture_program(copy_for_capture(model, inputs, layers), inputs, layers), folder)
 
 
-def _find_structure(model: nn.Module, inputs: Tensor, count: int) -> Any:
+def open_program(runtime: str, folder: Path, structure: Any, threads: int) -> CompiledModel:
+    """Return the model whose program is in a folder.
+
+    Args:
+        runtime: The name of the runtime.
+        folder: The folder.
+        structure: The model's output, see :class:`CompiledModel`.
+        threads: The number of threads that the graphs run in.
+
+    Raises:
+        NotCompilableError: The runtime lacks an operator.
+    """
+    plan = read_plan(folder)
+    graphs = {file: FileGraph(open_session(runtime, folder / file, threads)) for file in list_files(plan)}
+    return CompiledModel(plan, graphs, structure)
+
+
+def _compile_with_torch(model: nn.Module, inputs: Tensor, layers: Sequence[str]) -> CompiledModel:
+    if torch.is_autocast_enabled(inputs.device.type):
+        raise NotCompilableError("torch.compile runs without autocast alone")
+    program = capture_program(copy_for_capture(model, inputs, layers), inputs, layers)
+    graphs = {file: TorchGraph(graph) for file, graph in program.graphs.items()}
+    compiled = CompiledModel(program.plan, graphs, _find_structure(model, inputs, program.plan))
+    with hide_output():
+        compiled.warm_up(inputs)
+    return compiled
+
+
+def _find_structure(model: nn.Module, inputs: Tensor, plan: Plan) -> Any:
     """Return the output of a model with empty tensors."""
     with torch.no_grad(), preserve_model(model):
         output = run_model(model, inputs[:1])
-    if len(find_tensors(output)) != count:
+    if len(find_tensors(output)) != plan.output_count:
         raise NotCompilableError("the model's output has another structure for other images")
     return map_tensors(output, lambda tensor: tensor.new_empty(0))

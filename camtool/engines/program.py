@@ -1,4 +1,4 @@
-"""A model as ONNX files: one forward graph, and the gradient of each segment between observed layers."""
+"""A model as a program: one forward graph, and the gradient of each segment between observed layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.engines.capture import Capture, capture_model, get_results
+from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
 from camtool.engines.segments import Segment, split_at_layers
 
-__all__ = ["Plan", "SegmentPlan", "read_plan", "write_program"]
+__all__ = ["Plan", "Program", "SegmentPlan", "capture_program", "list_files", "read_plan", "write_program"]
 
 FORWARD = "forward.onnx"
 _PLAN = "plan.json"
@@ -57,17 +57,31 @@ class Plan:
     segments: list[SegmentPlan]
 
 
-def write_program(model: nn.Module, images: Tensor, layers: Sequence[str], folder: Path) -> None:
-    """Compile a model and write its files.
+@dataclass(frozen=True)
+class Program:
+    """A captured model.
+
+    Attributes:
+        plan: What its graphs compute.
+        graphs: The graphs by the names of their files.
+        examples: The inputs of each graph, for two images where it runs on any number.
+    """
+
+    plan: Plan
+    graphs: dict[str, nn.Module]
+    examples: dict[str, list[Tensor]]
+
+
+def capture_program(model: nn.Module, images: Tensor, layers: Sequence[str]) -> Program:
+    """Capture a model.
 
     Args:
         model: A copy of the model, in evaluation mode, that nothing else uses.
         images: ``(N, C, *size)``. A program for any number of images is tried first.
         layers: The observed layers.
-        folder: An empty folder.
 
     Raises:
-        NotCompilableError: The model cannot be exported, or ONNX lacks an operator.
+        NotCompilableError: The model cannot be captured.
     """
     two = images[:1].expand(2, *images.shape[1:]).contiguous()
     capture = capture_model(model, two, layers)
@@ -81,14 +95,37 @@ def write_program(model: nn.Module, images: Tensor, layers: Sequence[str], folde
     results = get_results(capture.graph)
     with torch.no_grad():
         values = list(capture.graph(images))
-    _write(capture, capture.graph, [images], len(values), folder / FORWARD)
-    plans = [
-        _write_segment(capture, segment, results, values, f"gradient{number}.onnx", folder)
-        for number, segment in enumerate(segments)
-    ]
     count = None if capture.has_any_batch_size else len(images)
-    plan = Plan(capture.layers, capture.output_count, count, plans)
-    (folder / _PLAN).write_text(json.dumps(asdict(plan)), encoding="utf-8")
+    program = Program(
+        Plan(capture.layers, capture.output_count, count, []), {FORWARD: capture.graph}, {FORWARD: [images]}
+    )
+    for number, segment in enumerate(segments):
+        _add_segment(program, segment, f"gradient{number}.onnx", results, values)
+    return program
+
+
+def write_program(program: Program, folder: Path) -> None:
+    """Write the files of a program into an empty folder.
+
+    Raises:
+        NotCompilableError: ONNX lacks an operator.
+    """
+    for file, graph in program.graphs.items():
+        examples = program.examples[file]
+        exported = export_graph(graph, examples, has_any_batch_size=program.plan.image_count is None)
+        with torch.no_grad():
+            count = len(graph(*examples))
+        names, results = (
+            [f"{kind}{number}" for number in range(length)]
+            for kind, length in (("input", len(examples)), ("result", count))
+        )
+        write_onnx(convert_to_onnx(exported, names, results), folder / file)
+    (folder / _PLAN).write_text(json.dumps(asdict(program.plan)), encoding="utf-8")
+
+
+def list_files(plan: Plan) -> list[str]:
+    """Return the names of a program's graphs, which are those of their files."""
+    return [FORWARD, *(each.file for each in plan.segments)]
 
 
 def read_plan(folder: Path) -> Plan:
@@ -97,27 +134,14 @@ def read_plan(folder: Path) -> Plan:
     return Plan(**plan | {"segments": [SegmentPlan(**each) for each in plan["segments"]]})
 
 
-def _write_segment(
-    capture: Capture,
-    segment: Segment,
-    results: Sequence[fx.Node],
-    values: Sequence[Tensor],
-    file: str,
-    folder: Path,
-) -> SegmentPlan:
+def _add_segment(
+    program: Program, segment: Segment, file: str, results: Sequence[fx.Node], values: Sequence[Tensor]
+) -> None:
+    """Add the gradient of a segment, where ``values`` are those of the forward graph's ``results``."""
     others = [results.index(node) for node in segment.others]
     inputs = [values[index] for index in [*segment.layers, *others]]
-    gradients = trace_gradients(segment, inputs)
+    program.graphs[file] = trace_gradients(segment, inputs)
     # A tensor for each, as a model may return one tensor twice, and torch.export would take the two for one input.
     weights = [torch.ones_like(values[index]) for index in segment.results]
-    _write(capture, gradients, [*weights, *inputs], len(segment.layers), folder / file)
-    return SegmentPlan(file, segment.results, segment.layers, others)
-
-
-def _write(capture: Capture, graph: nn.Module, examples: Sequence[Tensor], count: int, path: Path) -> None:
-    program = export_graph(graph, examples, has_any_batch_size=capture.has_any_batch_size)
-    names, results = (
-        [f"{kind}{number}" for number in range(length)]
-        for kind, length in (("input", len(examples)), ("result", count))
-    )
-    write_onnx(convert_to_onnx(program, names, results), path)
+    program.examples[file] = [*weights, *inputs]
+    program.plan.segments.append(SegmentPlan(file, segment.results, segment.layers, others))

@@ -1,4 +1,4 @@
-"""The runtimes that execute ONNX files. Each is one class, and is imported when it is used."""
+"""The runtimes that execute graphs: ONNX files, each by a class that is imported when it is used, and torch's own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,58 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 
-__all__ = ["RUNTIMES", "Session", "is_installed", "open_session"]
+__all__ = ["RUNTIMES", "FileGraph", "Graph", "Session", "TorchGraph", "is_installed", "open_session"]
 
 Arrays = Sequence["NDArray[Any]"]
 
 _SPIN_MICROSECONDS = 10
 """The time for which an idle thread of ONNX Runtime spins before it blocks. Values from 5 to 200 reduce the time of an
 image of MobileNetV2 from 7.5 to about 6 ms, on two cores. Short spinning leaves the cores to other threads."""
+
+
+class Graph(Protocol):
+    """A graph that can run. Several threads may run it at once."""
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results for the inputs, without a graph of autograd."""
+        ...
+
+
+class FileGraph:
+    """A graph in a file.
+
+    Args:
+        session: The opened file.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results for tensors on the CPU."""
+        arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
+        return [torch.from_numpy(each) for each in self._session.run(arrays)]
+
+
+class TorchGraph:
+    """A graph that ``torch.compile`` compiles when it first runs, and again for other numbers of images; on any device.
+
+    Args:
+        graph: A module of operations on tensors, whose weights nobody changes: they become constants.
+    """
+
+    def __init__(self, graph: nn.Module) -> None:
+        self._compiled = torch.compile(graph, options={"freezing": True})
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results for tensors on the graph's device."""
+        with torch.no_grad():  # weights become constants in this mode alone
+            return list(self._compiled(*(tensor.detach() for tensor in tensors)))
 
 
 class Session(Protocol):

@@ -31,7 +31,7 @@ from camtool.targets import Contrast, Negated, Probability
 from tests.state.test_no_trace import unchanged
 
 RUNTIMES = ("onnxruntime", "openvino")
-ENGINES = ("prepared", *RUNTIMES)
+ENGINES = ("prepared", "torch.compile", *RUNTIMES)
 FORMULAS = [name for name, method in METHODS.items() if method.can_be_compiled]
 
 
@@ -349,6 +349,29 @@ def test_a_missing_operator_is_named(caplog: pytest.LogCaptureFixture) -> None:
     net, x = build(Unknown), torch.randn(1, 3, 16, 20)
     assert_agree(camtool.explain(net, x, engine="onnxruntime")[0], camtool.explain(net, x)[0])
     assert any("no operator for prims.bessel_j0" in line for line in get_lines(caplog))
+
+
+def test_a_compiler_that_fails_is_named(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no C++ compiler\nand more lines")
+
+    forget_model(net)
+    monkeypatch.setattr("camtool.engines.runtimes.TorchGraph.run", fail)
+    x = torch.randn(1, 3, 16, 20)
+    assert_agree(camtool.explain(net, x, engine="torch.compile")[0], camtool.explain(net, x)[0])
+    line = "engine 'torch.compile' is not used: the runtime fails: RuntimeError: no C++ compiler"
+    assert get_lines(caplog) == [line]
+    forget_model(net)
+
+
+def test_autocast_is_not_compiled(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(1, 3, 16, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, usual = (camtool.explain(net, x, 1, engine=each)[0] for each in ("torch.compile", "eager"))
+    assert ours.score == pytest.approx(usual.score, rel=0.02)
+    assert "engine 'torch.compile' is not used: torch.compile runs without autocast alone" in caplog.text
 
 
 def test_hooks_of_the_user_are_not_compiled(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,6 +54,7 @@ class Engine(str, Enum):
 
     eager = "eager"
     prepared = "prepared"
+    torch_compile = "torch.compile"
     onnxruntime = "onnxruntime"
     openvino = "openvino"
     auto = "auto"
