@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -44,8 +46,33 @@ def iterate_noisy_copies(inputs: Tensor, samples: int, level: float, seed: int) 
         yield inputs + deviation * noise.to(inputs)
 
 
+class _TorchGenerator:
+    """Access to torch's global generator, by one thread at a time.
+
+    ``torch.get_rng_state`` makes a Python object while it holds a lock of its own. If that starts a garbage collection
+    which runs Python code, another thread may go on and wait for torch's lock without giving Python's back: neither of
+    the two would ever go on. A lock of Python gives it back.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Make a new lock: in a forked process, no thread is left that would release the old one."""
+        self.lock = threading.RLock()
+
+
+_TORCH_GENERATOR = _TorchGenerator()
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_TORCH_GENERATOR.renew)
+
+
 def _read_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    with _TORCH_GENERATOR.lock:
+        states: dict[str, Any] = {"torch": torch.get_rng_state()}
+    states["python"] = random.getstate()
     # To ask CUDA for its state would initialize it, and numpy is not imported only to be restored.
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -55,7 +82,8 @@ def _read_states() -> dict[str, Any]:
 
 
 def _restore_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
+    with _TORCH_GENERATOR.lock:
+        torch.set_rng_state(states["torch"])
     random.setstate(states["python"])
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])
