@@ -38,8 +38,9 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.paired import DeviceOption, compute_ratio, describe_machine, make_forward, measure_in_turns, time_run
 from camtool.engines import compiled
+from camtool.engines.compiled import CompiledModel
 from camtool.engines.compiled import _run as run_session
-from camtool.engines.observers import list_engines, open_program
+from camtool.engines.observers import list_engines
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import FORWARD, capture_program, write_program
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, open_session
@@ -152,7 +153,7 @@ def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callabl
         return lambda: graph.run([batch])
     folder = Path(tempfile.mkdtemp())
     write_program(program, folder)
-    model_of_engine = open_program(engine, folder, torch.empty(0), torch.get_num_threads())
+    model_of_engine = CompiledModel.open(engine, folder, torch.empty(0), torch.get_num_threads())
     return lambda: model_of_engine.observe(batch, grad=False)
 
 

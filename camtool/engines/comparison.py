@@ -32,11 +32,11 @@ class ComparedMap(Protocol):
 
     @property
     def index(self) -> int | None:
-        """The class; ``None`` for another target."""
+        """The index of the explained class; ``None`` for another target."""
 
     @property
     def label(self) -> str:
-        """What is explained, in words."""
+        """The label of the target, for messages."""
 
     @property
     def score(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from camtool.engines.onnx_files import get_first_line
-from camtool.engines.program import FORWARD, Plan, SegmentPlan
-from camtool.engines.runtimes import Graph
+from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read_plan
+from camtool.engines.runtimes import FileGraph, Graph, open_session
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, Repeat
 from camtool.structures.nested_tensors import map_tensors
@@ -40,6 +41,23 @@ class CompiledModel:
     def __init__(self, plan: Plan, graphs: Mapping[str, Graph], structure: Any) -> None:
         self._plan, self._graphs, self._structure = plan, graphs, structure
         self.image_count = plan.image_count
+
+    @classmethod
+    def open(cls, runtime: str, folder: Path, structure: Any, threads: int) -> CompiledModel:
+        """Return the model whose program is in a folder.
+
+        Args:
+            runtime: The name of the runtime.
+            folder: The folder.
+            structure: As above.
+            threads: The number of threads that the graphs run in.
+
+        Raises:
+            NotCompilableError: The runtime lacks an operator.
+        """
+        plan = read_plan(folder)
+        graphs = {file: FileGraph(open_session(runtime, folder / file, threads)) for file in list_files(plan)}
+        return cls(plan, graphs, structure)
 
     def warm_up(self, images: Tensor) -> None:
         """Run all graphs once, for runtimes that compile a graph when it first runs.

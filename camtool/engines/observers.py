@@ -24,8 +24,8 @@ from camtool.engines.compiled import CompiledModel
 from camtool.engines.files import compute_key, make_once
 from camtool.engines.onnx_files import COMPILING, get_first_line, hide_output
 from camtool.engines.prepared import PreparedModel, copy_for_capture
-from camtool.engines.program import Plan, capture_program, list_files, read_plan, write_program
-from camtool.engines.runtimes import RUNTIMES, FileGraph, TorchGraph, is_installed, open_session
+from camtool.engines.program import Plan, capture_program, read_plan, write_program
+from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
@@ -40,7 +40,7 @@ from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
-__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines", "open_program"]
+__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
 
 EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
 
@@ -197,7 +197,9 @@ class CompiledObserver:
         key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings.describe()])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
-            return open_program(self.engine, folder, _find_structure(model, inputs, read_plan(folder)), self._threads)
+            return CompiledModel.open(
+                self.engine, folder, _find_structure(model, inputs, read_plan(folder)), self._threads
+            )
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
             raise
@@ -205,23 +207,6 @@ class CompiledObserver:
 
 def _write(model: nn.Module, inputs: Tensor, layers: Sequence[str], folder: Path) -> None:
     write_program(capture_program(copy_for_capture(model, inputs, layers), inputs, layers), folder)
-
-
-def open_program(runtime: str, folder: Path, structure: Any, threads: int) -> CompiledModel:
-    """Return the model whose program is in a folder.
-
-    Args:
-        runtime: The name of the runtime.
-        folder: The folder.
-        structure: The model's output, see :class:`CompiledModel`.
-        threads: The number of threads that the graphs run in.
-
-    Raises:
-        NotCompilableError: The runtime lacks an operator.
-    """
-    plan = read_plan(folder)
-    graphs = {file: FileGraph(open_session(runtime, folder / file, threads)) for file in list_files(plan)}
-    return CompiledModel(plan, graphs, structure)
 
 
 def _compile_with_torch(model: nn.Module, inputs: Tensor, layers: Sequence[str]) -> CompiledModel:

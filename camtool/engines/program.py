@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
-from camtool.engines.segments import Segment, split_at_layers
+from camtool.engines.segments import split_at_layers
 
 __all__ = ["Plan", "Program", "SegmentPlan", "capture_program", "list_files", "read_plan", "write_program"]
 
@@ -68,7 +68,7 @@ class Program:
     """
 
     plan: Plan
-    graphs: dict[str, nn.Module]
+    graphs: dict[str, fx.GraphModule]
     examples: dict[str, list[Tensor]]
 
 
@@ -95,13 +95,18 @@ def capture_program(model: nn.Module, images: Tensor, layers: Sequence[str]) -> 
     results = get_results(capture.graph)
     with torch.no_grad():
         values = list(capture.graph(images))
+    plans = [
+        SegmentPlan(f"gradient{number}.onnx", each.results, each.layers, [results.index(node) for node in each.others])
+        for number, each in enumerate(segments)
+    ]
     count = None if capture.has_any_batch_size else len(images)
-    program = Program(
-        Plan(capture.layers, capture.output_count, count, []), {FORWARD: capture.graph}, {FORWARD: [images]}
-    )
-    for number, segment in enumerate(segments):
-        _add_segment(program, segment, f"gradient{number}.onnx", results, values)
-    return program
+    graphs, examples = {FORWARD: capture.graph}, {FORWARD: [images]}
+    for segment, plan in zip(segments, plans, strict=True):
+        inputs = [values[index] for index in [*plan.layers, *plan.others]]
+        # A tensor for each, as a model may return one tensor twice, and torch.export would take the two for one input.
+        weights = [torch.ones_like(values[index]) for index in plan.results]
+        graphs[plan.file], examples[plan.file] = trace_gradients(segment, inputs), [*weights, *inputs]
+    return Program(Plan(capture.layers, capture.output_count, count, plans), graphs, examples)
 
 
 def write_program(program: Program, folder: Path) -> None:
@@ -113,11 +118,9 @@ def write_program(program: Program, folder: Path) -> None:
     for file, graph in program.graphs.items():
         examples = program.examples[file]
         exported = export_graph(graph, examples, has_any_batch_size=program.plan.image_count is None)
-        with torch.no_grad():
-            count = len(graph(*examples))
         names, results = (
-            [f"{kind}{number}" for number in range(length)]
-            for kind, length in (("input", len(examples)), ("result", count))
+            [f"{kind}{number}" for number in range(count)]
+            for kind, count in (("input", len(examples)), ("result", len(get_results(graph))))
         )
         write_onnx(convert_to_onnx(exported, names, results), folder / file)
     (folder / _PLAN).write_text(json.dumps(asdict(program.plan)), encoding="utf-8")
@@ -132,16 +135,3 @@ def read_plan(folder: Path) -> Plan:
     """Return the plan of a program."""
     plan: dict[str, Any] = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
     return Plan(**plan | {"segments": [SegmentPlan(**each) for each in plan["segments"]]})
-
-
-def _add_segment(
-    program: Program, segment: Segment, file: str, results: Sequence[fx.Node], values: Sequence[Tensor]
-) -> None:
-    """Add the gradient of a segment, where ``values`` are those of the forward graph's ``results``."""
-    others = [results.index(node) for node in segment.others]
-    inputs = [values[index] for index in [*segment.layers, *others]]
-    program.graphs[file] = trace_gradients(segment, inputs)
-    # A tensor for each, as a model may return one tensor twice, and torch.export would take the two for one input.
-    weights = [torch.ones_like(values[index]) for index in segment.results]
-    program.examples[file] = [*weights, *inputs]
-    program.plan.segments.append(SegmentPlan(file, segment.results, segment.layers, others))
