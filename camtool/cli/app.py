@@ -6,6 +6,7 @@ terminated (SIGTERM).
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from io import TextIOWrapper
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from camtool.arguments.messages import suggest_names
 from camtool.cli import (
     app_command,
     demo_command,
@@ -42,6 +44,20 @@ class _RunByDefault(TyperGroup):
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = [photo_options.choose_command(args[0]), *args]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a choice that does not exist is answered with similar ones."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _suggest_choices(error.message)
+            raise
+
+
+def _suggest_choices(message: str) -> str:
+    """Return the message about a wrong choice, ``"'x' is not one of 'a', 'b'."``, with similar choices."""
+    found = re.fullmatch(r"(?:Value error, )?('(.*)' is not one of ((?:'[^']*'(?:, )?)+)\.)", message)
+    return message if found is None else found[1] + suggest_names(found[2], re.findall("'([^']*)'", found[3]))
 
 
 app = typer.Typer(

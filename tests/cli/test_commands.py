@@ -586,6 +586,18 @@ def test_an_unknown_option_or_merge_raises_an_error(explained, photos, arguments
     assert message in " ".join(result.err.split())
 
 
+@pytest.mark.parametrize(
+    ("given", "ending"), [("torch_compile", "'auto'. Did you mean 'torch.compile'?"), ("none", "'openvino', 'auto'.")]
+)
+def test_a_wrong_choice_is_answered_with_similar_ones(explained, photos, given, ending):
+    result = explained("--engine", given)
+    words = " ".join(result.err.replace("\u2502", " ").split())
+    assert result.code == 2
+    assert f"Invalid value for '--engine': '{given}' is not one of 'eager', " in words
+    assert ending in words
+    assert ("Did you mean" in words) == ("Did you mean" in ending)
+
+
 def test_the_chosen_layer_in_the_list_is_that_of_a_run(camtool_, photos):
     result = camtool_("layers", TINY, "--size", 32)
     assert (result.code, result.err) == (0, "")
