@@ -21,7 +21,7 @@ import camtool
 from camtool.cli import app
 from camtool.engines import export as module
 from camtool.errors import CamtoolError
-from tests.engines.test_engines import Decides, Net, Unknown, build
+from tests.engines.nets import Decides, Net, Unknown, build
 from tests.state.test_no_trace import unchanged
 
 SIZE = (16, 20)

@@ -1,0 +1,81 @@
+"""Compiled graphs are kept in files, and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import camtool
+from camtool.engines import observers
+from camtool.engines.files import _delete_oldest, compute_key, find_folder, make_once
+from camtool.structures.model_cache import forget_model
+from tests.engines.nets import (
+    assert_agree,
+    build,
+    explain_twice,
+)
+
+
+def test_damaged_files_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    net, x = build(), torch.randn(1, 3, 16, 20)
+    explain_twice(net, x, 1, engine="onnxruntime")
+    (plan,) = tmp_path.rglob("plan.json")
+    plan.write_text("{")
+    for falls_back in (True, False):  # the damage is met by one process, and mended by the next
+        forget_model(net)
+        (ours,) = explain_twice(net, x, 1, engine="onnxruntime", falls_back=falls_back)
+        assert_agree(ours, camtool.explain(net, x, 1)[0])
+
+
+def test_a_compiled_model_is_read_from_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = build(), torch.randn(1, 3, 16, 20)
+    explain_twice(net, x, 1, engine="onnxruntime")
+    forget_model(net)  # as in another process
+    monkeypatch.setattr(observers, "write_program", lambda *_: pytest.fail("it was compiled again"))
+    assert_agree(explain_twice(net, x, 1, engine="onnxruntime")[0], camtool.explain(net, x, 1)[0])
+    # The other runtime reads the same files.
+    assert_agree(explain_twice(net, x, 1, engine="openvino")[0], camtool.explain(net, x, 1)[0])
+
+
+def test_the_key_depends_on_structure_weights_and_settings() -> None:
+    net = build()
+    keys = {compute_key(net, ["a"]), compute_key(net, ["b"])}
+    net.last[1] = nn.ReLU()
+    keys.add(compute_key(net, ["a"]))
+    with torch.no_grad():
+        net.head.bias[0] += 1
+    keys.add(compute_key(net, ["a"]))
+    assert len(keys) == 4
+    assert compute_key(net, ["a"]) in keys
+
+
+def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CAMTOOL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_folder() == tmp_path / "camtool"
+
+
+def test_files_are_made_once_and_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    with pytest.raises(ZeroDivisionError):
+        make_once("key", lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert [*(tmp_path / "engines").iterdir()] == []
+    for text in ("first", "second"):
+        made = make_once("key", lambda folder, text=text: (folder / "file").write_text(text))  # type: ignore[misc]
+        assert (made / "file").read_text() == "first"
+
+
+def test_the_oldest_files_are_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    monkeypatch.setattr("camtool.engines.files._LIMIT", 250)
+    for age, name in enumerate(("new", "middle", "old", "unfinished-x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    _delete_oldest(tmp_path.iterdir(), keep=tmp_path / "middle")
+    assert {each.name for each in tmp_path.iterdir()} == {"new", "middle", "unfinished-x"}
