@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engines.nets import (
-    build,
-)
+from tests.engines.nets import build
 
 
 @pytest.fixture(autouse=True, scope="module")

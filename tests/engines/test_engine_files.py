@@ -12,11 +12,7 @@ import camtool
 from camtool.engines import observers
 from camtool.engines.files import _delete_oldest, compute_key, find_folder, make_once
 from camtool.structures.model_cache import forget_model
-from tests.engines.nets import (
-    assert_agree,
-    build,
-    explain_twice,
-)
+from tests.engines.nets import assert_agree, build, explain_twice
 
 
 def test_damaged_files_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,7 @@ from camtool.engines.observers import list_engines
 from camtool.engines.prepared import PreparedModel
 from camtool.errors import CamtoolError
 from camtool.structures.model_cache import forget_model
-from tests.engines.nets import (
-    RUNTIMES,
-    Decides,
-    Gated,
-    Unknown,
-    assert_agree,
-    build,
-    explain_twice,
-    get_lines,
-)
+from tests.engines.nets import RUNTIMES, Decides, Gated, Unknown, assert_agree, build, explain_twice, get_lines
 
 
 @pytest.mark.parametrize("fault", ["maps", "scores", "classes"])
