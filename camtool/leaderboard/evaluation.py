@@ -125,9 +125,8 @@ class Evaluation:
         """Return the table as CSV, and write it to ``path`` if one is given."""
         records = self.to_records()
         text = StringIO()
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: escape_formula(cell) for name, cell in record.items()} for record in records)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(map(escape_formula, row) for row in (records[0], *(record.values() for record in records)))
         return _write(text.getvalue(), path)
 
     def to_json(self, path: str | Path | None = None) -> str:

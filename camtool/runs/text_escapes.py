@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +25,16 @@ def escape_hidden(text: str) -> str:
 def escape_formula(value: Any) -> Any:
     """Return a cell for a CSV file: on one line, and with an apostrophe before what a spreadsheet takes for a formula.
 
-    Numbers are returned unchanged.
+    Where a comma separates decimals, spreadsheets also begin a cell behind a semicolon. Numbers are returned unchanged.
     """
     if not isinstance(value, str):
         return value
-    text = escape_hidden(value)  # a tab or a line end before "=" would be skipped
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return _FORMULA.sub(r"\1'\2", escape_hidden(value))  # a tab or a line end before "=" would be skipped
+
+
+# Full-width signs are formulas in spreadsheets in Chinese and Japanese.
+_FORMULA = re.compile(r'(^|[;|])(\s*"*\s*[=+\-@＝＋－＠])')  # noqa: RUF001
+"""The start of a cell, and of a formula in it."""
 
 
 def to_json(value: Any) -> str:
