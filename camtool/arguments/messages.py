@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 __all__ = ["add_article", "format_count", "format_percent", "merge_texts", "suggest_names"]
@@ -59,12 +59,24 @@ def format_percent(probability: float, decimals: int = 0) -> str:
 
 
 def merge_texts(texts: Iterable[str]) -> str:
-    """Return a text that is true of all texts of one kind: numbers that differ become an ellipsis.
+    """Return a text for all texts of one kind: numbers that differ become a range, e.g. ``"3 to 7 cells"``.
 
     Args:
-        texts: At least one text; they are the same apart from their numbers.
+        texts: At least one text. If they differ in more than numbers, the first is returned as an example. A merged
+            text can be merged again.
     """
-    parts = [re.split(r"(\d+(?:\.\d+)?)", text) for text in dict.fromkeys(texts)]
-    if len({len(each) for each in parts}) > 1:
-        return "".join(parts[0])
-    return "".join(each[0] if len({*each}) == 1 else "…" for each in zip(*parts, strict=True))
+    parts = [_NUMBERS.split(text) for text in dict.fromkeys(texts)]
+    if len({(*each[::2],) for each in parts}) > 1:
+        return f"e.g. {''.join(parts[0])}"
+    return "".join(map(_merge_parts, zip(*parts, strict=True)))
+
+
+_NUMBERS = re.compile(r"(\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)?)")
+"""A number, or a range of numbers."""
+
+
+def _merge_parts(parts: Sequence[str]) -> str:
+    if len({*parts}) == 1:
+        return parts[0]
+    numbers = sorted((number for part in parts for number in part.split(" to ")), key=float)
+    return f"{numbers[0]} to {numbers[-1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,17 @@ from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
 from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
-__all__ = ["Job", "Plan", "Skipped", "find_series", "fold_path", "parse_source", "plan_run", "select_jobs"]
+__all__ = [
+    "Job",
+    "Plan",
+    "Skipped",
+    "check_existence",
+    "find_series",
+    "fold_path",
+    "parse_source",
+    "plan_run",
+    "select_jobs",
+]
 
 
 _VOLUME_FILES = (".nii", ".nii.gz", ".tif", ".tiff")
@@ -125,6 +136,17 @@ def plan_run(
             placed.setdefault(photo, branch / below)
     skipped = {each.path: each for branch in branches for each in branch.skipped}
     return Plan(_build_jobs(placed, as_volumes=as_volumes), [*skipped.values()], tuple(dict.fromkeys(folders)))
+
+
+def check_existence(paths: Iterable[str]) -> None:
+    """Check that local paths exist. What is in them is not read, and patterns and addresses are left out.
+
+    Raises:
+        ImageError: One does not, or is neither file nor folder.
+    """
+    for path in paths:
+        if not ("://" in path or glob.has_magic(path) or os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH112, PTH113
+            raise _build_missing_error(path)
 
 
 def select_jobs(plan: Plan, *, limit: int | None = None, shuffle: bool = False, seed: int = 0) -> Plan:
@@ -243,10 +265,14 @@ def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path
 def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
     """Return the folder that the pattern starts with, and all paths that match."""
     if not glob.has_magic(pattern):
-        special = _describe_special(Path(pattern))
-        raise ImageError(f"path {pattern!r}: {special or 'no such file or folder'}.{_suggest_path(Path(pattern))}")
+        raise _build_missing_error(pattern)
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
     return Path(*_iterate_plain_parts(Path(pattern).parts)), sorted(map(Path, matches))
+
+
+def _build_missing_error(path: str) -> ImageError:
+    what = _describe_special(Path(path)) or "no such file or folder"
+    return ImageError(f"path {path!r}: {what}.{_suggest_path(Path(path))}")
 
 
 def _suggest_path(path: Path) -> str:

@@ -52,10 +52,12 @@ def test_a_percentage_needs_a_finite_number(probability: float, decimals: int, s
     [
         (["rank 6 of 10"], "rank 6 of 10"),
         (["rank 6 of 10", "rank 6 of 10"], "rank 6 of 10"),
-        (["rank 6 of 10", "rank 7 of 10"], "rank … of 10"),
-        (["0.5 mm", "12 mm"], "… mm"),
-        (["no number", "1 or 2 numbers"], "no number"),
+        (["rank 6 of 10", "rank 7 of 10"], "rank 6 to 7 of 10"),
+        (["0.5 mm", "12 mm"], "0.5 to 12 mm"),
+        (["2 to 7 cells", "10 cells"], "2 to 10 cells"),
+        (["use a or 1", "use b or 2"], "e.g. use a or 1"),
+        (["no number", "1 or 2 numbers"], "e.g. no number"),
     ],
 )
-def test_texts_of_one_kind_keep_the_numbers_that_they_share(texts: list[str], merged: str) -> None:
+def test_texts_of_one_kind_keep_their_numbers(texts: list[str], merged: str) -> None:
     assert merge_texts(texts) == merged

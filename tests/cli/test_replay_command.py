@@ -55,6 +55,43 @@ def test_new_photos_are_explained(explained, photos):
     assert len(read_lines()) == len(list_files()) == 3
 
 
+def test_a_finished_run_goes_on_when_photos_are_removed_and_added(explained, photos):
+    """Results keep their names, though ``a.jpg`` beside ``a.png`` would change those of a new run."""
+    write_photo(photos / "c.png")
+    (photos / "bad.png").write_bytes(b"")
+    assert explained().code == 1
+    (photos / "b.jpg").unlink(), (photos / "bad.png").unlink()
+    write_photo(photos / "a.jpg")
+    result = explained("--verbose")
+    assert (result.code, result.err) == (0, "")
+    assert "image 1/3 photos/a.jpg" in result.out
+    assert "1 photo explained in" in result.out
+    assert "2 photos had been explained before." in result.out
+    assert "Kept: the results of 2 photos of earlier starts, no longer in PATH." in result.out
+    assert len(read_lines()) == len(list_files()) == 4
+    again = json.loads(explained("--json").out)
+    assert [Path(line["image"]).name for line in again["explained"]] == ["a.png", "c.png", "a.jpg"]
+    assert again["removed"] == 2
+
+
+def test_a_mistyped_path_is_no_problem_of_the_output_folder(explained, photos):
+    assert explained().code == 0
+    assert_refused(explained("photo"), "path 'photo': no such file or folder. Did you mean 'photos'?")
+
+
+def test_the_summary_keeps_the_numbers_of_warnings(explained, photos, monkeypatch):
+    from camtool.runs import report_rows
+
+    real = report_rows.ManifestLine
+
+    def build(**fields):
+        cells = len(fields["image"])  # another number for each photo
+        return real(**{**fields, "warnings": (f"3 x {cells} cells are coarse; pass layer=2.",)})
+
+    monkeypatch.setattr(report_rows, "ManifestLine", build)
+    assert "3 maps: 3 x 12 to 16 cells are coarse; pass layer=2.\n" in explained("-r").out
+
+
 def test_the_summary_as_json_holds_earlier_results(explained, photos):
     (photos / "bad.png").write_bytes(b"")
     first, second = (json.loads(explained("--json").out) for _ in range(2))

@@ -176,8 +176,9 @@ def test_figures_and_tables_are_not_written_through_links(camtool_, photos, tmp_
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
-        *(("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(1)", "'@SUM(1)"), ("\t=1", r"\t=1"), ("\r=1", r"\r=1")),
-        *(("cat;=1", "cat;'=1"), ("cat; @A1;-1;x", "cat;' @A1;'-1;x"), (" =1", "' =1"), ('a;"=1"', "a;'\"=1\"")),
+        *(("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(1)", "'@SUM(1)")),
+        *(("\t=1", r"\t=1"), ("\r=1", r"\r=1")),
+        *(("cat;=1", "cat;'=1"), ("cat; @A1;-1;x", "cat;' @A1;'-1;x"), (" =1", "' =1"), ('a;"=1"', 'a;\'"=1"')),
         *((f"{sign}1", f"'{sign}1") for sign in "＝＋－＠"),  # noqa: RUF001
     ],
 )

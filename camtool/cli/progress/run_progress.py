@@ -14,6 +14,8 @@ from camtool.cli.progress.activity import Heartbeat, format_duration
 from camtool.cli.progress.estimate import Estimate, Passes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from typing_extensions import Self
 
     from camtool.runs.job_list import Job
@@ -34,7 +36,7 @@ class RunProgress:
         self._photos, self._done = photos, 0
         self.passes = Passes()
         self._estimate = Estimate(photos, batch_size, self.passes)
-        self._seconds: dict[Job, float] = {}
+        self._seconds: dict[Path | str, float] = {}
         self._told = ""
         self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
         self._is_plain = not is_quiet and self._bar is None
@@ -53,7 +55,7 @@ class RunProgress:
 
     def note_batch(self, jobs: Sequence[Job], seconds: float) -> None:
         """Note that the model is done with a batch; :func:`camtool.runs.executor.run_jobs` calls this."""
-        self._seconds.update((job, seconds / len(jobs)) for job in jobs)
+        self._seconds.update((job.source, seconds / len(jobs)) for job in jobs)
         self._estimate.add_batch(len(jobs))
         self._tell_estimate()
 
@@ -62,7 +64,7 @@ class RunProgress:
         self._done += 1
         if self._bar is not None:
             self._bar.advance(self._task)
-        seconds = self._seconds.pop(job, None)
+        seconds = self._seconds.pop(job.source, None)
         if seconds is None:
             self._estimate.leave_out(1)
         return seconds

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.messages import format_count, format_percent, merge_texts
 from camtool.cli import terminal
 from camtool.cli.progress import image_lines
 from camtool.cli.progress.activity import show_activity
@@ -70,8 +70,7 @@ class _Totals:
         recorded: How many of them were explained in earlier starts of the run.
         files: The number of files.
         layer: The layer of the first explanation.
-        warnings: Each kind of warning, with an ellipsis for numbers → how often it came, and its text; ``None`` if the
-            texts differ.
+        warnings: The words of a warning without its numbers → how often it came, and its text with ranges of numbers.
         right: The number of photos that are classified right.
         wrong: The number of photos that are classified wrongly.
     """
@@ -79,7 +78,7 @@ class _Totals:
     def __init__(self) -> None:
         self.photos, self.recorded, self.files, self.layer = 0, 0, 0, ""
         self.right, self.wrong = 0, 0
-        self.warnings: dict[str, tuple[int, str | None]] = {}
+        self.warnings: dict[str, tuple[int, str]] = {}
         self._images: set[str] = set()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -92,9 +91,9 @@ class _Totals:
             self.right += line.get("correct") is True
             self.wrong += line.get("correct") is False
         for warning in line.get("warnings", ()):
-            kind = re.sub(r"\d+", "…", warning)
-            count, example = self.warnings.get(kind, (0, warning))
-            self.warnings[kind] = count + 1, example if example == warning else None
+            kind = re.sub(r"\d+(?:\.\d+)?", "#", warning)
+            count, text = self.warnings.get(kind, (0, warning))
+            self.warnings[kind] = count + 1, merge_texts([text, warning])
 
 
 class RunReport:
@@ -126,6 +125,7 @@ class RunReport:
         self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
         self._recorded = 0
+        self._removed = 0
         self._without_lines = 0
         self._sheets: list[Path] = []
 
@@ -153,11 +153,16 @@ class RunReport:
             start=start,
             on_batch=progress.note_batch,
         )
-        numbers = {job: number for number, job in enumerate(self._jobs, 1)}
+        # Results keep the names of their first start, so a job may differ from the planned one in its stem.
+        numbers = {job.source: number for number, job in enumerate(self._jobs, 1)}
         try:
             with stop_at_sigterm(), closing(outcomes), chunks.send_progress(progress.passes), progress:
                 for outcome in outcomes:
-                    self._add_outcome(outcome, progress, f"image {numbers[outcome.job]}/{len(self._jobs)}")
+                    number = numbers.get(outcome.job.source)
+                    if number is None:
+                        self._removed += 1
+                    else:
+                        self._add_outcome(outcome, progress, f"image {number}/{len(self._jobs)}")
             self._draw_sheets()
         except KeyboardInterrupt as stop:
             # By convention 128 plus the number of the signal.
@@ -194,8 +199,8 @@ class RunReport:
         """Yield the lines of the manifest about the photos of this run that did not fail."""
         from camtool.runs.run_folder.sheets import read_manifest
 
-        failed = {failure.job for failure in self._failed}
-        images = {str(job.source) for job in self._jobs if job not in failed}
+        failed = {failure.job.source for failure in self._failed}
+        images = {str(job.source) for job in self._jobs if job.source not in failed}
         yield from (line for line in read_manifest(self._output.folder) if line.get("image") in images)
 
     def _sum_up(self) -> _Totals:
@@ -227,8 +232,11 @@ class RunReport:
                 print_accuracy(totals.right, totals.wrong, only_wrong=self._output.only_wrong)
             for note in self._notes:
                 print_line(f"[yellow]{escape(note)}[/]")
-            for kind, (count, example) in totals.warnings.items():
-                print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(kind if example is None else example)}")
+            for count, text in totals.warnings.values():
+                print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(text)}")
+            if self._removed:
+                gone = format_count(self._removed, "photo")
+                print_line(f"[yellow]Kept:[/] the results of {gone} of earlier starts, no longer in PATH.")
             self._print_skipped()
         if self._failed:
             terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
@@ -267,6 +275,7 @@ class RunReport:
             "seconds": round(seconds, 3),
             "interrupted": interrupted,
             "explained": [*self._iterate_lines()],
+            "removed": self._removed,
             "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
             "failed": [{"image": str(failure.job.source), "reason": failure.reason} for failure in self._failed],
             "right": totals.right if self._output.true_classes else None,

@@ -60,11 +60,14 @@ def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest
     Raises:
         CamtoolError: Something is.
     """
+    from camtool.runs import job_list
     from camtool.runs.run_folder import description
 
     cluster_options.check_options(context)
     output = _read_output(context, asked)
     photo_options.check_no_model_names(asked["paths"])
+    # Before the output folder, whose run a mistyped path does not fit either.
+    job_list.check_existence(asked["paths"])
     preprocessing = preprocessing_options.parse_preprocessing(
         *(asked[name] for name in ("transform", "size", "mean", "std", "channels"))
     )

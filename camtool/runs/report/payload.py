@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from camtool.arguments.messages import merge_texts
 from camtool.runs.report.columns import COLUMNS, Column
 from camtool.runs.report.pictures import RowPictures
 from camtool.runs.report.rows import ReportContents, ReportRow, RowWarning
@@ -30,7 +31,7 @@ class WarningSummary:
     """One kind of warning.
 
     Attributes:
-        key: Its code; for warnings without codes the sentence with ellipses for the numbers.
+        key: Its code; for warnings without codes the sentence without its numbers.
         title: What the page calls it.
         condition: When it is raised; empty if unknown.
         remedy: What the user can do; empty if unknown.
@@ -151,17 +152,21 @@ def _identify(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _get_key(warning: RowWarning) -> str:
-    return escape_hidden(warning.code) if warning.code else re.sub(r"\d+", "…", escape_hidden(warning.text))
+    """Return the code of a warning; for others the sentence without its numbers."""
+    return escape_hidden(warning.code) if warning.code else re.sub(r"\d+(?:\.\d+)?", "#", escape_hidden(warning.text))
 
 
 def _summarize_warnings(rows: Sequence[ReportRow]) -> tuple[WarningSummary, ...]:
     counts = Counter(key for row in rows for key in {_get_key(warning): None for warning in row.warnings})
-    codes = {_get_key(warning) for row in rows for warning in row.warnings if warning.code}
-    return tuple(_describe_warning(key, count, is_code=key in codes) for key, count in counts.most_common())
+    texts: dict[str, dict[str, None]] = {}
+    for warning in (warning for row in rows for warning in row.warnings if not warning.code):
+        texts.setdefault(_get_key(warning), {})[escape_hidden(warning.text)] = None
+    return tuple(_describe_warning(key, count, texts.get(key)) for key, count in counts.most_common())
 
 
-def _describe_warning(key: str, count: int, *, is_code: bool) -> WarningSummary:
-    title = key.replace("-", " ").capitalize() if is_code else key
+def _describe_warning(key: str, count: int, texts: Iterable[str] | None) -> WarningSummary:
+    """Return a kind of warning; ``texts`` are the sentences of one without a code."""
+    title = key.replace("-", " ").capitalize() if texts is None else merge_texts(texts)
     kind = WARNING_KINDS.get(key)
     if kind is None:
         return WarningSummary(key, title, "", "", "warning", count)

@@ -65,7 +65,7 @@ def test_the_numbers_at_the_top() -> None:
     kinds = {kind.key: (kind.title, kind.count, kind.severity) for kind in summary.warnings}
     assert kinds == {
         "low-rank": ("Low rank", 2, "warning"),
-        "Old: … cells.": ("Old: … cells.", 2, "warning"),
+        "Old: # cells.": ("Old: 3 to 5 cells.", 2, "warning"),
     }
     assert summary.warnings[0].remedy.startswith("Explain a class that the model considers")
 
