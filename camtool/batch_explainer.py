@@ -35,6 +35,7 @@ from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
 from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model
+from camtool.state.random_state import seed_generators_anew
 from camtool.state.thread_state import preserve_thread_state
 from camtool.structures import model_cache
 from camtool.structures.module_names import find_detector_transform
@@ -307,6 +308,8 @@ class BatchExplainer:
         single = replace(self, methods=[method], layers=[each for each in layers if each] or None, engines=())
         alone = batch.select(slice(image, image + 1))
         with Cleanup(), preserve_thread_state(), hold_model(self.model):
+            # Each forward pass restores the generators, so with the old states a random model would repeat its map.
+            seed_generators_anew()
             forward_pass = single.run_forward_pass(observe, alone)
             evidence = gather_evidence(forward_pass, [target], [0], at_input=method.ignores_layer)
             context = CheckContext(

@@ -233,6 +233,24 @@ _KINDS = (
         needs_check=True,
     ),
     WarningKind(
+        "wrong-gradient",
+        "The score does not follow the gradient at the layer, e.g. behind a gradient reversal or a detached part.",
+        "Name a layer after the operation with a gradient of its own, or choose a method without gradients: occlusion.",
+        needs_check=True,
+    ),
+    WarningKind(
+        "other-paths",
+        "The score depends on the image in other ways than through the layer, e.g. in an ensemble.",
+        "Name a layer of each branch, layer=[...], or a later one; or choose a method at the input, e.g. occlusion.",
+    ),
+    WarningKind(
+        "earlier-layers",
+        "The class token, or another token that is no cell of the map, has read the image in earlier layers.",
+        "Compare with a method that reads all layers, e.g. chefer or rollout.",
+        "note",
+        needs_check=True,
+    ),
+    WarningKind(
         "several-calls",
         "The layer runs several times in a forward pass, and call_index was not given.",
         "Choose a call with call_index=.",

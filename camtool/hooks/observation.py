@@ -7,6 +7,7 @@ of inference, and ``torch.autograd.grad`` with respect to the leaf does not chan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ __all__ = [
     "observe_connected",
     "observe_with_trunk",
     "resume",
+    "run_with_held_layers",
 ]
 
 _T = TypeVar("_T")
@@ -278,7 +280,7 @@ def resume(
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
     try:
-        output = None if stores_image_sizes else _resume(model, layer, activations, inputs, call_index, grad=grad)
+        output = None if stores_image_sizes else _resume(model, {layer: activations}, inputs, [call_index], grad=grad)
     except (RuntimeError, ValueError):
         if variants == 1:
             raise
@@ -288,29 +290,48 @@ def resume(
     # The model fixed the batch size before the layer, e.g. a transformer that expanded its class token. Then a tail of
     # M variants does not fit to a trunk of one image. Run the trunk on M copies: slower, with the same result.
     expanded = map_batch(inputs, lambda tensor: tensor.expand(variants, *tensor.shape[1:]))
-    return _resume(model, layer, activations, expanded, call_index, grad=grad)
+    return _resume(model, {layer: activations}, expanded, [call_index], grad=grad)
+
+
+def run_with_held_layers(
+    model: nn.Module | HasModel, held: Mapping[str, Tensor], inputs: ModelInputs, call_indices: Sequence[int]
+) -> Any:
+    """Return the output of the model for some inputs, while layers return what they are told, without a graph.
+
+    Args:
+        model: Any module. It runs in evaluation mode, and its state is preserved.
+        held: Dotted name of a layer to its output for all images of the inputs, in the layer's own layout.
+        inputs: The inputs of the model.
+        call_indices: Which call of each layer is replaced, 0 for the first.
+
+    Raises:
+        LayerError: A name is unknown, or a layer has no call of its index.
+    """
+    return _resume(get_module(model), held, inputs, call_indices, grad=False)
 
 
 def _resume(
-    model: nn.Module, layer: str, activations: Tensor, inputs: ModelInputs, call_index: int, *, grad: bool
+    model: nn.Module, replaced: Mapping[str, Tensor], inputs: ModelInputs, call_indices: Sequence[int], *, grad: bool
 ) -> Any:
-    ran = 0
+    ran: Counter[str] = Counter()
 
-    def replace_output(_: nn.Module, output: Any) -> Any:
-        nonlocal ran
-        ran += 1
-        if ran != call_index + 1:
+    def replace_output(layer: str, call_index: int, _: nn.Module, output: Any) -> Any:
+        ran[layer] += 1
+        if ran[layer] != call_index + 1:
             return None
         torch.set_grad_enabled(grad)  # until the forward pass' own grad mode ends, below
-        return replace_main_tensor(output, activations.clone())
+        return replace_main_tensor(output, replaced[layer].clone())
 
     with preserve_model(model) as cleanup, torch.no_grad():
-        add_forward_hook(cleanup, find_module(model, layer), replace_output, prepend=True)
+        for layer, call_index in zip(replaced, call_indices, strict=True):
+            hook = partial(replace_output, layer, call_index)
+            add_forward_hook(cleanup, find_module(model, layer), hook, prepend=True)
         output = run_model(model, inputs)
-    if ran <= call_index:
-        raise LayerError(
-            f"layer {layer!r} ran {format_count(ran, 'time')}, so there is no call {call_index} to replace."
-        )
+    for layer, call_index in zip(replaced, call_indices, strict=True):
+        if ran[layer] <= call_index:
+            raise LayerError(
+                f"layer {layer!r} ran {format_count(ran[layer], 'time')}, so there is no call {call_index} to replace."
+            )
     return output
 
 

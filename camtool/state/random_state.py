@@ -15,7 +15,7 @@ from torch import Tensor
 
 from camtool.state.cleanup import Cleanup
 
-__all__ = ["iterate_noisy_copies", "preserve_generators"]
+__all__ = ["iterate_noisy_copies", "preserve_generators", "seed_generators_anew"]
 
 
 def preserve_generators(cleanup: Cleanup) -> Callable[[], bool]:
@@ -27,6 +27,19 @@ def preserve_generators(cleanup: Cleanup) -> Callable[[], bool]:
     before = _read_states()
     cleanup.push(partial(_restore_states, before))
     return lambda: not _are_equal(_read_states(), before)
+
+
+def seed_generators_anew() -> None:
+    """Give the global random generators other states, which follow from that of torch's generator."""
+    with _TORCH_GENERATOR.lock:
+        seed = int(torch.randint(2**31, ()))
+        torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    # As below, a generator that is not in use stays so.
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
 
 
 def iterate_noisy_copies(inputs: Tensor, samples: int, level: float, seed: int) -> Iterator[Tensor]:

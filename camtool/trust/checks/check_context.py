@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from camtool.cached_property import cached_property
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
+from camtool.hooks.observation import run_with_held_layers
 from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
@@ -79,18 +80,50 @@ class CheckContext:
         found: NDArray[Any] = self.compute_maps(self.evidence)[0]
         return found
 
+    @property
+    def is_blank(self) -> bool:
+        """True if the image itself has one color, for which there is a warning of its own."""
+        return bool((self.inputs.flatten(2).amax(2) == self.inputs.flatten(2).amin(2)).all())
+
+    @cached_property
+    def blank_inputs(self) -> Tensor:
+        """An image of one color, the mean color of the image, ``(1, C, *size)``."""
+        axes = tuple(range(2, self.inputs.ndim))
+        return self.inputs.mean(axes, keepdim=True).expand_as(self.inputs).contiguous()
+
     @cached_property
     def blank_map(self) -> NDArray[Any]:
-        """The map of the same target for an image of one color, the mean color of the image: ``(*grid)``."""
-        axes = tuple(range(2, self.inputs.ndim))
-        blank = self.inputs.mean(axes, keepdim=True).expand_as(self.inputs).contiguous()
-        found: NDArray[Any] = self.compute_maps([each.for_inputs(blank) for each in self.evidence])[0]
+        """The map of the same target for an image of one color: ``(*grid)``."""
+        found: NDArray[Any] = self.compute_maps([each.for_inputs(self.blank_inputs) for each in self.evidence])[0]
         return found
 
     def compute_maps_of(self, targets: Sequence[Target]) -> NDArray[Any]:
         """Return the maps of other targets on the image, ``(len(targets), *grid)``."""
         images = [self.evidence[0].images[0]] * len(targets)
         return self.compute_maps([each.for_targets(targets, images) for each in self.evidence])
+
+    def score_blank_image(self) -> tuple[float, float, float]:
+        """Return three scores of the target: of the image, and of one color with the layers' outputs held, and without.
+
+        Held outputs stay those of the image.
+        """
+        forward_pass, evidence = self.forward_pass, self.evidence
+        frames = [each.get_layer().layout.frames for each in evidence]
+        outputs = [forward_pass.layer_outputs[each.layer].detach() for each in evidence]
+        held = {
+            each.layer: output if count is None else output.flatten(0, 1)
+            for each, output, count in zip(evidence, outputs, frames, strict=True)
+        }
+        calls = [forward_pass.call_index % each.call_count for each in evidence]
+
+        def score(inputs: Tensor, held: Mapping[str, Tensor]) -> float:
+            with forward_pass.restore_autocast():
+                output = run_with_held_layers(
+                    forward_pass.model, held, forward_pass.select_inputs(0, inputs), calls[: len(held)]
+                )
+            return float(self.target(predictions.to_batch(output, 1))[0])
+
+        return score(self.inputs, {}), score(self.blank_inputs, held), score(self.blank_inputs, {})
 
     def score_variants(self, variants: Tensor) -> Tensor:
         """Return the class scores ``(M, K)`` of variants ``(M, C, *size)`` of the image."""

@@ -1,13 +1,15 @@
-"""Checks of the gradient: is it zero or vanishing, and which module loses it?"""
+"""Checks of the gradient: is it zero or vanishing, which module loses it, and does the score follow it?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import run_tail
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import trace
 from camtool.outputs import predictions
@@ -16,11 +18,21 @@ from camtool.targets import score_targets
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
-__all__ = ["check_gradient"]
+__all__ = ["check_finite_difference", "check_gradient"]
 
 _VANISHING_SHARE = 1e-3
 """Sum of |gradient times activation| over a layer, relative to the score. In a linear model of positive terms it is 1;
 for a logit of a trained network it is above that, as positive and negative terms cancel in the score only."""
+
+_STEPS = (1e-3, 1e-2, 1e-1)
+"""Steps along the gradient, relative to the activations. One that is too small is lost in rounding, one that is too
+large leaves the range in which the score is linear, so a single step that agrees is enough."""
+
+_AGREEMENT = 1.25
+"""Factor by which the measured change may differ. In ReLU networks the smallest step differs by a few percent."""
+
+_ROUNDING_ERRORS = 100
+"""Rounding errors of the score that its expected change must exceed."""
 
 
 def check_gradient(context: CheckContext) -> Iterator[Finding]:
@@ -40,6 +52,39 @@ def check_gradient(context: CheckContext) -> Iterator[Finding]:
             f"The score's gradient at layer {used[0].layer!r} is almost zero; {place}.",
             {"share of the score": share},
         )
+
+
+def check_finite_difference(context: CheckContext) -> Iterator[Finding]:
+    """Find a gradient that the score does not follow if the activations change a little along it."""
+    for each in context.evidence:
+        if not each.uses_gradients or each.has_zero_gradient[0]:
+            continue
+        ratios = _measure_ratios(each)
+        if ratios and not any(1 / _AGREEMENT <= ratio <= _AGREEMENT for ratio in ratios):
+            nearest = min(ratios, key=lambda ratio: abs(ratio - 1))
+            yield Finding(
+                "wrong-gradient",
+                f"If the output of layer {each.layer!r} changes a little along the gradient, the score changes by "
+                f"{nearest:.2g} times what the gradient says{', the other way' if nearest < 0 else ''}.",
+                {"measured change / expected change": nearest},
+            )
+
+
+def _measure_ratios(evidence: Evidence) -> list[float]:
+    """Return the change of the score for steps along the gradient, divided by the change that the gradient expects."""
+    activations, gradient = evidence.activations.detach(), evidence.gradients
+    norm = float(gradient.double().norm())
+    output = evidence.forward_pass.layer_outputs[evidence.layer]
+    rounding = max(torch.finfo(each.dtype).eps for each in (output, evidence.scores))
+    ratios = list[float]()
+    for step in _STEPS:
+        length = step * float(activations.double().norm())
+        expected, change = 2 * length * norm, gradient * (length / norm)
+        if expected < _ROUNDING_ERRORS * rounding * abs(float(evidence.scores[0])):
+            continue
+        above, below = (float(run_tail(evidence, activations + sign * change)[0]) for sign in (1, -1))
+        ratios.append((above - below) / expected)
+    return [ratio for ratio in ratios if math.isfinite(ratio)]
 
 
 def _compute_share(evidence: Evidence) -> float:

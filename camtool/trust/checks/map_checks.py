@@ -68,7 +68,7 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
 
 def check_blank_image(context: CheckContext) -> Iterator[Finding]:
     """Find a map that is the same for an image of one color."""
-    if not context.has_contrast or _is_blank(context):
+    if not context.has_contrast or context.is_blank:
         return
     similarity = _correlate(context.new_map, context.blank_map)
     share = float(np.ptp(context.blank_map)) / float(np.ptp(context.new_map))
@@ -85,7 +85,7 @@ def check_blank_image(context: CheckContext) -> Iterator[Finding]:
 def check_border(context: CheckContext) -> Iterator[Finding]:
     """Find heat at the border that is there for an image of one color as well."""
     raw = context.new_map
-    if raw.ndim != 2 or min(raw.shape) < _FEWEST_CELLS or not context.has_contrast or _is_blank(context):
+    if raw.ndim != 2 or min(raw.shape) < _FEWEST_CELLS or not context.has_contrast or context.is_blank:
         return
     span = float(np.ptp(raw))
     excess = _compute_border_excess(raw) / span
@@ -102,23 +102,20 @@ def check_border(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_grid(context: CheckContext) -> Iterator[Finding]:
-    """Find a grid of very few cells."""
-    grid = context.new_map.shape
-    if len(grid) != 2 or min(grid) >= _FEWEST_CELLS:
+    """Find a grid of very few cells along an axis: of an image, a signal, a volume or a clip."""
+    grid, size = context.new_map.shape, context.inputs.shape[2:]
+    # A cell for each pixel, slice or frame is as fine as the input itself.
+    if not any(cells < min(_FEWEST_CELLS, pixels) for cells, pixels in zip(grid, size, strict=True)):
         return
-    rows, columns = grid
-    height, width = context.inputs.shape[2:]
+    is_clip = context.item.view.kind == "clip"
+    lengths = " x ".join(f"{pixels / cells:.0f}" for cells, pixels in zip(grid, size, strict=True))
+    unit = "values" if len(size) == 1 else "frames x pixels" if is_clip else "pixels"
     yield Finding(
         "coarse-layer",
-        f"The map has only {rows} x {columns} cells, each of {height / rows:.0f} x {width / columns:.0f} pixels of the "
-        "model's input, so it cannot show where an object is.",
-        {"rows": rows, "columns": columns},
+        f"The map has only {' x '.join(map(str, grid))} cells, each of {lengths} {unit} of the model's input, so it "
+        f"cannot show {'when and ' if is_clip else ''}where an object is.",
+        dict(zip(("frames" if is_clip else "slices", "rows", "columns")[-len(grid) :], grid, strict=True)),
     )
-
-
-def _is_blank(context: CheckContext) -> bool:
-    """Return True if the image itself has one color, for which there is a warning of its own."""
-    return bool((context.inputs.flatten(2).amax(2) == context.inputs.flatten(2).amin(2)).all())
 
 
 def _correlate(one: NDArray[Any], other: NDArray[Any]) -> float:

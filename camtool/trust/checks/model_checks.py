@@ -1,4 +1,4 @@
-"""Checks of the model: its mode, and whether it gives the same map twice."""
+"""Checks of the model: its mode, whether it gives the same map twice, and whether the score passes by the layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from camtool.structures.module_names import iterate_hookable_modules
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
-__all__ = ["check_mode", "check_repeatability", "find_training_modules"]
+__all__ = ["check_mode", "check_other_paths", "check_repeatability", "find_training_modules"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -20,6 +20,12 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 _SAME_SHARE = 0.01
 """Largest difference of two maps of the same image, relative to the range of the map. Rounding of half precision is
 below it, and what a colormap of 100 colors shows is above it."""
+
+_OTHER_SHARE = 0.01
+"""Share of the change of the score from which on a path beside the layer counts. Without such a path it is 0."""
+
+_ROUNDING = 1e-5
+"""Relative rounding error of a score."""
 
 
 def find_training_modules(model: nn.Module) -> list[str]:
@@ -58,3 +64,25 @@ def check_repeatability(context: CheckContext) -> Iterator[Finding]:
     if not share <= _SAME_SHARE:  # NaN counts
         sentence = f"Explained again, the map differs by up to {share:.0%} of its range."
         yield Finding("not-repeatable", sentence, {"difference": share})
+
+
+def check_other_paths(context: CheckContext) -> Iterator[Finding]:
+    """Find a score that depends on the image in other ways than through the layers."""
+    if context.is_blank:
+        return
+    score, held, free = context.score_blank_image()
+    if not abs(held - score) > _OTHER_SHARE * abs(free - score) + _ROUNDING * abs(score):
+        return
+    numbers = {"score": score, "of one color": free, "with the layer's output held": held}
+    names = " + ".join(repr(each.layer) for each in context.evidence)
+    fact = (
+        f"For an image of one color, the mean color of this image, the score is {free:.4g} instead of {score:.4g}; "
+        f"it is {held:.4g} if the output of {names} stays that of this image."
+    )
+    layouts = [each.get_layer().layout for each in context.evidence]
+    if any(layout.prefix or layout.suffix for layout in layouts):
+        tail = "The class token, or another token that is no cell of the map, has read the image in earlier layers."
+        yield Finding("earlier-layers", f"{fact} {tail}", numbers)
+    else:
+        tail = "So the model sees the image in other ways, too, and the map shows only what passes through the layer."
+        yield Finding("other-paths", f"{fact} {tail}", numbers)

@@ -21,6 +21,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "mode": model_checks.check_mode,
         "repeatability": model_checks.check_repeatability,
         "gradient": gradient_checks.check_gradient,
+        "finite difference": gradient_checks.check_finite_difference,
+        "other paths": model_checks.check_other_paths,
         "grid": map_checks.check_grid,
         "other classes": map_checks.check_classes,
         "blank image": map_checks.check_blank_image,
@@ -60,8 +62,10 @@ def _find_skip_reason(name: str, context: CheckContext) -> str | None:
         return input_checks.find_skip_reason(context)
     if name == "other classes":
         return map_checks.find_classes_skip_reason(context)
-    if name == "gradient" and not any(each.uses_gradients for each in context.evidence):
+    if name == "other paths" and not context.evidence[0].layer:
+        return "the method looks at no layer"
+    if name in ("gradient", "finite difference") and not any(each.uses_gradients for each in context.evidence):
         return "the method reads no gradients"
-    if name in ("grid", "border") and context.raw.ndim != 2:
+    if name == "border" and context.raw.ndim != 2:
         return "it takes an image"
     return None

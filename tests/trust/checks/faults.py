@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import dropout2d
 from torchvision.transforms import v2
 
 import camtool
@@ -77,6 +79,41 @@ class TwoOutputs(Net):
         """Return two tensors ``(N, K)``."""
         scores = super().forward(images)
         return {"first": scores, "second": -scores}
+
+
+class Ensemble(nn.Module):
+    """The sum of three networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(Net(behind=Function(partial(torch.mul, other=factor))) for factor in (1, 2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores ``(N, K)``."""
+        return torch.stack([net(images) for net in self.nets]).sum(0)
+
+
+class Reversal(torch.autograd.Function):
+    """The identity, whose gradient has the other sign."""
+
+    @staticmethod
+    def forward(_: object, values: Tensor) -> Tensor:
+        """Return the values."""
+        return values.clone()
+
+    @staticmethod
+    def backward(_: object, gradient: Tensor) -> Tensor:
+        """Return the negative of the gradient."""
+        return -gradient
+
+
+class Net3d(nn.Sequential):
+    """A convolution of volumes with a stride of 4, average pooling and a linear layer."""
+
+    def __init__(self) -> None:
+        pool = nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten())
+        super().__init__(nn.Conv3d(1, 4, 4, 4), nn.ReLU(), pool, nn.Linear(4, 3))
+        self.eval()
 
 
 _FIRST = torch.tensor([1.0, 0, 0, 0, 0, 0])
@@ -227,6 +264,24 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
     ),
     "values that are not finite": ("not-finite", _not_finite),
     "a layer of 2 x 2 cells": ("coarse-layer", lambda: _explain(Net(stride=4, padding=1), target=0)),
+    "a volume of 3 slices of cells": (
+        "coarse-layer",
+        lambda: camtool.explain(Net3d(), torch.rand(1, 1, 12, 32, 32), 0, kind="volume")[0],
+    ),
+    "a clip of 3 frames of cells": (
+        "coarse-layer",
+        lambda: camtool.explain(Net3d(), torch.rand(1, 1, 12, 32, 32), 0, kind="clip")[0],
+    ),
+    "one network of an ensemble": ("other-paths", lambda: _explain(Ensemble(), layer="nets.2.layer")),
+    "dropout that stays on": (
+        "not-repeatable",
+        lambda: _explain(Net(between=Function(partial(dropout2d, training=True))), target=0),
+    ),
+    "a reversed gradient": ("wrong-gradient", lambda: _explain(Net(between=Function(Reversal.apply)))),
+    "a part of the gradient that is cut off": (
+        "wrong-gradient",
+        lambda: _explain(Net(between=Function(lambda values: values * values.detach())), target=0),
+    ),
     "classes that share their weights": ("same-map", _tied_classes),
     "activations without the image": ("image-ignored", _ignored_image),
     "heat from the padding": ("border-heat", _padding),

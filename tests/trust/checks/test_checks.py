@@ -16,7 +16,8 @@ from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.checks.running import CHECKS
 from camtool.warning_codes import WARNING_KINDS, MapWarning
 from tests.helpers import photos
-from tests.trust.checks.faults import FAULTS, Net
+from tests.helpers.vision_transformers import make_tiny_vit
+from tests.trust.checks.faults import FAULTS, Ensemble, Net
 
 METHODS = ("gradcam", "layercam", "gradcam++")
 DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
@@ -115,6 +116,18 @@ def test_each_image_of_a_batch_is_checked_alone(demo) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ where a check fails
+
+
+def test_layers_of_all_branches_together_are_the_whole_score() -> None:
+    ensemble, image = Ensemble().eval(), torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    explanation = camtool.explain(ensemble, image, layer=[f"nets.{index}.layer" for index in range(3)])[0]
+    assert "other-paths" not in explanation.check().codes
+
+
+def test_what_the_class_token_read_before_the_layer_is_a_note() -> None:
+    report = camtool.explain(make_tiny_vit(), torch.randn(1, 3, 6, 8))[0].check()
+    assert "earlier-layers" in report.codes
+    assert "other-paths" not in report.codes
 
 
 def test_a_lost_gradient_is_located() -> None:
