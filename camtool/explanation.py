@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from camtool.arguments.messages import format_count, format_percent
-from camtool.cached_property import cached_property
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
@@ -18,6 +17,7 @@ from camtool.geometry.origins import Origin, find_heatmap_suffix
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.views import View
+from camtool.structures.cached_property import cached_property
 from camtool.trust.checks.check_report import CheckReport
 from camtool.warning_codes import MapWarning
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import figure_options, map_options, model_options, preprocessing_options
+from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def evaluate_methods(
     preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
     loaded = model_options.load_model(model, weights, labels=labels, device=device.value, preprocessing=preprocessing)
     classes, annotations = _read_truth(truth, photos, loaded.labels)
-    progress = _Progress()
-    with closing(progress):
+    with FileProgress(format_count(len(photos), "photo"), is_quiet=False):
         table = evaluate(
             loaded,
             [*map(str, photos)],
@@ -81,7 +81,6 @@ def evaluate_methods(
             batch_size=batch_size,
             seed=seed,
             checkpoint=out / "checkpoint.jsonl",
-            progress=progress.show,
         )
     table.save(out)
     _print_table(table)
@@ -108,31 +107,6 @@ def _read_truth(truth: str | None, photos: list[Path], labels: Any) -> tuple[Any
     if not path.is_file():
         raise CamtoolError(f"--truth {truth}: there is no such folder or file; give masks/, boxes.csv or imagefolder.")
     return None, read_boxes(path, photos)
-
-
-class _Progress:
-    """A bar on standard error, which appears with the first result."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=terminal.err,
-            transient=True,
-        )
-        self._bar.start()
-        self._task = self._bar.add_task("Preparing", total=None)
-
-    def show(self, done: int, total: int, name: str) -> None:
-        """Show how much is done."""
-        self._bar.update(self._task, completed=done, total=total, description=terminal.escape(name))
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.stop()
 
 
 def _print_table(table: Evaluation) -> None:

@@ -32,6 +32,7 @@ from camtool.hooks.observation import Observation
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
+from camtool.progress import follow_step
 from camtool.state.model_state import preserve_model
 from camtool.state.one_thread import use_one_thread
 from camtool.structures.model_cache import remember_for_model
@@ -165,7 +166,7 @@ class CompiledObserver:
                     raise NotCompilableError("the model has hooks, which may change at any time")
                 if has_frames:
                     raise NotCompilableError("the model runs on the frames of clips as one batch")
-                with COMPILING:
+                with COMPILING, follow_step(f"Compiling the model for {self.engine}"):
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
                 known = isinstance(error, NotCompilableError)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from camtool.batch_explainer import BatchExplainer
-from camtool.cached_property import cached_property
 from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, compute_maps
 from camtool.hooks.observation import observe
@@ -23,6 +22,7 @@ from camtool.outputs.class_scores import Link
 from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model
 from camtool.state.thread_state import preserve_thread_state
+from camtool.structures.cached_property import cached_property
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
 

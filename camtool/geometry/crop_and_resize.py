@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.cached_property import cached_property
 from camtool.errors import GeometryError
 from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside
+from camtool.structures.cached_property import cached_property
 
 __all__ = ["Geometry"]
 

@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
-from camtool.cached_property import cached_property
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
@@ -34,6 +33,7 @@ from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo
 from camtool.structures import module_names, nested_tensors
+from camtool.structures.cached_property import cached_property
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:

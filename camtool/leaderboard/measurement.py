@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from os import PathLike
@@ -25,6 +26,7 @@ from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.leaderboard.checkpoint import Checkpoint, hash_tensors
 from camtool.leaderboard.evaluation import Evaluation, EvaluationRow, bootstrap_mean
 from camtool.models import Loaded, Transform
+from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.trust.metrics import METRICS
 
 __all__ = ["Progress", "evaluate"]
@@ -109,18 +111,19 @@ def evaluate(
     total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))
     weights = hash_tensors([*subject.model.parameters(), *subject.model.buffers()], repr(subject.model))
     store = Checkpoint(None if checkpoint is None else Path(checkpoint))
-    run = _Run(subject, candidates, store, weights, seed, total, progress)
-    if others:
-        done = 0
-        for labeled in subject.iterate_batches(images, requests, batch_size):
-            items = labeled.batch.items
-            placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
-            run.measure(labeled, placed, others)
-            done += len(items)
-    if of_mosaics:
-        asked = [requests[index] for index in spread]
-        labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
-        run.measure(labeled, None, of_mosaics)
+    with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
+        run = _Run(subject, candidates, store, weights, seed, total, progress, counter)
+        if others:
+            done = 0
+            for labeled in subject.iterate_batches(images, requests, batch_size):
+                items = labeled.batch.items
+                placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
+                run.measure(labeled, placed, others)
+                done += len(items)
+        if of_mosaics:
+            asked = [requests[index] for index in spread]
+            labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
+            run.measure(labeled, None, of_mosaics)
     return run.finish(tuple(chosen), count)
 
 
@@ -147,6 +150,7 @@ class _Run:
         seed: The seed.
         total: Images times candidates, for ``progress``.
         progress: Is called after each candidate and batch.
+        counter: Receives the same, for the display that :mod:`camtool.progress` shows.
     """
 
     subject: Subject
@@ -156,6 +160,7 @@ class _Run:
     seed: int
     total: int
     progress: Progress | None
+    counter: PassCounter
     done: int = 0
     refused: dict[Candidate, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -231,6 +236,7 @@ class _Run:
 
     def _report(self, candidate: Candidate, count: int) -> None:
         self.done += count
+        self.counter.update(count)
         if self.progress is not None:
             self.progress(self.done, self.total, str(candidate))
 

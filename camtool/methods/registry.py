@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from camtool.cached_property import cached_property
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.methods.names import find_by_name
+from camtool.structures.cached_property import cached_property
 
 __all__ = [
     "COSTS",

@@ -18,8 +18,9 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import merge_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explainer import Explainer
-from camtool.inference.chunks import Stage, hide_progress, iterate_chunks
+from camtool.inference.chunks import iterate_chunks
 from camtool.models import find_input_size, to_loaded
+from camtool.progress import Stage, show_progress
 from camtool.slides.background import Background, check_background, select_tissue
 from camtool.slides.opening import open_slide
 from camtool.slides.readers import SlideReader, read_scaled
@@ -207,7 +208,7 @@ class _SlideRun:
         """Explain all tiles, batch by batch, with a progress bar."""
         for _, batch in zip(iterate_chunks(count, size, Stage("Explaining", "tile", size)), batches, strict=True):
             readable = [(tile, pixels) for tile, pixels in batch if not isinstance(pixels, str)]
-            with hide_progress():
+            with show_progress(False):
                 results = self._explain([Image.fromarray(pixels) for _, pixels in readable])
             found = {tile: result for (tile, _), result in zip(readable, results, strict=True)}
             for tile, pixels in batch:

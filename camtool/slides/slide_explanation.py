@@ -13,7 +13,8 @@ import numpy as np
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count
-from camtool.inference.chunks import Stage, iterate_chunks
+from camtool.inference.chunks import iterate_chunks
+from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.slides.opening import open_slide

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from camtool.errors import CamtoolError
-from camtool.inference.chunks import Stage, iterate_chunks
+from camtool.inference.chunks import iterate_chunks
+from camtool.progress import Stage
 from camtool.slides.tiling import Tile, TileGrid
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from camtool.arguments.checks import check_integer, check_number
-from camtool.cached_property import cached_property
 from camtool.errors import CamtoolError, ImageError
 from camtool.slides.readers import SlideReader
+from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from camtool.geometry.crop_and_resize import Geometry

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from camtool.progress import follow_step
 from camtool.structures.module_tree import read_tree
 
 __all__ = ["forget_model", "remember_for_model"]
@@ -47,7 +48,8 @@ def remember_for_model(
         known = _CACHE[id(model)] = _CachedAnswers(model)
     if question not in known.answers:
         # If two threads compute the same answer, both return the one that was stored first.
-        known.answers.setdefault(question, compute())
+        with follow_step("Examining the model"):
+            known.answers.setdefault(question, compute())
     found: _T = known.answers[question]
     if is_valid is not None and not is_valid(found):
         found = known.answers[question] = compute()

@@ -18,8 +18,9 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import merge_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explainer import Explainer
-from camtool.inference.chunks import Stage, hide_progress, iterate_chunks
+from camtool.inference.chunks import iterate_chunks
 from camtool.models import to_loaded
+from camtool.progress import Stage, show_progress
 from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry, split_clip_map
 from camtool.videos.map_store import MapStore
 from camtool.videos.reading import Frame, VideoFacts, VideoReader
@@ -162,7 +163,7 @@ class _Run(ABC):
         steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group, stage)
         while group := list(islice(chosen, self._group)):
             next(steps, None)
-            with hide_progress():
+            with show_progress(False):
                 self._explain_group(group)
         steps.close()  # type: ignore[attr-defined]  # it is a generator, and has a bar to close
         if not self._frames:

@@ -14,7 +14,8 @@ from rich.console import Console
 from camtool.cli import terminal
 from camtool.cli.progress import file_progress
 from camtool.cli.progress.file_progress import FileProgress
-from camtool.inference.chunks import Stage, hide_progress, iterate_chunks, send_progress
+from camtool.inference.chunks import iterate_chunks
+from camtool.progress import Stage, send_progress, show_progress
 from tests.cli.test_commands import Command, camtool_
 from tests.cli.test_progress import Clock, fast_lines
 from tests.slides.slide_files import plant_objects, write_slide
@@ -34,7 +35,7 @@ def test_a_line_tells_file_stage_pass_and_time():
     with FileProgress("a.svs", is_quiet=True, clock=clock) as progress:
         assert progress.describe(12) == "Opening a.svs ... 12 s"
         for number, _ in enumerate(iterate_chunks(24, 8, TILES)):
-            with hide_progress():
+            with show_progress(False):
                 for part in iterate_chunks(40, 10):
                     if (number, part.start) == (1, 10):
                         assert progress.describe(20) == "Explaining a.svs: 8 of 24 tiles, pass 10 of 40, 20 s"
@@ -88,7 +89,7 @@ def test_a_listener_of_the_caller_gets_the_inner_loops():
 
     with send_progress(follow):
         for _ in iterate_chunks(1, 1, TILES):
-            with hide_progress():
+            with show_progress(False):
                 [*iterate_chunks(5, 1)]
     assert counts == [(1, TILES), (5,)]
 
@@ -146,7 +147,7 @@ def test_the_stages_of_a_slide_are_all_told(slide, monkeypatch):
     original = FileProgress.__call__
 
     def follow(self: FileProgress, count: int, *stage: Stage):
-        activities.extend(each.activity for each in stage)
+        activities.extend(each.activity for each in stage if each and each.unit)
         return original(self, count, *stage)
 
     monkeypatch.setattr(FileProgress, "__call__", follow)

@@ -21,6 +21,7 @@ from camtool.cli.progress.activity import format_duration, show_activity
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.inference import chunks
+from camtool.progress import Stage, send_progress
 from camtool.runs.job_list import Job
 from camtool.runs.report_rows import ManifestLine
 from camtool.runs.result_writer import Failure, Success
@@ -146,19 +147,19 @@ def test_each_slow_method_tells_its_passes(name):
     counts: list[int] = []
     passes = Passes()
 
-    def follow(count: int):
+    def follow(count: int, *stage: Stage):
         counts.append(count)
-        return passes(count)
+        return passes(count, *stage)
 
     photo = np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8)
-    with chunks.send_progress(follow):
+    with send_progress(follow):
         camtool.explain(camtool.load("demo"), photo, method=name, **OPTIONS.get(name, {}))
     assert max(counts) > 1
 
 
 def test_a_listener_gets_all_passes_and_the_end_of_a_loop_that_breaks():
     passes = Passes()
-    with chunks.send_progress(passes):
+    with send_progress(passes):
         for _ in chunks.iterate_chunks(10, 4):
             assert passes.describe().startswith("pass ")
         assert passes.done == 1
@@ -172,6 +173,7 @@ def test_a_listener_gets_all_passes_and_the_end_of_a_loop_that_breaks():
 
 @pytest.fixture
 def fast_lines(monkeypatch) -> None:
+    monkeypatch.setattr(activity, "SECONDS_BEFORE_FIRST_LINE", 0.02)
     monkeypatch.setattr(activity, "SECONDS_BETWEEN_LINES", 0.02)
 
 

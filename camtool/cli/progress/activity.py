@@ -10,16 +10,20 @@ from contextlib import contextmanager
 from rich.text import Text
 
 from camtool.cli import terminal
+from camtool.progress import format_duration
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["Heartbeat", "format_duration", "show_activity"]
+__all__ = ["Heartbeat", "show_activity"]
+
+SECONDS_BEFORE_FIRST_LINE = 2.0
+"""Time before the first line off a terminal."""
 
 SECONDS_BETWEEN_LINES = 10.0
 """Time between two lines off a terminal: no log is silent for longer, and a run of an hour adds 360 lines."""
 
 
 class Heartbeat:
-    """A ``with`` block during which a line is printed to standard error every ten seconds.
+    """A ``with`` block during which a line is printed to standard error after two seconds and then every ten.
 
     Args:
         describe: Returns the line, from the seconds since the start. Another thread calls it.
@@ -38,9 +42,10 @@ class Heartbeat:
         self._thread.join()
 
     def _print_lines(self) -> None:
-        started = time.monotonic()
-        while not self._ended.wait(SECONDS_BETWEEN_LINES):
+        started, wait = time.monotonic(), SECONDS_BEFORE_FIRST_LINE
+        while not self._ended.wait(wait):
             terminal.print_notice(self._describe(time.monotonic() - started))
+            wait = SECONDS_BETWEEN_LINES
 
 
 @contextmanager
@@ -56,11 +61,3 @@ def show_activity(what: str, *, is_quiet: bool = False) -> Iterator[None]:
         return
     with Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}"):
         yield
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as the user would say it: ``"45 s"``, ``"7 min"``, ``"2.5 h"``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from camtool.arguments.messages import format_count
-from camtool.cli.progress.activity import format_duration
+from camtool.progress import format_duration
 
 if TYPE_CHECKING:
-    from camtool.inference.chunks import Stage
+    from camtool.progress import PassCounter, Stage
 
 __all__ = ["Estimate", "Passes"]
 
@@ -31,11 +31,14 @@ class Passes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._loops: list[_Loop] = []
+        self._steps: list[_Step] = []
         self._finished = 0
         self._started: float | None = None
 
-    def __call__(self, count: int, stage: Stage | None = None, /) -> _Loop:
-        """Start to follow a loop; :func:`camtool.inference.chunks.send_progress` calls this."""
+    def __call__(self, count: int, stage: Stage | None = None, /) -> PassCounter:
+        """Start to follow a loop or a step; :func:`camtool.progress.send_progress` calls this."""
+        if stage is not None and not stage.unit:
+            return _Step(stage.activity, self._steps)
         if self._started is None:
             self._started = self._clock()
         loop = _Loop(self, count)
@@ -66,7 +69,9 @@ class Passes:
         return self._finished + part
 
     def describe(self) -> str:
-        """Return where the loops are, e.g. ``"pass 1,200 of 8,000"``; empty between loops."""
+        """Return where the loops are, e.g. ``"pass 1,200 of 8,000"``, or the step that goes on; empty between them."""
+        for step in self._steps[-1:]:
+            return step.activity[0].lower() + step.activity[1:]
         loops = [loop for loop in self._loops if loop.count > 1]
         if not loops:
             return ""
@@ -86,6 +91,21 @@ class _Loop:
 
     def close(self) -> None:
         self._owner.end_loop(self)
+
+
+class _Step:
+    """A step that has no parts, such as compiling."""
+
+    def __init__(self, activity: str, steps: list[_Step]) -> None:
+        self.activity, self._steps = activity, steps
+        steps.append(self)
+
+    def update(self, passes: int, /) -> None:
+        """Do nothing: there are no parts."""
+
+    def close(self) -> None:
+        if self in self._steps:
+            self._steps.remove(self)
 
 
 class Estimate:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.progress.activity import Heartbeat, format_duration
+from camtool.cli.progress.activity import Heartbeat
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import build_bar
+from camtool.progress import format_duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from camtool.inference.chunks import PassCounter, Stage
+    from camtool.progress import PassCounter, Stage
 
 __all__ = ["FileProgress"]
 
@@ -42,7 +43,7 @@ class FileProgress:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        from camtool.inference.chunks import send_progress
+        from camtool.progress import send_progress
 
         self._stack.enter_context(send_progress(self))
         if self._bar is not None:
@@ -57,8 +58,8 @@ class FileProgress:
 
     def __call__(self, count: int, stage: Stage | None = None, /) -> PassCounter:
         """Start to follow a stage, or a loop over passes in it."""
-        if stage is None:
-            return self.passes(count)
+        if stage is None or not stage.unit:
+            return self.passes(count, stage)
         self.passes.end_batch()
         self._stage = _StageCounter(count, stage, self.passes, self._clock, self._note_step)
         self._draw()

@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from camtool.cli import terminal
-from camtool.cli.progress.activity import Heartbeat, format_duration
+from camtool.cli.progress.activity import Heartbeat
 from camtool.cli.progress.estimate import Estimate, Passes
+from camtool.progress import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

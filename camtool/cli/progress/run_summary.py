@@ -138,7 +138,7 @@ class RunReport:
         start: RunStart | None = None,
     ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
-        from camtool.inference import chunks
+        from camtool.progress import send_progress
         from camtool.runs.executor import run_jobs
 
         started, stop_code = time.perf_counter(), 0
@@ -156,7 +156,7 @@ class RunReport:
         # Results keep the names of their first start, so a job may differ from the planned one in its stem.
         numbers = {job.source: number for number, job in enumerate(self._jobs, 1)}
         try:
-            with stop_at_sigterm(), closing(outcomes), chunks.send_progress(progress.passes), progress:
+            with stop_at_sigterm(), closing(outcomes), send_progress(progress.passes), progress:
                 for outcome in outcomes:
                     number = numbers.get(outcome.job.source)
                     if number is None:

@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
-from camtool.cached_property import cached_property
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
 from camtool.models.weights import load_state, read_state
+from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

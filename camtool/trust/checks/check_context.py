@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from camtool import maps
-from camtool.cached_property import cached_property
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
@@ -19,6 +18,7 @@ from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
 from camtool.state.model_state import preserve_model
+from camtool.structures.cached_property import cached_property
 from camtool.targets import Target
 
 if TYPE_CHECKING:
