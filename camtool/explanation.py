@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin, find_heatmap_suffix
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.contact_sheet import add_legend
 from camtool.rendering.views import View
 from camtool.structures.cached_property import cached_property
 from camtool.trust.checks.check_report import CheckReport
@@ -112,7 +113,12 @@ class Explanation:
         return self.view.seen
 
     def overlay(
-        self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP, *, enlarge: bool = False
+        self,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+        *,
+        enlarge: bool = False,
+        legend: bool = False,
     ) -> NDArray[np.uint8]:
         """Return the photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is gray.
 
@@ -124,8 +130,12 @@ class Explanation:
                 :func:`camtool.rendering.blend`.
             colormap: A name or a color map of matplotlib; see :func:`camtool.rendering.colormaps.get_palette`.
             enlarge: Enlarge the overlay of a small photo, as for :meth:`save`.
+            legend: Draw below it what the colors and the gray part mean.
         """
-        return self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
+        pixels = (
+            self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
+        )
+        return add_legend(pixels, alpha, colormap, has_unseen=not self.seen.all()) if legend else pixels
 
     def _draw(
         self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1
@@ -183,6 +193,23 @@ class Explanation:
         """
         return self.view.find_contours(self.heatmap, threshold)
 
+    def heat_in(self, region: str | Sequence[float] | NDArray[np.bool_]) -> float:
+        """Return the share of the heat that lies in a region of the photo, from 0 to 1; NaN for a map of zeros.
+
+            result.heat_in("bottom-left")  # a quarter of width and height, e.g. for a watermark
+            result.heat_in((10, 20, 300, 200))  # a box in pixels
+            result.heat_in("0%,80%,30%,100%")  # a box in percent of the photo
+            result.heat_in(lesion)  # a mask of the photo's size
+
+        Args:
+            region: A name in :data:`camtool.rendering.regions.PLACES`, a box ``(x0, y0, x1, y1)``, or a boolean mask of
+                the heatmap's shape.
+
+        Raises:
+            OverlayError: The region is none of these, or has no pixel of the photo.
+        """
+        return regions.compute_heat_share(self.heatmap, region)
+
     def save(
         self,
         path: str | PathLike[str],
@@ -190,6 +217,7 @@ class Explanation:
         alpha: float | None = None,
         colormap: Colormap = DEFAULT_COLORMAP,
         enlarge: bool = True,
+        legend: bool = False,
     ) -> Path:
         """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp).
 
@@ -203,6 +231,7 @@ class Explanation:
             colormap: As for :meth:`overlay`.
             enlarge: Enlarge the overlay of a small photo, of at most 160 pixels a side, to at most 320 pixels a side:
                 pixels of the photo are repeated, the heatmap is interpolated. ``False`` keeps the size.
+            legend: As for :meth:`overlay`.
 
         Raises:
             ImageError: The suffix is unknown, or does not fit the file that the image came from.
@@ -210,7 +239,7 @@ class Explanation:
         suffix = find_heatmap_suffix(Path(path))
         if suffix is not None:
             return self._write_heatmap(Path(path), suffix)
-        return image_writing.write_image(path, self.overlay(alpha, colormap, enlarge=enlarge))
+        return image_writing.write_image(path, self.overlay(alpha, colormap, enlarge=enlarge, legend=legend))
 
     def _write_heatmap(self, path: Path, suffix: str) -> Path:
         """Write the heatmap on the grid of the file that the image came from."""

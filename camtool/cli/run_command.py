@@ -47,6 +47,8 @@ def run(
     format: output_options.FormatOption = output_options.Format.png,  # noqa: A002
     caption: output_options.Caption = False,
     sheet: output_options.Sheet = False,
+    legend: output_options.Legend = False,
+    region: output_options.Regions = None,
     alpha: output_options.AlphaOfRun = None,
     colormap: output_options.ColormapNameOfRun = None,
     enlarge: output_options.Enlarge = True,

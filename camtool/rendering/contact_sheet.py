@@ -11,6 +11,7 @@ from PIL import Image
 
 from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
+from camtool.rendering.overlay import UNSEEN_GRAY, blend
 from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "CaptionLine",
     "Tile",
     "add_caption",
+    "add_legend",
     "draw_captioned_images",
     "draw_contact_sheet",
     "draw_picture_sheet",
@@ -64,6 +66,9 @@ _LONGEST_TEXT = 200
 
 _LINE_HEIGHT, _PADDING = 1.4, 0.5
 """In letter heights."""
+
+_LEGEND_WIDTH = 8
+"""Width of the color bar of a legend, in letter heights."""
 
 # Sheets of pictures.
 _SHEET_SIDE, _SHEET_GAP, _SHEET_MARGIN, _SHEET_LETTERS = 230, 18, 24, 14
@@ -224,6 +229,38 @@ def add_caption(picture: Pixels, caption: Caption) -> Pixels:
     page = Image.new("RGB", (max(width, _MIN_WIDTH), height + strip), PAPER)
     page.paste(Image.fromarray(picture), (0, 0))
     _draw_caption(page, (padding, height + padding), page.width - 2 * padding, caption, letters)
+    return np.asarray(page)
+
+
+def add_legend(
+    picture: Pixels, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP, *, has_unseen: bool = False
+) -> Pixels:
+    """Return an overlay with a legend on a strip of paper below it: the colors as they look on a gray photo.
+
+    Args:
+        picture: ``(H, W, 3)`` uint8 RGB.
+        alpha: The opacity of the overlay's colors.
+        colormap: The overlay's color map.
+        has_unseen: Explain the gray part, too, which the model did not see.
+
+    Returns:
+        ``(H + strip, max(W, 200), 3)`` uint8 RGB.
+    """
+    height, width = picture.shape[:2]
+    letters = _choose_letters(height, width)
+    padding, line = round(_PADDING * letters), round(_LINE_HEIGHT * letters)
+    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(1 + has_unseen, letters)), PAPER)
+    page.paste(Image.fromarray(picture), (0, 0))
+    heat = np.tile(np.linspace(0, 1, _LEGEND_WIDTH * letters, dtype=np.float32), (letters, 1))
+    bar = blend(np.full((*heat.shape, 3), 128, np.uint8), heat, alpha=alpha, colormap=colormap)
+    rows = [(bar, "little to most heat")]
+    if has_unseen:
+        rows.append((np.full_like(bar, UNSEEN_GRAY), "not seen by the model"))
+    for number, (swatch, text) in enumerate(rows):
+        top = height + padding + number * line + (line - letters) // 2
+        page.paste(Image.fromarray(swatch), (padding, top))
+        left = 2 * padding + swatch.shape[1]
+        draw_text(page, (left, top + letters / 2), text, letters, INK, anchor="lm", max_width=page.width - left - 2)
     return np.asarray(page)
 
 

@@ -1,22 +1,25 @@
-"""Hot regions of a heatmap: their boxes and outlines, found and drawn.
+"""Regions of a photo: hot ones, whose boxes and outlines are found and drawn, and those that the user names.
 
 Every photo is ``(H, W, 3)`` uint8 RGB, every heatmap ``(H, W)`` float in [0, 1].
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.messages import suggest_names
 from camtool.errors import OverlayError
 from camtool.rendering.box_labels import draw_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 from camtool.rendering.pixel_checks import (
+    Bools,
     Color,
     Floats,
     Pixels,
@@ -29,7 +32,17 @@ from camtool.rendering.pixel_checks import (
     to_finite_array,
 )
 
-__all__ = ["choose_line_width", "draw_boxes", "draw_contours", "find_boxes", "find_contours", "grow_to_one_pixel"]
+__all__ = [
+    "PLACES",
+    "PhotoRegion",
+    "choose_line_width",
+    "compute_heat_share",
+    "draw_boxes",
+    "draw_contours",
+    "find_boxes",
+    "find_contours",
+    "grow_to_one_pixel",
+]
 
 # A line of 1/320 of the shorter side is 1 px on a thumbnail and 3 px on a photo of 1000 px: as easy to see on both.
 _WIDTHS_PER_SIDE = 320
@@ -46,6 +59,94 @@ _LUMA = (0.299, 0.587, 0.114)
 _HAIR = 1e-9
 
 _WHITE, _BLACK, _INK = (255, 255, 255), (0, 0, 0), (20, 22, 26)
+
+
+PLACES: dict[str, tuple[float, float, float, float]] = {
+    "top-left": (0, 0, 25, 25),
+    "top-right": (75, 0, 100, 25),
+    "bottom-left": (0, 75, 25, 100),
+    "bottom-right": (75, 75, 100, 100),
+    "center": (25, 25, 75, 75),
+    "border": (10, 10, 90, 90),
+}
+"""Name → box of a place in percent of width and height. ``"border"`` is all that lies outside of its box."""
+
+
+@dataclass(frozen=True)
+class PhotoRegion:
+    """A box on photos of any size, or all that lies outside of it.
+
+    Attributes:
+        box: ``(x0, y0, x1, y1)``.
+        in_percent: The numbers are percent of the photo's width and height; otherwise pixels.
+        is_outside: The region is what lies outside of the box.
+    """
+
+    box: tuple[float, float, float, float]
+    in_percent: bool
+    is_outside: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> PhotoRegion:
+        """Return the region of a text: a name in :data:`PLACES`, ``"10,20,300,200"`` or ``"0%,80%,30%,100%"``.
+
+        Raises:
+            OverlayError: The text is none of these, or the box is empty.
+        """
+        name = text.strip().lower()
+        if name in PLACES:
+            return cls(PLACES[name], in_percent=True, is_outside=name == "border")
+        parts = [part.strip() for part in name.split(",")]
+        kinds = {part.endswith("%") for part in parts}
+        try:
+            x0, y0, x1, y1 = (float(part.removesuffix("%")) for part in parts)
+        except ValueError:
+            kinds = set()
+        most = 100.0 if kinds == {True} else np.inf
+        if len(kinds) != 1 or not (0 <= x0 < x1 <= most and 0 <= y0 < y1 <= most):
+            raise OverlayError(
+                f"region {text!r} is unknown.{suggest_names(name, PLACES)} Give one of {', '.join(PLACES)}; or a box "
+                "x0,y0,x1,y1 in pixels, or in percent of the photo, e.g. 0%,80%,30%,100%."
+            )
+        return cls((x0, y0, x1, y1), in_percent=kinds == {True})
+
+    def to_mask(self, height: int, width: int) -> Bools:
+        """Return the region on a photo, ``(H, W)``.
+
+        Raises:
+            OverlayError: No pixel of the photo is in the region.
+        """
+        scale = np.array([width, height] * 2) / 100 if self.in_percent else 1.0
+        x0, y0, x1, y1 = np.rint(np.array(self.box) * scale).astype(int)
+        mask = np.full((height, width), self.is_outside)
+        mask[y0:y1, x0:x1] = not self.is_outside
+        if not mask.any():
+            raise OverlayError(f"region {self.box} has no pixel of the photo of {width} x {height}.")
+        return mask
+
+
+def compute_heat_share(heatmap: NDArray[Any], region: str | Sequence[float] | NDArray[Any]) -> float:
+    """Return the share of the heat that lies in a region, from 0 to 1; NaN for a heatmap of zeros.
+
+    Args:
+        heatmap: ``(H, W)`` float in [0, 1]; with a mask any shape.
+        region: A name in :data:`PLACES`; a box ``(x0, y0, x1, y1)`` in pixels, half-open; a text that
+            :meth:`PhotoRegion.parse` reads; or a mask of the heatmap's shape, True in the region.
+
+    Raises:
+        OverlayError: The region is none of these, or has no pixel.
+    """
+    if not isinstance(region, np.ndarray):
+        if heatmap.ndim != 2:
+            raise OverlayError(f"region must be a mask of the shape {heatmap.shape} here: the input is no photo.")
+        parsed = PhotoRegion.parse(region if isinstance(region, str) else ",".join(map(str, region)))
+        region = parsed.to_mask(heatmap.shape[0], heatmap.shape[1])
+    if region.shape != heatmap.shape or region.dtype != bool:
+        raise OverlayError(
+            f"region must be a boolean mask {heatmap.shape}, as the heatmap; got {region.dtype} {region.shape}."
+        )
+    total = float(heatmap.sum(dtype=np.float64))
+    return float(heatmap[region].sum(dtype=np.float64)) / total if total else float("nan")
 
 
 def find_boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[tuple[int, int, int, int]]:

@@ -37,6 +37,8 @@ class ManifestLine:
             predicts no class.
         true_label: The label of the true class; None if it is not known.
         correct: True if the top class is the true one; None if one of them is not known.
+        heat_in: Name of a region → share of the heat in it; None for a region that the photo has no mask of, or if
+            there is no heat. None without regions.
     """
 
     image: str
@@ -53,6 +55,7 @@ class ManifestLine:
     predicted_label: str | None = None
     true_label: str | None = None
     correct: bool | None = None
+    heat_in: dict[str, float | None] | None = None
 
 
 def build_line(image: str, explanation: Explanation, true_class: TrueClass | None) -> ManifestLine:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from camtool.errors import CamtoolError
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
 from camtool.runs.report_rows import ManifestLine, build_line, is_correct
@@ -16,8 +20,11 @@ from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from camtool.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
+    from camtool.rendering.regions import PhotoRegion
     from camtool.runs.true_labels import TrueClass
 
 __all__ = ["Failure", "ResultWriter", "Success", "describe_error", "describe_unjudged"]
@@ -130,7 +137,19 @@ class ResultWriter:
     ) -> ManifestLine:
         line = build_line(str(job.source), explanation, true_class)
         caption = build_caption(line) if self._output.has_captions else None
-        return replace(line, files=self._write_files(explanation, stem, caption))
+        heat_in = {name: self._measure(job, explanation, region) for name, region in self._output.regions.items()}
+        return replace(line, files=self._write_files(explanation, stem, caption), heat_in=heat_in or None)
+
+    def _measure(self, job: Job, explanation: Explanation, region: PhotoRegion | Path) -> float | None:
+        """Return the share of the heat in a region; None if there is no heat, or no mask of the photo."""
+        from camtool.rendering.regions import compute_heat_share
+
+        size = _get_size([explanation])
+        if size is None:
+            raise CamtoolError("--region needs photos, and this is a signal, a volume or a clip")
+        mask = find_mask(region, Path(job.source), size) if isinstance(region, Path) else region.to_mask(*size)
+        share = math.nan if mask is None else compute_heat_share(explanation.heatmap, mask)
+        return None if math.isnan(share) else share
 
     def _write_files(self, explanation: Explanation, stem: Path, caption: Caption | None) -> dict[str, str]:
         """Write each kind of file; return kind → path, relative to the output folder."""
@@ -150,6 +169,33 @@ class ResultWriter:
             if fold_path(path) in self._taken:
                 raise RuntimeError(f"its result would overwrite {path} of this run; please report this")
             self._taken.add(fold_path(path))
+
+
+def find_mask(folder: Path, photo: Path, size: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Return the mask of a photo, ``(H, W)``: the image of the same name, not black in the region; None without one.
+
+    Args:
+        folder: The folder with the masks.
+        photo: The path of the photo.
+        size: Its height and width in pixels.
+
+    Raises:
+        CamtoolError: There are several masks, or one has other proportions than the photo.
+    """
+    from PIL import Image
+
+    from camtool.inputs.image_files import read_image
+
+    found = [path for path in folder.iterdir() if path.stem == photo.stem and path.is_file()]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise CamtoolError(f"{folder} has {len(found)} masks for it: {', '.join(sorted(each.name for each in found))}")
+    mask = Image.fromarray(np.asarray(read_image(found[0])).max(2))
+    # A photo that was reduced has the proportions of its mask up to one pixel.
+    if abs(mask.width * size[0] - mask.height * size[1]) > max(mask.size):
+        raise CamtoolError(f"the mask {found[0]} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
+    return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST)) > 0
 
 
 def _name_results(job: Job, explanations: Sequence[Explanation]) -> list[str]:

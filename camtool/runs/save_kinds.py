@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
+    from camtool.rendering.regions import PhotoRegion
     from camtool.runs.true_labels import TrueClass
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
@@ -42,6 +43,8 @@ class OutputSettings:
         has_captions: Write label, probability, method, and right or wrong if it is known, below the overlays.
         true_classes: Path of a photo → its true class, of the photos whose class is known.
         only_wrong: Write results only for photos whose top class is not the true one.
+        regions: Name → region of the photos whose share of the heat is written, or folder with a mask of each photo.
+        has_legend: Draw below overlays what the colors mean.
     """
 
     folder: Path
@@ -54,6 +57,8 @@ class OutputSettings:
     has_captions: bool = False
     true_classes: Mapping[Path | str, TrueClass] = field(default_factory=dict)
     only_wrong: bool = False
+    regions: Mapping[str, PhotoRegion | Path] = field(default_factory=dict)
+    has_legend: bool = False
 
 
 class Write(Protocol):
@@ -94,7 +99,7 @@ def _write_overlay(
 ) -> None:
     from camtool.rendering import contact_sheet, image_writing
 
-    pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge)
+    pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge, legend=output.has_legend)
     image_writing.write_image(path, pixels if caption is None else contact_sheet.add_caption(pixels, caption))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import camtool
 from tests.cli.test_commands import (
@@ -187,6 +188,53 @@ def test_npz_files_are_the_same_in_each_run(explained, photos):
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
 
 
+# ------------------------------------------------------------------------------------------------------- regions
+
+
+def test_the_heat_in_regions_is_a_number_of_each_photo_and_a_column_of_the_report(explained, photos):
+    masks = photos.parent / "masks"
+    masks.mkdir()
+    height, width = np.asarray(open_image(photos / "a.png")).shape[:2]
+    mask = np.zeros((height, width), np.uint8)
+    mask[:, : width // 2] = 255
+    Image.fromarray(mask).save(masks / "a.png")
+    wanted = ("--region", "left=0%,0%,50%,100%", "--region", "bottom-left", "--region", f"object={masks}")
+    assert explained("photos/a.png", "photos/b.jpg", *wanted, "--save", "overlay,npz").code == 0
+    by_name = {Path(line["image"]).name: line for line in read_lines()}
+    heatmap = np.load(Path("out") / by_name["a.png"]["files"]["npz"])["heatmap"].astype(float)
+    shares = by_name["a.png"]["heat_in"]
+    assert shares["left"] == pytest.approx(heatmap[:, : width // 2].sum() / heatmap.sum(), abs=5e-3)
+    assert shares["object"] == pytest.approx(shares["left"], abs=1e-9)
+    assert 0 <= shares["bottom-left"] <= shares["left"]
+    assert by_name["b.jpg"]["heat_in"]["object"] is None
+    page = Path("out/index.html").read_text(encoding="utf-8")
+    assert all(f'"title":"Heat in {name}"' in page for name in ("left", "bottom-left", "object"))
+    assert "not seen by the model" in page
+
+
+def test_a_mask_of_other_proportions_fails_its_photo(explained, photos):
+    (photos.parent / "masks").mkdir()
+    Image.new("L", (10, 90), 255).save(photos.parent / "masks/a.png")
+    result = explained("photos/a.png", "--region", "object=masks")
+    assert result.code == 1
+    assert "the mask masks/a.png is 10 x 90, the photo" in Path("out/failures.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--region", "botom-left"], "Did you mean 'bottom-left'"),
+        (["--region", "center", "--region", "center"], "two regions are named 'center'"),
+        (["--region", "0,0,5,5", "--max-side", 100], "give percent"),
+        (["--legend", "--save", "raw"], "--legend needs overlays"),
+    ],
+)
+def test_regions_and_legends_that_do_not_fit_are_refused(explained, photos, options, message):
+    result = explained(*options)
+    assert result.code == 2
+    assert message in " ".join(result.err.split())
+
+
 # --------------------------------------------------------------------------------------------- captions and sheets
 
 
@@ -196,6 +244,8 @@ def test_captions_are_below_the_overlays(explained, photos):
     plain, captioned = (np.asarray(open_image(Path(out, list_files(out)[0]))) for out in ("plain", "out"))
     assert captioned.shape[0] > plain.shape[0] == 20
     np.testing.assert_array_equal(captioned[:20, :28], plain)
+    assert explained("photos/a.png", "--no-enlarge", "--legend", "--out", "legend").code == 0
+    np.testing.assert_array_equal(np.asarray(open_image(Path("legend", list_files("legend")[0])))[:20, :28], plain)
 
 
 def test_labels_that_no_font_can_draw_are_told(explained, photos):

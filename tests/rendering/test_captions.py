@@ -7,7 +7,8 @@ import pytest
 from PIL import ImageFont
 
 from camtool.rendering import text_drawing
-from camtool.rendering.contact_sheet import CaptionLine, add_caption, draw_picture_sheet, remove_caption
+from camtool.rendering.colormaps import get_palette
+from camtool.rendering.contact_sheet import CaptionLine, add_caption, add_legend, draw_picture_sheet, remove_caption
 from camtool.rendering.text_drawing import draw_text, find_undrawable, load_font_for
 
 CAPTION = [CaptionLine("boxer", end="94.1%"), CaptionLine("gradcam")]
@@ -33,6 +34,17 @@ def test_letters_grow_with_the_picture(size, least):
     strip = add_caption(make_picture(*size), [CaptionLine("HHH")])[size[0] :]
     rows = np.nonzero((strip < 100).any((1, 2)))[0]
     assert rows.max() - rows.min() + 1 >= least
+
+
+@pytest.mark.parametrize("size", [(1, 1), (300, 400)])
+def test_a_legend_below_the_picture_shows_the_colors_as_they_look_on_gray(size):
+    picture = make_picture(*size)
+    short, full = (add_legend(picture, colormap="turbo", alpha=1, has_unseen=unseen) for unseen in (False, True))
+    assert (full[: size[0], : size[1]] == picture).all()
+    assert full.shape[0] > short.shape[0]
+    strip = short[size[0] :].reshape(-1, 3)
+    for color in (get_palette("turbo")[-1], (128, 128, 128)):  # the most heat covers the gray, no heat shows it
+        assert (abs(strip.astype(int) - color).max(1) <= 2).any()
 
 
 def test_a_long_text_is_cut_and_leaves_space_for_the_end():

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from camtool.errors import OverlayError
-from camtool.rendering.regions import draw_boxes, draw_contours, find_boxes, find_contours
+from camtool.rendering.regions import (
+    PhotoRegion,
+    compute_heat_share,
+    draw_boxes,
+    draw_contours,
+    find_boxes,
+    find_contours,
+)
 
 CONSTANTS = [0.0, 0.4, 1.0]
 GOOD = np.zeros((4, 6, 3), dtype=np.uint8)
@@ -235,3 +242,48 @@ def test_invalid_boxes_contours_and_lines_raise(arguments: dict[str, object], me
     draw = draw_contours if "contours" in arguments else draw_boxes
     with pytest.raises(OverlayError, match=message):
         draw(GOOD, **arguments)
+
+
+# -------------------------------------------------------------------------------------------------- heat in a region
+
+
+def test_the_share_of_the_heat_in_places_boxes_and_masks() -> None:
+    heat = np.zeros((8, 12))
+    heat[7, 0], heat[3, 5], heat[0, 11] = 0.5, 0.25, 0.25  # bottom left, in the middle, top right
+    for region, share in {
+        "bottom-left": 0.5,
+        "Top-Right ": 0.25,
+        "top-left": 0,
+        "center": 0.25,
+        "border": 0.75,
+        "0%,50%,100%,100%": 0.5,
+        "0,7,1,8": 0.5,
+        (5, 0, 12, 4): 0.5,
+    }.items():
+        assert compute_heat_share(heat, region) == pytest.approx(share, abs=1e-12), region
+    assert compute_heat_share(heat, heat > 0.3) == pytest.approx(0.5)
+    assert np.isnan(compute_heat_share(np.zeros((8, 12)), "center"))
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ("botom-left", r"'botom-left' is unknown. Did you mean 'bottom-left'"),
+        ("0,0,1", "Give one of top-left"),
+        ("0%,0%,10,10", "unknown"),
+        ("0%,0%,101%,10%", "unknown"),
+        ("5,5,5,9", "unknown"),
+        ("0,nan,1,1", "unknown"),
+        ("20,20,30,30", r"no pixel of the photo of 6 x 4"),
+        (np.ones((4, 5), bool), r"boolean mask \(4, 6\)"),
+        (np.ones((4, 6)), "got float64"),
+    ],
+)
+def test_a_region_that_is_none_is_an_error(region: object, message: str) -> None:
+    with pytest.raises(OverlayError, match=message):
+        compute_heat_share(FLAT, region)
+
+
+def test_a_box_in_percent_fits_photos_of_any_size() -> None:
+    region = PhotoRegion.parse("50%, 0%, 100%, 25%")
+    assert [region.to_mask(*size).sum() for size in [(8, 12), (4, 6)]] == [12, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from camtool.cli.options.map_options import split_names
 from camtool.cli.options.panels import OUTPUT_PANEL
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import SAVE_KINDS
+
+if TYPE_CHECKING:
+    from camtool.rendering.regions import PhotoRegion
 
 __all__ = [
     "Alpha",
@@ -24,10 +27,12 @@ __all__ = [
     "Format",
     "FormatOption",
     "Json",
+    "Legend",
     "MaxSide",
     "Out",
     "Overwrite",
     "Quiet",
+    "Regions",
     "Report",
     "RetryFailed",
     "Save",
@@ -37,6 +42,7 @@ __all__ = [
     "check_overlays_are_saved",
     "choose_colormap",
     "parse_kinds",
+    "parse_regions",
 ]
 
 
@@ -67,6 +73,18 @@ FormatOption = Annotated[
 Caption = Annotated[
     bool,
     typer.Option("--caption", help="Write label, probability and method below overlays.", rich_help_panel=OUTPUT_PANEL),
+]
+Legend = Annotated[
+    bool, typer.Option("--legend", help="Draw below overlays what the colors mean.", rich_help_panel=OUTPUT_PANEL)
+]
+Regions = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]REGION",
+        help="Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent "
+        "(0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
 ]
 Sheet = Annotated[
     bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.", rich_help_panel=OUTPUT_PANEL)
@@ -161,15 +179,36 @@ def check_output_folder(out: Path) -> None:
     check_not_url("--out", out, CamtoolError)
 
 
-def check_overlays_are_saved(kinds: list[str], *, caption: bool, sheet: bool) -> None:
+def check_overlays_are_saved(kinds: list[str], *, caption: bool, sheet: bool, legend: bool = False) -> None:
     """Check that overlays are written, if options ask for something on them.
 
     Raises:
         CamtoolError: They are not.
     """
-    for name, is_asked in (("--caption", caption), ("--sheet", sheet)):
+    for name, is_asked in (("--caption", caption), ("--sheet", sheet), ("--legend", legend)):
         if is_asked and "overlay" not in kinds:
             raise CamtoolError(f"{name} needs overlays, but --save names {', '.join(kinds)}; add overlay to --save.")
+
+
+def parse_regions(texts: list[str] | None, max_side: int | None) -> dict[str, PhotoRegion | Path]:
+    """Return name → region, or folder of masks.
+
+    Raises:
+        CamtoolError: A region is unknown, a name is taken, or a box in pixels comes with photos that are reduced.
+    """
+    from camtool.rendering.regions import PhotoRegion
+
+    regions: dict[str, PhotoRegion | Path] = {}
+    for text in texts or []:
+        name, is_named, value = text.partition("=")
+        value = value if is_named else text
+        if name in regions:
+            raise CamtoolError(f"--region: two regions are named {name!r}; give another name: NAME=REGION.")
+        folder = Path(value)
+        regions[name] = region = folder if folder.is_dir() else PhotoRegion.parse(value)
+        if max_side is not None and isinstance(region, PhotoRegion) and not region.in_percent:
+            raise CamtoolError(f"--region {value} is in pixels, and --max-side reduces photos; give percent.")
+    return regions
 
 
 def parse_kinds(save: str, format: Format) -> list[str]:  # noqa: A002

@@ -101,7 +101,7 @@ _SUPPORTED = ALL | {
     *("transform", "size", "mean", "std", "channels"),
     *("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels"),
     *("method", "target", "layer", "merge", "placement", "option"),
-    *("out", "save", "format", "caption", "alpha", "colormap", "enlarge", "max_side", "overwrite"),
+    *("out", "save", "format", "caption", "legend", "alpha", "colormap", "enlarge", "max_side", "overwrite"),
     *("quiet", "as_json", "config"),
 }
 """Options of a run that have the same meaning on a cluster. All others are refused, so that none is ignored."""
@@ -112,6 +112,7 @@ _REASONS = {
     "sheet": "no worker has all overlays",
     "page": "write the page of its shards with: camtool report OUT",
     "volume": "each file is a photo there",
+    "region": "the table of results has the heatmaps to measure it in",
     "retry_failed": "a shard is computed as a whole; remove its file to compute it again",
 }
 """Option that has no effect on a cluster → why."""

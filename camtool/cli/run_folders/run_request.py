@@ -108,7 +108,9 @@ def _read_output(context: typer.Context, asked: Mapping[str, Any]) -> OutputSett
         cluster_options.check_kinds(
             kinds, caption=asked["caption"], has_pictures=cluster_options.is_given(context, "save")
         )
-    output_options.check_overlays_are_saved(kinds, caption=asked["caption"], sheet=asked["sheet"])
+    output_options.check_overlays_are_saved(
+        kinds, caption=asked["caption"], sheet=asked["sheet"], legend=asked["legend"]
+    )
     if asked["only_wrong"] and asked["labels_csv"] is None:
         raise CamtoolError("--only-wrong needs the true classes; give them with --labels-csv FILE.")
     return OutputSettings(
@@ -121,4 +123,6 @@ def _read_output(context: typer.Context, asked: Mapping[str, Any]) -> OutputSett
         max_side=asked["max_side"],
         has_captions=asked["caption"],
         only_wrong=asked["only_wrong"],
+        regions=output_options.parse_regions(asked["region"], asked["max_side"]),
+        has_legend=asked["legend"],
     )

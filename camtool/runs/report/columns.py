@@ -5,14 +5,15 @@ To add a column, add an entry to :data:`COLUMNS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from camtool.runs.report.rows import ReportRow
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["COLUMNS", "Column", "ColumnKind"]
+__all__ = ["COLUMNS", "Column", "ColumnKind", "list_columns"]
 
 ColumnKind: TypeAlias = Literal["text", "number", "percent", "warnings"]
 """How the page shows a value, and filters by it: text by a list, a percentage by a range."""
@@ -39,6 +40,10 @@ class Column:
     is_filter: bool = False
     is_sort: bool = False
     is_searched: bool = False
+
+
+def _read_share(name: str, row: ReportRow) -> float | None:
+    return row.heat_in.get(name)
 
 
 def _escape(text: str | None) -> str | None:
@@ -77,3 +82,20 @@ COLUMNS: tuple[Column, ...] = (
     Column("image", "Photo", "text", lambda row: _escape(row.image), is_sort=True, is_searched=True),
 )
 """All columns, in the order in which the page shows them."""
+
+
+def list_columns(rows: Iterable[ReportRow]) -> list[Column]:
+    """Return all columns of a report: :data:`COLUMNS`, and one for each region whose heat was measured."""
+    names = dict.fromkeys(name for row in rows for name in row.heat_in)
+    regions = [
+        Column(
+            f"heat-{number}",
+            f"Heat in {escape_hidden(name)}",
+            "percent",
+            partial(_read_share, name),
+            is_filter=True,
+            is_sort=True,
+        )
+        for number, name in enumerate(names)
+    ]
+    return [*COLUMNS[:7], *regions, *COLUMNS[7:]]

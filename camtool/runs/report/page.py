@@ -13,6 +13,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from camtool.arguments.messages import format_count, format_percent
+from camtool.errors import ColormapError
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.runs.report.payload import RunSummary
 from camtool.runs.text_escapes import escape_hidden
 
@@ -43,7 +45,7 @@ def render_page(
         notices: Sentences about what the page leaves out.
     """
     script = _join_scripts()
-    style = _read_file("report.css")
+    style = _read_file("report.css") + _color_legend(run)
     return (
         _get_environment()
         .get_template("index.html")
@@ -59,6 +61,18 @@ def render_page(
             notices=[escape_hidden(notice) for notice in notices],
         )
     )
+
+
+def _color_legend(run: Mapping[str, Any]) -> str:
+    """Return the style of the legend's color bar, in the colors of the run."""
+    command = run.get("command")
+    name = command.get("colormap") if isinstance(command, Mapping) else None
+    try:
+        palette = get_palette(name if isinstance(name, str) else DEFAULT_COLORMAP)
+    except ColormapError:
+        palette = get_palette(DEFAULT_COLORMAP)
+    stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in palette[::51].tolist())
+    return f".legend .colors {{ background: linear-gradient(90deg, {stops}); }}\n"
 
 
 def encode_json(value: Any) -> str:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from camtool.arguments.messages import merge_texts
-from camtool.runs.report.columns import COLUMNS, Column
+from camtool.runs.report.columns import Column, list_columns
 from camtool.runs.report.pictures import RowPictures
 from camtool.runs.report.rows import ReportContents, ReportRow, RowWarning
 from camtool.runs.text_escapes import escape_hidden
@@ -100,9 +100,10 @@ def build_payload(contents: ReportContents, pictures: Sequence[RowPictures], sum
         summary: The numbers at the top; the kinds of warnings are in its order.
     """
     rows = contents.rows
+    columns = list_columns(rows)
     return {
-        "columns": [_describe(column) for column in COLUMNS],
-        "values": {column.key: _encode_column(column, rows) for column in COLUMNS},
+        "columns": [_describe(column) for column in columns],
+        "values": {column.key: _encode_column(column, rows) for column in columns},
         "ids": _identify(rows),
         "groups": _encode_texts([row.image for row in rows])["codes"],
         **_encode_warnings(rows, summary),

@@ -57,6 +57,7 @@ class ReportRow:
         box: ``(x0, y0, x1, y1)`` on the photo in pixels, of the explained detection; None for other targets.
         pictures: Kind, such as ``"overlay"`` → path of the picture.
         heatmap: The heatmap alone, if there are no pictures; None otherwise.
+        heat_in: Name of a region of the photo → share of the heat in it.
     """
 
     image: str
@@ -73,6 +74,7 @@ class ReportRow:
     box: tuple[float, ...] | None = None
     pictures: Mapping[str, Path] = field(default_factory=dict)
     heatmap: StoredHeatmap | None = None
+    heat_in: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

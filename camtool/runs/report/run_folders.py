@@ -92,6 +92,7 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
         warnings=_read_warnings(fields),
         box=_read_box(box),
         pictures=_find_pictures(fields.get("files"), folder),
+        heat_in=_read_shares(fields.get("heat_in")),
     )
 
 
@@ -157,6 +158,12 @@ def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
 def _read_box(value: object) -> tuple[float, ...] | None:
     numbers = [read_number(each) for each in value] if isinstance(value, list) else []
     return tuple(each for each in numbers if each is not None) if len(numbers) == 4 and None not in numbers else None
+
+
+def _read_shares(value: object) -> dict[str, float]:
+    """Return the share of the heat in each region that has one."""
+    numbers = {str(name): read_number(each) for name, each in (value.items() if isinstance(value, dict) else ())}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _find_pictures(files: object, folder: Path) -> dict[str, Path]:
