@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import mimetypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -76,7 +78,8 @@ def load(
     check_settings(transform, labels, 1, None, None)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
-    loaded = source.load(rest, weights)
+    with _silence_retries():
+        loaded = source.load(rest, weights)
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
@@ -87,6 +90,18 @@ def load(
     if not has_two_towers(loaded.model):
         return loaded
     return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or _build_text_encoder(loaded.model))
+
+
+@contextmanager
+def _silence_retries() -> Iterator[None]:
+    """Hide in the block that the client of the Hugging Face hub tries again; if all fails, an error says so."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:

@@ -229,7 +229,7 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
                 f"the tokenizer of {type(model).__name__} could not be read {reason}. Pass "
                 "camtool.Loaded(model, transform, text=...) with a function from texts to embeddings (T, D), or "
                 "camtool.targets.Similarity(embedding) instead of the text."
-            ) from error
+            ) from None
 
     config = getattr(model, "config", None)
     longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
@@ -352,13 +352,13 @@ def _translate_errors(path: str) -> Iterator[None]:
             raise ModelError(
                 f"model 'hf:{path}' needs Python code of its own, which camtool does not run. If you trust it, load "
                 "it yourself with transformers, and pass the model."
-            ) from error
+            ) from None
         raise ModelError(
             f"model 'hf:{path}' could not be loaded: {get_first_line(error)}. Without internet, give a folder that "
             "save_pretrained wrote: 'hf:FOLDER'."
-        ) from error
+        ) from None
     except ImportError as error:
-        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from error
+        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from None
 
 
 def _needs_own_code(error: Exception) -> bool:

@@ -92,7 +92,7 @@ def _find_named_tokenizer(base: str) -> Tokenizer:
         try:
             tokens: Tensor = _import_open_clip().get_tokenizer(base)(texts)
         except (OSError, ValueError, ImportError) as error:
-            raise ModelError(f"the tokenizer of 'open_clip:{base}' could not be downloaded ({error}).") from error
+            raise ModelError(f"the tokenizer of 'open_clip:{base}' could not be downloaded ({error}).") from None
         return tokens
 
     return tokenize
@@ -130,5 +130,5 @@ def _download(base: str, tag: str) -> nn.Module:
         raise ModelError(
             f"the weights of 'open_clip:{base}/{tag}' could not be downloaded ({get_first_line(error)}). Without "
             f"internet, give a file with --weights FILE (in Python: load('open_clip:{base}', 'FILE'))."
-        ) from error
+        ) from None
     return model

@@ -132,7 +132,7 @@ def _build(name: str, **options: Any) -> Any:
     try:
         return timm.create_model(name, **options)
     except (ValueError, OSError) as error:  # a folder or a configuration that is not one of timm's
-        raise ModelError(f"model 'timm:{name}' cannot be built: {get_first_line(error)}") from error
+        raise ModelError(f"model 'timm:{name}' cannot be built: {get_first_line(error)}") from None
 
 
 def _check_name(name: str) -> None:
@@ -160,7 +160,7 @@ def _download(name: str) -> nn.Module:
         raise ModelError(
             f"the weights of 'timm:{name}' could not be downloaded ({get_first_line(error)}). Without internet, give a "
             f"file with --weights FILE (in Python: load('timm:{name}', 'FILE'))."
-        ) from error
+        ) from None
     return model
 
 

@@ -193,5 +193,5 @@ def _download(name: str, weights: Any) -> nn.Module:
         raise ModelError(
             f"the weights of {name!r} could not be downloaded ({reason}). Without internet, give a file with "
             f"--weights FILE (in Python: load({name!r}, 'FILE')), or use --model demo, which is bundled."
-        ) from error
+        ) from None
     return model

@@ -99,7 +99,7 @@ class UltralyticsSource(Source):
             raise ModelError(
                 f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
                 "e.g. 'ultralytics:yolo11n.pt', or 'ultralytics:yolo11n.yaml' for random weights."
-            ) from error
+            ) from None
         if not isinstance(model, nn.Module):
             raise ModelError(f"'ultralytics:{name}' is an exported file without PyTorch modules; give the .pt file.")
         return model

@@ -120,8 +120,9 @@ def test_the_error_without_internet_says_what_to_do(monkeypatch):
         raise RuntimeError("no route\nto host")
 
     monkeypatch.setattr(open_clip, "create_model", create_model)
-    with pytest.raises(ModelError, match=r"could not be downloaded \(no route\)\. .*--weights FILE"):
+    with pytest.raises(ModelError, match=r"could not be downloaded \(no route\)\. .*--weights FILE") as error:
         camtool.load("open_clip:ViT-B-32/openai")
+    assert error.value.__suppress_context__
 
 
 def test_the_error_without_open_clip_says_what_to_install(monkeypatch):

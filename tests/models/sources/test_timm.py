@@ -100,6 +100,7 @@ def test_the_error_without_internet_says_what_to_do(monkeypatch, fault):
     with pytest.raises(ModelError, match=r"'timm:test_resnet' could not be downloaded \(.*--weights FILE") as error:
         camtool.load(f"timm:{NAME}")
     assert "\n" not in str(error.value)
+    assert error.value.__suppress_context__
 
 
 # ------------------------------------------------------------------------------------------------------ names

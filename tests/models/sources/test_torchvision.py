@@ -131,6 +131,7 @@ def test_a_download_with_a_wrong_hash_raises_an_error(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match=r"could not be downloaded .*hash") as error:
         camtool.load(NAME)
     assert_one_line(error)
+    assert error.value.__suppress_context__  # no traceback of the download above it
 
 
 @pytest.mark.parametrize("fault", [URLError("Name or service not known"), ConnectionResetError("reset by peer")])
