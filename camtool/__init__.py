@@ -32,7 +32,9 @@ def __getattr__(name: str) -> object:
         return sorted(names, key=lambda each: (not each.isupper(), each))
     home = None if name.startswith("_") else _read_homes().get(name)
     if home is None:
-        raise AttributeError(f"module 'camtool' has no attribute {name!r}")
+        from camtool.arguments.foreign_names import raise_missing_name
+
+        raise_missing_name(__name__, name)
     if home == "camtool":
         return import_module(f"camtool.{name}")
     value = getattr(import_module(home), name)
@@ -41,4 +43,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> "list[str]":
-    return sorted({*globals(), *_read_homes()})
+    return sorted(_read_homes())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
+from camtool.arguments.foreign_names import raise_missing_name
+
 # Importing a family registers its methods; importing method_wrappers registers the wrappers.
 from camtool.methods.families import (
     ablation,
@@ -64,3 +69,6 @@ __all__ = [
     "wrap_method",
     "wrapper",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = partial(raise_missing_name, __name__)

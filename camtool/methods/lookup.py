@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from camtool.arguments.foreign_names import describe_foreign_name
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
@@ -51,7 +52,9 @@ def find_method(name: str | MethodFunction) -> Method:
         raise MethodError(
             f"method {name!r} is a wrapper; put the method that it wraps behind a colon: '{wrapper.name}:gradcam'."
         )
-    raise MethodError(f"method {name!r} is unknown; known are {', '.join(METHODS)}.{suggest_names(name, METHODS)}")
+    foreign = describe_foreign_name(name)
+    hint = suggest_names(name, METHODS) if foreign is None else f" Use {foreign}."
+    raise MethodError(f"method {name!r} is unknown.{hint} Known methods: {', '.join(METHODS)}.")
 
 
 def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
@@ -67,7 +70,7 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
     outer = find_by_name(wrapper, WRAPPERS)
     if outer is None:
         near = suggest_names(wrapper, WRAPPERS)
-        raise MethodError(f"wrapper {wrapper!r} is unknown; known are {', '.join(WRAPPERS)}.{near}")
+        raise MethodError(f"wrapper {wrapper!r} is unknown.{near} Known wrappers: {', '.join(WRAPPERS)}.")
     method = find_method(inner)
     if outer.needs_weights and method.weights is None:
         raise MethodError(

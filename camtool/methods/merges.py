@@ -205,7 +205,7 @@ def get_merge(how: str | Merge) -> Merge:
     if not isinstance(how, str):
         return how
     if how not in MERGES:
-        raise MethodError(f"merge {how!r} is unknown; known are {', '.join(MERGES)}.{suggest_names(how, MERGES)}")
+        raise MethodError(f"merge {how!r} is unknown.{suggest_names(how, MERGES)} Known merges: {', '.join(MERGES)}.")
     return MERGES[how]
 
 

@@ -11,6 +11,10 @@ images then explains the same thing throughout.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
+from camtool.arguments.foreign_names import raise_missing_name
 from camtool.targets.base import ImageOutput, ScoreContext, Target, get_class_label, score_targets
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer
@@ -49,3 +53,6 @@ __all__ = [
     "resolve_targets",
     "score_targets",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = partial(raise_missing_name, __name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 import camtool
 from camtool import CamtoolError, Explainer, ImageError, Loaded, MethodError, ModelError, TargetError
+from camtool.arguments.foreign_names import METHOD_NAMES, describe_foreign_name
 from camtool.evidence.evidence import Evidence
 from tests.helpers.nets import staged
 
@@ -81,6 +83,59 @@ def test_a_missing_argument_raises_the_error_of_python() -> None:
         camtool.explain(staged())
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         Explainer(staged())(BATCH, colour="red")
+
+
+# ------------------------------------------------------------------------------------- classes of other libraries
+
+
+@pytest.mark.parametrize(
+    ("statement", "ours"),
+    [
+        ("camtool.GradCAM", 'method="gradcam"'),
+        ("camtool.GradCAMPlusPlus", r'method="gradcam\+\+"'),
+        ("from camtool import GradCAM", 'method="gradcam"'),
+        ("from camtool import show_cam_on_image", r"result\.overlay\(\)"),
+        ("from camtool.methods import SmoothGradCAMpp", r'method="smoothgradcam\+\+"'),
+        ("camtool.targets.ClassifierOutputTarget", "target_class=index"),
+        ("from camtool.targets import SemanticSegmentationTarget", r"targets\.Region"),
+        ("camtool.IntegratedGradients", 'method="integrated-gradients"'),
+        ("camtool.methods.find_method('FinerCAM')", r"targets\.Finer"),
+        ("camtool.methods.find_method('deep feature factorization')", r"camtool\.concepts"),
+        ("camtool.methods.find_method('attention')", r'method="rollout".*camtool\.attention'),
+        ("camtool.methods.find_method('attention-rollout')", 'method="rollout"'),
+    ],
+)
+def test_a_class_of_another_library_is_answered_with_ours(statement: str, ours: str) -> None:
+    with pytest.raises((AttributeError, ImportError, MethodError), match=rf"Use .*{ours}"):
+        exec(statement, {"camtool": camtool})
+
+
+WITHOUT_MAPS = (
+    "Neuron|LLM|.*Interpretable|.*interpretable|.*Summarizer|Text|VLLM|Remote|DataLoader|Layer.*Permutation|CommonStats"
+    "|Count$|Max$|Mean$|Min$|MSE$|StdDev$|Sum$|Var$|ImageMask|ProductBase|TokenRef|InternalInf"
+)
+"""Names of captum that have no counterpart, as they are not about maps."""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("pytorch_grad_cam", "pytorch_grad_cam.utils.model_targets", "pytorch_grad_cam.utils.image"),
+        *("pytorch_grad_cam.utils.reshape_transforms", "torchcam.methods", "torchcam.metrics", "captum.attr"),
+    ],
+)
+def test_the_public_names_of_the_peers_have_ours(module: str) -> None:
+    found = vars(pytest.importorskip(module)).items()
+    library = module.partition(".")[0]
+    names = [name for name, value in found if getattr(value, "__module__", "").startswith(library)]
+    public = [name for name in names if not name.startswith("_") and not re.match(WITHOUT_MAPS, name)]
+    assert public
+    assert [name for name in public if describe_foreign_name(name) is None] == []
+
+
+def test_each_method_in_a_hint_exists() -> None:
+    names = [*METHOD_NAMES.values()]
+    assert [camtool.methods.find_method(name).name for name in names] == names
 
 
 # ------------------------------------------------------------------------------------------------------- the order

@@ -79,7 +79,7 @@ def test_function_is_a_merge() -> None:
 
 @pytest.mark.parametrize("ask", [get_merge, lambda how: merge_maps([torch.rand(1, 2)], how)])
 def test_unknown_merge_is_rejected_with_known_names(ask: object) -> None:
-    with pytest.raises(MethodError, match=r"merge 'meen' is unknown; known are mean, max, .*\. Did you mean 'mean'\?"):
+    with pytest.raises(MethodError, match=r"merge 'meen' is unknown\. Did you mean 'mean'\? Known merges: mean, max, "):
         ask("meen")
 
 

@@ -72,7 +72,7 @@ def test_explanation_has_the_registered_name() -> None:
 
 @pytest.mark.parametrize("name", ["", "-", "++", "gradcam+", "gradcam+++", "plusplus", "gradcampp2"])
 def test_other_names_are_unknown(name: str) -> None:
-    with pytest.raises(MethodError, match=r"method '.*' is unknown; known are"):
+    with pytest.raises(MethodError, match=r"method '.*' is unknown\..* Known methods: "):
         find_method(name)
 
 
