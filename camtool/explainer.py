@@ -27,7 +27,7 @@ from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.batch_explainer import BatchExplainer, to_list
 from camtool.device_overlays import DeviceMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
-from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.errors import CamtoolError, ForwardError, MethodError, TargetError
 from camtool.evaluation.recommendation import recommend_once
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
@@ -47,7 +47,7 @@ from camtool.methods import (
     find_method,
     merges,
 )
-from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
+from camtool.models import Loaded, Transform, read_input_size, to_loaded, unwrap_layer
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
@@ -398,7 +398,13 @@ class Explainer(Generic[Result]):
             results: list[Any] = []
             for batch in batches:
                 asked = requests[len(results) : len(results) + len(batch.items)]
-                results += self._batches.explain(batch, asked)
+                try:
+                    results += self._batches.explain(batch, asked)
+                except ForwardError as error:
+                    assumed = [note for item in batch.items for note in item.notes if note.code == "assumed-transform"]
+                    if not assumed or read_input_size(self._model) is not None:
+                        raise
+                    raise ForwardError(f"{str(error).rstrip('.')}. {assumed[0]}") from error.__cause__
             return results[0] if count is None else results
 
     def _choose_method(self, img: Any) -> None:

@@ -11,13 +11,13 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import figure_options, map_options, model_options, panels, photo_options, preprocessing_options
+from camtool.cli.options import figure_options, map_options, model_options, photo_options, preprocessing_options
 
 __all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
 
 
 class Order(str, Enum):
-    """Choice of the channels that are drawn."""
+    """Choice of the maps that are drawn."""
 
     first = "first"
     strongest = "strongest"
@@ -32,13 +32,7 @@ def draw_features(
     size: preprocessing_options.Size = None,
     mean: preprocessing_options.Mean = None,
     std: preprocessing_options.Std = None,
-    channel_order: Annotated[
-        preprocessing_options.ChannelOrder | None,
-        typer.Option(
-            help=preprocessing_options.CHANNELS_HELP,
-            rich_help_panel=panels.MODEL_PANEL,
-        ),
-    ] = None,
+    channels: preprocessing_options.ChannelsOption = None,
     layers: Annotated[
         list[str],
         typer.Option(
@@ -47,9 +41,9 @@ def draw_features(
             "commas, for several.",
         ),
     ] = ["conv"],  # noqa: B006
-    channels: Annotated[int, typer.Option(metavar="N", min=1, help="Most channels drawn of a layer.")] = 16,
+    maps: Annotated[int, typer.Option(metavar="N", min=1, help="Most maps drawn of a layer.")] = 16,
     order: Annotated[
-        Order, typer.Option(help="Which channels: the first, the strongest, or those that matter for the class.")
+        Order, typer.Option(help="Which maps: the first, the strongest, or those that matter for the class.")
     ] = Order.first,
     target: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
@@ -66,7 +60,7 @@ def draw_features(
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     photo_options.check_no_model_names([image])
-    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channel_order)
+    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
     loaded = model_options.load_model(model, weights, preprocessing=preprocessing)
     names = map_options.split_names(layers)
     style: dict[str, Any] = {
@@ -76,10 +70,10 @@ def draw_features(
     }
     with terminal.err.status("Drawing ..."):
         if one_page:
-            figure = figures.feature_maps(loaded, image, names, channels, order.value, **style)
+            figure = figures.feature_maps(loaded, image, names, maps, order.value, **style)
             drawn = [save_figure(figure, out, f"features.{format.value}")]
         else:
-            pages = figures.feature_pages(loaded, image, names, channels, order.value, **style)
+            pages = figures.feature_pages(loaded, image, names, maps, order.value, **style)
             drawn = [
                 save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{format.value}")
                 for number, (name, figure) in enumerate(pages, 1)

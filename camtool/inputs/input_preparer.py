@@ -28,7 +28,15 @@ from camtool.inputs.input_warnings import ValueRange, find_image_warnings, find_
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.inputs.tensor_checks import check_shape, check_tensor
 from camtool.layers.image_tokens import TILED_IMAGE
-from camtool.models import Preprocessing, Transform, build_default_transform, find_input_size, find_transform
+from camtool.models import (
+    Preprocessing,
+    Transform,
+    build_default_transform,
+    count_input_channels,
+    find_transform,
+    preprocessing,
+    read_input_size,
+)
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering.views import Photo
@@ -44,10 +52,10 @@ __all__ = ["InputPreparer", "ReadOnDemand", "Source"]
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
 
-_ASSUMED_TRANSFORM = MapWarning(
-    "No transform was given, so torchvision's usual preparation for ImageNet was assumed. If the model was trained on "
-    "images prepared otherwise, pass transform= (--transform, or --size, --mean and --std).",
-    "assumed-transform",
+_ASSUMED_TRANSFORM = (
+    "No transform was given, so {size} and the normalization of ImageNet were assumed. If the model was trained on "
+    "images prepared otherwise, pass transform=, e.g. camtool.preprocessing(size=..., mean=..., std=...) (--size, "
+    "--mean and --std, or --transform)."
 )
 _MADE_GRAY = MapWarning("The model takes one channel, so the image was converted to gray.", "made-gray")
 
@@ -87,7 +95,7 @@ class InputPreparer:
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
-        self._build_default_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_default_transform)
+        self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(_build_assumed_transform)
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
 
     # ------------------------------------------------------------------------------------------------ single inputs
@@ -279,7 +287,7 @@ class InputPreparer:
 
     def _assume_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the default transform for the channels that the model takes now; its first layer may be a new one."""
-        channels, side = list_channels(self._model, 2), find_input_size(self._model)[0]
+        channels = list_channels(self._model, 2)
         kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))
         kind = None if channels else next(kinds, None)
         if kind is not None:
@@ -287,9 +295,18 @@ class InputPreparer:
                 f"img: an image came, but the model's convolutions take a {kind} {SHAPE_TEXTS[SPATIAL_AXES[kind]]}; "
                 "give a tensor, or pass transform=."
             )
-        is_gray = channels[:1] == (1,)
-        notes = (_ASSUMED_TRANSFORM, _MADE_GRAY) if is_gray else (_ASSUMED_TRANSFORM,)
-        return self._build_default_transform(side, is_gray=is_gray), notes
+        if channels and not {1, 3} & {*channels}:
+            raise ImageError(
+                f"img: a photo has 1 or 3 channels, but the model's first convolution takes {channels[0]}; give a "
+                f"tensor ({channels[0]}, H, W), or pass a transform= that makes one."
+            )
+        size = read_input_size(self._model)
+        is_gray = count_input_channels(self._model) == 1
+        text = _ASSUMED_TRANSFORM.format(
+            size="a size of 224 x 224" if size is None else f"a size of {size[0]} x {size[1]}, on which the model runs,"
+        )
+        notes = (MapWarning(text, "assumed-transform"), *([_MADE_GRAY] if is_gray else []))
+        return self._build_assumed_transform(size, is_gray=is_gray), notes
 
     # ------------------------------------------------------------------------------------------------------ batches
 
@@ -441,6 +458,13 @@ class ReadOnDemand(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         image = self._images[index]
         return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
+
+
+def _build_assumed_transform(size: tuple[int, int] | None, *, is_gray: bool) -> Transform:
+    """Return the transform of a model that has none: to its size (H, W), or else as torchvision prepares ImageNet."""
+    if size is None:
+        return build_default_transform(is_gray=is_gray)
+    return preprocessing(size, channels="gray" if is_gray else "rgb")
 
 
 def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:

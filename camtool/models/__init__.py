@@ -6,10 +6,12 @@ The three travel together, as the libraries publish them: none of it is copied i
 from __future__ import annotations
 
 from camtool.models.default_preprocessing import (
+    count_input_channels,
     find_input_size,
     find_labels,
     find_text_processor,
     find_transform,
+    read_input_size,
     resolve_labels,
     resolve_phrases,
 )
@@ -28,6 +30,7 @@ from camtool.models.preprocessing import (
     StatedPreprocessing,
     build_preprocessing,
     check_fits_model,
+    preprocessing,
     scale_statistics,
 )
 from camtool.models.sources import Source, register_source
@@ -51,6 +54,7 @@ __all__ = [
     "build_preprocessing",
     "build_untrained",
     "check_fits_model",
+    "count_input_channels",
     "find_input_size",
     "find_labels",
     "find_text_processor",
@@ -60,6 +64,8 @@ __all__ = [
     "load_transform",
     "load_with_preprocessing",
     "may_run_code",
+    "preprocessing",
+    "read_input_size",
     "read_state",
     "register_source",
     "resolve_labels",

@@ -1,25 +1,39 @@
 """Preprocessing, image size and class names of a bare model.
 
-The sources of models are asked in turn. The first answer counts.
+The sources of models are asked in turn. The first answer counts. The image size of a user's own model is read from its
+attributes and weights, and a forward pass has to confirm it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
+from camtool.hooks.model_call import run_model
 from camtool.models.loaded import Transform
 from camtool.models.sources import SOURCES, Source
+from camtool.private_torch import is_convolution
+from camtool.state.model_state import preserve_model
+from camtool.state.thread_state import enable_gradients, preserve_thread_state
+from camtool.structures.model_cache import remember_for_model
+from camtool.structures.module_names import list_modules, list_weights
+from camtool.structures.nested_tensors import find_main_tensor
 
 __all__ = [
+    "count_input_channels",
     "find_input_size",
     "find_labels",
     "find_text_processor",
     "find_transform",
+    "read_input_size",
     "resolve_labels",
     "resolve_phrases",
 ]
@@ -44,8 +58,28 @@ def find_text_processor(model: nn.Module) -> Any | None:
 
 def find_input_size(model: nn.Module) -> tuple[int, int]:
     """Return the image size (H, W) that a model was made for; 224 x 224 if unknown."""
+    return read_input_size(model) or _DEFAULT_SIZE
+
+
+def read_input_size(model: nn.Module) -> tuple[int, int] | None:
+    """Return the image size (H, W) that a model's source, its attributes or its weights show; None if unknown.
+
+    A size that no source of models knows is confirmed by a forward pass. The answer is kept for the model.
+    """
     whole = _get_whole(model)
-    return _ask_sources(lambda source: source.find_input_size(whole)) or _DEFAULT_SIZE
+    known = _ask_sources(lambda source: source.find_input_size(whole))
+    return known or remember_for_model(whole, "input size", lambda: _infer_input_size(whole))
+
+
+def count_input_channels(model: nn.Module) -> int:
+    """Return the number of channels of an image that a model takes, as its first convolution over images does.
+
+    Of a model without convolutions, the first linear layer decides if it takes the pixels of a square.
+    """
+    for module in list_modules(model):
+        if is_convolution(module) and len(module.kernel_size) == 2:
+            return module.in_channels
+    return next((channels for channels, _ in _list_square_images(model)), 3)
 
 
 def find_labels(model: nn.Module, classes: int) -> Sequence[str] | None:
@@ -118,3 +152,95 @@ def _ask_sources(question: Callable[[Source], _Answer | None]) -> _Answer | None
     """Return the first answer of a source that is not None."""
     answers = (question(source) for source in SOURCES)
     return next((answer for answer in answers if answer is not None), None)
+
+
+# ------------------------------------------------------------------------------------- the size of a user's own model
+
+_SIZE_NAMES = ("image_size", "img_size", "input_size")
+_USUAL_SIDES = (
+    *(32, 28, 64, 128, 96, 256, 48, 227, 299, 384, 160, 192, 16, 112, 84, 100, 150, 200, 320, 240, 512, 24),
+    *(20, 36, 40, 50, 56, 60, 72, 75, 80, 90, 120, 125, 144, 180, 250, 300, 331, 400, 416, 448, 480, 640),
+)
+"""Sides of square inputs, besides 224, the most usual ones of data sets and architectures first."""
+
+
+def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:
+    """Return a size that the model declares or needs and runs on; None if it runs on the default one, or on none."""
+    kinds = {len(module.kernel_size) for module in list_modules(model) if is_convolution(module)}
+    if (kinds and 2 not in kinds) or any(map(is_lazy, list_weights(model))):
+        return None
+    declared = [*_list_declared_sizes(model)]
+    usual = zip(_USUAL_SIDES, _USUAL_SIDES, strict=True)
+    failures: list[str] = []
+    for size in dict.fromkeys([*declared, _DEFAULT_SIZE, *_list_sizes_of_weights(model), *usual]):
+        failure = _run_on_size(model, *size)
+        if failure is None:
+            return None if size == _DEFAULT_SIZE and size not in declared else size
+        # A model that fails on all sizes for another reason, e.g. because it takes two inputs, fails in the same words.
+        failures.append(failure)
+        if failures[-2:] == [failure, failure]:
+            return None
+    return None
+
+
+def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
+    """Return None if a model runs on an image of a size, else its error without that size."""
+    weight = next((each for each in list_weights(model) if each.is_floating_point()), torch.zeros(0))
+    image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
+    try:
+        with preserve_thread_state(), preserve_model(model), enable_gradients():
+            scores = find_main_tensor(run_model(model, image))
+    except Exception as error:  # noqa: BLE001  a user's model may raise anything
+        return re.sub(rf"\b({height}|{width})\b", "", f"{type(error).__name__}: {error}")
+    # A fixed number of values in view(-1, ...) makes several rows of one image that is too large.
+    if scores is None or scores.ndim < 2 or 1 in scores.shape[:2]:
+        return None
+    return f"output {tuple(scores.shape)}"
+
+
+def _list_declared_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yield the sizes in attributes of the model and of its modules, e.g. ``image_size``, and in timm's configuration.
+
+    Below the model itself, ``input_size`` is a number of features as a rule, e.g. that of an LSTM.
+    """
+    for module in list_modules(model):
+        names = _SIZE_NAMES if module is model and not isinstance(module, nn.RNNBase) else _SIZE_NAMES[:2]
+        values = [getattr(module, name, None) for name in names]
+        configs = [getattr(module, name, None) for name in ("pretrained_cfg", "default_cfg")]
+        values += [config.get("input_size") for config in configs if isinstance(config, Mapping)]
+        yield from filter(None, map(_to_size, values))
+
+
+def _to_size(value: object) -> tuple[int, int] | None:
+    """Return the size in a side, in (H, W), in (C, H, W) or in (H, W, C); None if the value is no size."""
+    numbers = [value, value] if isinstance(value, int) else [*value] if isinstance(value, (tuple, list)) else []
+    if len(numbers) == 3:
+        numbers = numbers[:2] if numbers[2] in (1, 3) and numbers[0] not in (1, 3) else numbers[1:]
+    if len(numbers) != 2 or not all(type(side) is int and 8 <= side <= 4096 for side in numbers):
+        return None
+    return numbers[0], numbers[1]
+
+
+def _list_sizes_of_weights(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yield the sizes of square images that a first linear layer, or positions beside an embedding of patches, fit."""
+    yield from ((side, side) for _, side in _list_square_images(model))
+    for module in list_modules(model):
+        if not is_convolution(module) or len(module.kernel_size) != 2 or module.kernel_size != module.stride:
+            continue
+        for weight in list_weights(model, buffers=False):
+            if weight.ndim not in (2, 3) or weight.shape[-1] != module.out_channels or weight.shape[:-2].numel() != 1:
+                continue
+            for prefix in range(6):  # class tokens and registers
+                side = math.isqrt(max(0, weight.shape[-2] - prefix))
+                if side > 1 and side * side == weight.shape[-2] - prefix:
+                    yield side * module.kernel_size[0], side * module.kernel_size[1]
+
+
+def _list_square_images(model: nn.Module) -> list[tuple[int, int]]:
+    """Return the channels and the sides of square images whose pixels the first layer of a perceptron takes."""
+    layers = [module for module in list_modules(model) if isinstance(module, nn.Linear) or is_convolution(module)]
+    if not layers or not isinstance(layers[0], nn.Linear):
+        return []
+    areas = [(channels, layers[0].in_features // channels) for channels in (3, 1)]
+    sides = [(channels, math.isqrt(area)) for channels, area in areas]
+    return [(c, side) for c, side in sides if side >= 8 and c * side * side == layers[0].in_features]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
-from camtool.models.default_preprocessing import find_input_size, find_transform
+from camtool.models.default_preprocessing import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import get_first_line
 from camtool.models.user_code import load_transform
@@ -30,6 +30,7 @@ __all__ = [
     "StatedPreprocessing",
     "build_preprocessing",
     "check_fits_model",
+    "preprocessing",
     "scale_statistics",
 ]
 
@@ -170,19 +171,56 @@ class StatedPreprocessing:
         """
         if self.is_empty:
             return loaded
-        transform = self.build_alone()
-        if transform is None:
+        if self.transform is not None:
+            transform = load_transform(self.transform)
+        else:
+            is_gray = self.channels is None and count_input_channels(loaded.model) == 1
             transform = build_preprocessing(
                 loaded.transform or find_transform(loaded.model),
                 size=self.size,
                 mean=self.mean,
                 std=self.std,
-                channels=self.channels,
-                default_size=find_input_size(loaded.model),
+                channels="gray" if is_gray else self.channels,
+                default_size=find_input_size(loaded.model) if self.size is None else self.size,
             )
         if self.transform is None:  # the user's own function may fail on anything but a real photo
             check_fits_model(loaded.model, transform, "the preprocessing of --size, --mean, --std and --channels")
         return replace(loaded, transform=transform)
+
+
+def preprocessing(
+    size: int | Sequence[int],
+    *,
+    channels: Channels = "rgb",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> Preprocessing:
+    """Return the transform for a model of one's own, which says what the model was trained with.
+
+        prepare = camtool.preprocessing(size=28, channels="gray", mean=0.1307, std=0.3081)
+        camtool.explain(lenet, "digit.png", transform=prepare)
+
+    The photo is scaled until it covers the size, and its center is cropped. For any other preparation, pass the
+    function of the training as ``transform``.
+
+    Args:
+        size: Side of the model's input in pixels, or its height and width.
+        channels: ``"rgb"``, ``"bgr"`` as in OpenCV, or ``"gray"``, which is one channel.
+        mean: Mean of the training images, of each channel or one for all, of values in [0, 1]; on the scale from 0 to
+            255 if a number is greater than 1. Without mean and std, those of ImageNet are assumed, and each explanation
+            has a warning that says so. For plain values in [0, 1] give ``mean=0, std=1``.
+        std: Standard deviation, on the scale of ``mean``.
+
+    Raises:
+        ModelError: A value is of another kind, or the values contradict each other.
+    """
+    check_choice("channels", channels, get_args(Channels), error=ModelError)
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise ModelError(f"size must be a side or (height, width), got {size!r}.")
+    means, stds = (None if each is None else np.ravel(each).tolist() for each in (mean, std))
+    built = build_preprocessing(None, size=sides, mean=means, std=stds, channels=channels)
+    return cast("Preprocessing", built)
 
 
 def build_preprocessing(
@@ -215,7 +253,7 @@ def build_preprocessing(
     stated = _state_statistics(mean, std, order)
     if stated is None and known is not None:
         stated = _convert_statistics(known, order)
-    notes = _describe_assumed(has_size=size is not None, has_statistics=stated is not None)
+    notes = _describe_assumed(default_size if size is None else None, has_statistics=stated is not None)
     mean, std = stated or _convert_statistics(_IMAGENET, order)
     return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes)
 
@@ -289,12 +327,12 @@ def _convert_statistics(
     return [mean] * count, [std] * count
 
 
-def _describe_assumed(*, has_size: bool, has_statistics: bool) -> tuple[MapWarning, ...]:
-    """Return a sentence about what neither the user nor the model said, and was assumed."""
+def _describe_assumed(size: tuple[int, int] | None, *, has_statistics: bool) -> tuple[MapWarning, ...]:
+    """Return a sentence about what neither the user nor the model said, and was assumed: ``size`` or the statistics."""
     if not has_statistics:
         text = "No mean and std of the model's input were given, so those of ImageNet were assumed; give mean and std."
-    elif not has_size:
-        text = "No size of the model's input was given, so that of most ImageNet models was assumed; give the size."
+    elif size is not None:
+        text = f"No size of the model's input was given, so {size[0]} x {size[1]} was assumed; give the size."
     else:
         return ()
     return (MapWarning(text, "assumed-transform"),)

@@ -384,9 +384,14 @@ def test_a_size_alone_warns_that_the_normalization_was_assumed(camtool_, photos)
     assert any("No mean and std" in warning for warning in read_lines()[0]["warnings"])
 
 
+def test_size_and_channels_that_are_not_stated_are_read_from_the_model(camtool_, photos):
+    assert camtool_("photos/a.png", "--model", SMALL, "--mean", "0.5", "--std", "0.25").code == 0
+    assert any("so 16 x 16 was assumed" in warning for warning in read_lines()[0]["warnings"])
+
+
 def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtool_, photos):
     assert camtool_("photos/a.png", "--model", f"{__name__}:Net").code == 0
-    (warning,) = [each for each in read_lines()[0]["warnings"] if "was assumed" in each]
+    (warning,) = [each for each in read_lines()[0]["warnings"] if "were assumed" in each]
     named = re.findall(r"--\w+", warning)
     assert "--transform" in named
     shown = camtool_("run", "--help").out
@@ -396,9 +401,8 @@ def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtoo
 @pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
 def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
     shown = on_screen(200)(command, "--help").out
-    channels = "--channel-order" if command == "features" else "--channels"
-    options = ("--transform", "--size", "--mean", "--std", channels)
-    assert [option for option in options if option not in shown] == []
+    assert [option for option in ("--transform", "--size", "--mean", "--std") if option not in shown] == []
+    assert re.search(r"--channels +<rgb\|bgr\|gray>", shown)  # and never a number of channels
     assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
 
 
@@ -419,7 +423,7 @@ def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, comman
         (["--mean", "123.7", "--std", "0.2"], ["different scales"]),
         (["--size", "16xx"], ["--size '16xx'"]),
         (["--transform", "tests.nowhere:f"], ["transform 'tests.nowhere:f'", "no module"]),
-        (["--size", "16"], ["makes inputs of 3 channels", "takes 1", "--channels"]),
+        (["--size", "16", "--channels", "rgb"], ["makes inputs of 3 channels", "takes 1", "--channels"]),
         (["--size", "20", "--channels", "gray"], ["1 x 20 x 20", "on which the model fails", "--size"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("-") else "",

@@ -32,7 +32,7 @@ def run_command(monkeypatch, capsys, tmp_path):
 
 
 def test_features_writes_one_figure_per_layer(run_command, tmp_path):
-    said = run_command("features", "photo.png", "--model", "demo", "--layers", "stem.*.0,features.2", "--channels", "4")
+    said = run_command("features", "photo.png", "--model", "demo", "--layers", "stem.*.0,features.2", "--maps", "4")
     assert said.code == 0
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == [
         "001-stem.0.0.png",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from torchvision import transforms
 
 import camtool
-from camtool import ModelError
+from camtool import ForwardError, ImageError, ModelError
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.geometry.unknown_transforms import probe_geometry
@@ -322,3 +324,109 @@ def test_a_transform_is_a_function_an_object_or_what_makes_one(module: str, name
 def test_a_name_that_is_no_transform_is_refused(module: str, name: str, message: str) -> None:
     with pytest.raises(ModelError, match=f"^transform 'my_transforms:{name}'.*{message}"):
         load_transform(f"{module}:{name}")
+
+
+# ------------------------------------------------------------------------------------------- the size of a bare model
+
+
+class Patches(nn.Module):
+    """A vision transformer in small, with positions for 8 x 8 patches of 6 x 6 pixels and a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 12, 6, 6), nn.Linear(12, 5)
+        self.positions, self.token = nn.Parameter(torch.randn(1, 65, 12)), nn.Parameter(torch.randn(1, 1, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).mT], 1) + self.positions
+        return self.head(tokens.relu().mean(1))
+
+
+class FixedRows(nn.Module):
+    """A net whose rows are too many if the image is too large, instead of an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4 * 16 * 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu().view(-1, 4 * 16 * 16))
+
+
+def lenet() -> nn.Module:
+    body = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(400, 10)).eval()
+
+
+def with_attribute(name: str, value: Any) -> nn.Module:
+    model = net()
+    setattr(model, name, value)
+    return model
+
+
+def with_features_of_a_recurrent_layer() -> nn.Module:
+    model = net()
+    model[-2].add_module("other", nn.LSTM(64, 4))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lenet(), (1, 32, 32)),
+        (net(side=28, channels=1), (1, 28, 28)),
+        (net(side=50), (3, 50, 50)),
+        (Patches().eval(), (3, 48, 48)),
+        (FixedRows().eval(), (3, 32, 32)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(784, 5)).eval(), (1, 28, 28)),
+        (with_attribute("image_size", 96), (3, 96, 96)),
+        (with_attribute("input_size", (3, 40, 60)), (3, 40, 60)),
+        (with_attribute("default_cfg", {"input_size": (3, 72, 72)}), (3, 72, 72)),
+        (with_features_of_a_recurrent_layer(), (3, 224, 224)),
+        (net(), (3, 224, 224)),
+    ],
+    ids=repr,
+)
+def test_the_size_and_the_channels_of_a_bare_model_are_read_from_it_and_told(model: nn.Module, shape: Any) -> None:
+    method = "gradcam" if any(isinstance(each, nn.Conv2d) for each in model.modules()) else "inputxgradient"
+    result = camtool.explain(model, PHOTO, 1, method=method)
+    assert result.geometry is not None
+    assert result.geometry.size == shape[1:]
+    (told,) = [each for each in result.warnings if each.code == "assumed-transform"]
+    assert f"a size of {shape[1]} x {shape[2]}" in told
+    assert "camtool.preprocessing(size=" in told
+    assert ("made-gray" in [each.code for each in result.warnings]) == (shape[0] == 1)
+
+
+def test_a_model_that_runs_on_no_usual_size_is_told_to_state_it() -> None:
+    wide = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Flatten(), nn.Linear(4 * 8 * 60, 5)).eval()
+    with pytest.raises(ForwardError, match=r"mat1 .*a size of 224 x 224 .* were assumed.*preprocessing\(size.*--size"):
+        camtool.explain(wide, PHOTO)
+    stated = camtool.preprocessing((16, 120), channels="gray", mean=0.5, std=0.25)
+    codes = [each.code for each in camtool.explain(wide, PHOTO, transform=stated).warnings]
+    assert "assumed-transform" not in codes
+
+
+def test_a_model_of_other_channels_refuses_a_photo() -> None:
+    with pytest.raises(ImageError, match=r"a photo has 1 or 3 channels, but .* first convolution takes 4; give"):
+        camtool.explain(net(4), PHOTO)
+
+
+def test_looking_for_the_size_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 256, 5)).train()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    camtool.explain(model, PHOTO, 1)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_the_public_function_states_a_preprocessing() -> None:
+    made = camtool.preprocessing(size=32, channels="gray", mean=0.5, std=0.25)
+    assert (made.size, made.mean, made.std, made.channels, made.notes) == ((32, 32), (0.5,), (0.25,), "gray", ())
+    assert camtool.preprocessing((32, 48), mean=[123.7, 116.3, 103.5], std=np.full(3, 58.0)).mean[0] < 1
+    assert [note.code for note in camtool.preprocessing(32).notes] == ["assumed-transform"]
+    for options in ({"size": 0}, {"size": (1, 2, 3)}, {"size": 8, "channels": "grey"}, {"size": 8, "mean": 0.5}):
+        with pytest.raises(ModelError, match=r"size must|channels must be .*'gray', got 'grey'|give both"):
+            camtool.preprocessing(**options)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from camtool.models import Channels, StatedPreprocessing
 
 __all__ = [
-    "CHANNELS_HELP",
     "ChannelOrder",
     "ChannelsOption",
     "Mean",
@@ -68,12 +67,11 @@ Std = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
-CHANNELS_HELP = "Channels that the model takes: RGB, BGR, or one of gray."
 ChannelsOption = Annotated[
     ChannelOrder | None,
     typer.Option(
         "--channels",
-        help=CHANNELS_HELP,
+        help="Channels that the model takes: RGB, BGR, or one of gray.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
