@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camtool import maps
+from camtool.geometry.cell_centers import CellCenters
 from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.report_rows import build_line
 
@@ -30,6 +31,7 @@ COLUMNS: Mapping[str, str] = {
     "heatmap": "binary",
     "heatmap_height": "int32",
     "heatmap_width": "int32",
+    "heatmap_place": "list<double>",
     "image_width": "int32",
     "image_height": "int32",
     "warnings": "list<string>",
@@ -45,9 +47,11 @@ COLUMNS: Mapping[str, str] = {
 
 The columns of a :class:`camtool.runs.report_rows.ManifestLine` have its values; ``path`` is its ``image``, and
 ``class_index`` its ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major,
-compressed by zlib. ``class_index`` is null for a target that is not about a class, ``probability`` if it is unknown.
-``overlay`` is the picture's path relative to the folder of the shard, or null. ``failure`` is the reason why a photo
-failed; its other columns but ``path`` are null.
+compressed by zlib. ``heatmap_place`` says where it lies: top, left, bottom and right of the model's input in pixels of
+the image; height and width of the input; and in its pixels the center of the first row of cells, the distance of rows,
+the center of the first column, the distance of columns; null if the image is no photo. ``class_index`` is null for a
+target that is not about a class, ``probability`` if it is unknown. ``overlay`` is the picture's path relative to the
+folder of the shard, or null. ``failure`` is the reason why a photo failed; its other columns but ``path`` are null.
 """
 
 Row = dict[str, Any]
@@ -83,6 +87,7 @@ def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> R
         "heatmap": zlib.compress(levels.tobytes()),
         "heatmap_height": levels.shape[0],
         "heatmap_width": levels.shape[1],
+        "heatmap_place": _describe_place(explanation),
         "image_width": width,
         "image_height": height,
         "warnings": [str(each) for each in line.warnings],
@@ -93,6 +98,17 @@ def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> R
         "correct": line.correct,
         "overlay": overlay,
     }
+
+
+def _describe_place(explanation: Explanation) -> list[float] | None:
+    geometry = explanation.geometry
+    if geometry is None:
+        return None
+    centers = explanation.centers or CellCenters.stretch(explanation.raw.shape, geometry.size)
+    # The centers may be in pixels of a larger input, of which the layer saw a reduced one.
+    scales = [pixels / known for pixels, known in zip(geometry.size, centers.size, strict=True)]
+    axes = [(scale * each.offset, scale * each.stride) for scale, each in zip(scales, centers.axes, strict=True)]
+    return [float(number) for number in (*geometry.box, *geometry.size, *axes[0], *axes[1])]
 
 
 def _to_text(text: str) -> str:

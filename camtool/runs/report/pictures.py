@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.errors import CamtoolError, ImageError
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
+from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.image_files import read_image
 from camtool.inputs.tiff import is_tiff
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import encode_image, open_atomically
+from camtool.rendering.views import Photo
 from camtool.runs.report.links import find_photo, link_to
 from camtool.runs.report.rows import ReportRow, StoredHeatmap
 
@@ -98,8 +102,9 @@ class RowPictures:
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo that the page can show."""
+    """A photo that the page can show, and the file that it was made of."""
 
+    path: Path
     url: str
     size: tuple[int, int] | None
 
@@ -150,12 +155,12 @@ def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
         return None
     format_name, size = _read_header(path)
     if format_name in _BROWSER_FORMATS and not settings.copy_photos:
-        return _Photo(link_to(path, settings.folder), size)
+        return _Photo(path, link_to(path, settings.folder), size)
     target = settings.folder / PICTURE_FOLDER / _name(b"photo", image)
     if settings.is_quick and not target.is_file():
         return None
     copy = _write_reduced(path, target, _PHOTO_SIDE)
-    return None if copy is None else _Photo(link_to(copy, settings.folder), _read_header(copy)[1])
+    return None if copy is None else _Photo(path, link_to(copy, settings.folder), _read_header(copy)[1])
 
 
 def _read_header(path: Path) -> tuple[str | None, tuple[int, int] | None]:
@@ -197,8 +202,10 @@ def _write_reduced(source: Path, target: Path, max_side: int) -> Path | None:
 def _prepare_row(settings: PictureSettings, row: ReportRow, photo: _Photo | None) -> RowPictures:
     paths = {kind: row.pictures[kind] for kind in sorted(row.pictures, key=_rank_kind) if row.pictures[kind].is_file()}
     if row.heatmap is not None:
-        drawn = _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
-        paths = {} if drawn is None else {"heatmap": drawn}
+        drawn = None if photo is None else _draw_overlay(settings, row.heatmap, photo.path)
+        kind = "heatmap" if drawn is None else "overlay"
+        drawn = drawn or _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
+        paths = {} if drawn is None else {kind: drawn}
     url = None if photo is None else photo.url
     if not paths:
         return RowPictures(photo=url)
@@ -209,8 +216,10 @@ def _prepare_row(settings: PictureSettings, row: ReportRow, photo: _Photo | None
         pictures=tuple((kind, link_to(path, settings.folder)) for kind, path in paths.items()),
         ratio=size[0] / size[1],
         photo=url,
-        # A stored heatmap covers what the model saw, which need not be the whole photo.
-        is_placed=row.heatmap is None and photo is not None and _have_same_shape(photo.size, size),
+        # A stored heatmap alone covers what the model saw, which need not be the whole photo.
+        is_placed=photo is not None
+        and (row.heatmap is None or "overlay" in paths)
+        and _have_same_shape(photo.size, size),
     )
 
 
@@ -238,21 +247,53 @@ def _find_thumbnail(settings: PictureSettings, picture: Path, size: tuple[int, i
     return _write_reduced(picture, target, _THUMBNAIL_SIDE) or picture
 
 
-def _draw_heatmap(heatmap: StoredHeatmap, folder: Path) -> Path | None:
-    """Write a heatmap in the default colors, named after its content; return None if it is damaged."""
-    shape = (heatmap.height, heatmap.width)
-    cells = shape[0] * shape[1]
-    if min(shape) < 1 or cells > _MAX_CELLS:
+def _read_cells(heatmap: StoredHeatmap) -> NDArray[np.uint8] | None:
+    """Return the values of a heatmap, ``(h, w)``; None if it is damaged."""
+    cells = heatmap.height * heatmap.width
+    if min(heatmap.height, heatmap.width) < 1 or cells > _MAX_CELLS:
         return None
     try:
         values = zlib.decompressobj().decompress(heatmap.data, cells + 1)
     except zlib.error:
         return None
-    if len(values) != cells:
+    return np.frombuffer(values, np.uint8).reshape(heatmap.height, heatmap.width) if len(values) == cells else None
+
+
+def _draw_overlay(settings: PictureSettings, heatmap: StoredHeatmap, photo: Path) -> Path | None:
+    """Write a small overlay of a heatmap on its photo; return None if its place or the photo is not known."""
+    if heatmap.place is None or heatmap.photo_size is None:
         return None
-    target = folder / f"{sha256(f'{shape}'.encode() + values).hexdigest()[:16]}.png"
+    text = f"{photo}{photo.stat().st_mtime_ns}{heatmap.place}{sha256(heatmap.data).hexdigest()}"
+    target = settings.folder / PICTURE_FOLDER / _name(b"overlay", text)
+    if target.is_file():
+        return target
+    cells = None if settings.is_quick else _read_cells(heatmap)
+    if cells is None:
+        return None
+    top, left, bottom, right, height, width, *axes = heatmap.place
+    try:
+        pixels = np.asarray(read_image(photo, max_side=_THUMBNAIL_SIDE))
+        down, across = pixels.shape[0] / heatmap.photo_size[0], pixels.shape[1] / heatmap.photo_size[1]
+        box = (down * top, across * left, down * bottom, across * right)
+        view = Photo(pixels, Geometry((pixels.shape[0], pixels.shape[1]), (int(height), int(width)), box))
+        centers = CellCenters(view.geometry.size, (AxisCenters(*axes[:2]), AxisCenters(*axes[2:])))
+        overlay = view.draw_overlay(view.place_map(cells.astype(np.float32), centers))
+    except (CamtoolError, MemoryError):
+        return None
+    with open_atomically(target) as stream:
+        stream.write(encode_image(overlay, ".webp", quality=80))
+    return target
+
+
+def _draw_heatmap(heatmap: StoredHeatmap, folder: Path) -> Path | None:
+    """Write a heatmap in the default colors, named after its content; return None if it is damaged."""
+    values = _read_cells(heatmap)
+    if values is None:
+        return None
+    shape = values.shape
+    target = folder / f"{sha256(f'{shape}'.encode() + values.tobytes()).hexdigest()[:16]}.png"
     if not target.is_file():
-        heat = Image.fromarray(np.frombuffer(values, np.uint8).reshape(shape))
+        heat = Image.fromarray(values)
         scale = max(1, _HEATMAP_SIDE / max(shape))
         heat = heat.resize((round(shape[1] * scale), round(shape[0] * scale)), Image.Resampling.BICUBIC)
         heat.putpalette(get_palette(DEFAULT_COLORMAP).tobytes())

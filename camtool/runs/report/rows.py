@@ -31,11 +31,15 @@ class StoredHeatmap:
         data: The values as uint8, row by row, compressed with zlib.
         height: The number of rows of cells.
         width: The number of cells in a row.
+        place: Where it lies on the photo, see :data:`camtool.runs.cluster.rows.COLUMNS`; None if unknown.
+        photo_size: Height and width of the photo that ``place`` is about; None if unknown.
     """
 
     data: bytes
     height: int
     width: int
+    place: tuple[float, ...] | None = None
+    photo_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ from typing import Any
 
 from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
-from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit
+from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit, read_number
 
 __all__ = ["list_shards", "read_shards"]
 
 _REQUIRED = ("path", "method", "label")
 _ROWS_AT_A_TIME = 1024
+
+_PLACE = 10
+"""Numbers that say where a heatmap lies."""
 
 # Column of a shard → field of explanations.jsonl; other columns have the field's name.
 _NAMES = {"path": "image", "class_index": "index"}
@@ -99,4 +102,11 @@ def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
     data, height, width = (fields.get(name) for name in ("heatmap", "heatmap_height", "heatmap_width"))
     if not data or not height or not width:
         return row
-    return replace(row, heatmap=StoredHeatmap(bytes(data), int(height), int(width)))
+    numbers = fields.get("heatmap_place")
+    known = [read_number(each) for each in numbers] if isinstance(numbers, list) else []
+    place = tuple(each for each in known if each is not None)
+    rows, columns = fields.get("image_height"), fields.get("image_width")
+    stored = StoredHeatmap(bytes(data), int(height), int(width))
+    if len(place) == _PLACE and rows and columns:
+        stored = replace(stored, place=place, photo_size=(int(rows), int(columns)))
+    return replace(row, heatmap=stored)

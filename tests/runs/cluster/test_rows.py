@@ -26,6 +26,7 @@ TYPES = {
     "heatmap": pa.binary(),
     "heatmap_height": pa.int32(),
     "heatmap_width": pa.int32(),
+    "heatmap_place": pa.list_(pa.float64()),
     "image_width": pa.int32(),
     "image_height": pa.int32(),
     "warnings": pa.list_(pa.string()),

@@ -199,7 +199,7 @@ def test_a_heatmap_is_drawn_in_the_default_colors(tmp_path: Path) -> None:
     assert (pixels[:, -1] == palette[255]).all()
 
 
-def test_a_stored_heatmap_is_never_laid_over_the_photo(tmp_path: Path) -> None:
+def test_a_stored_heatmap_without_its_place_is_not_laid_over_the_photo(tmp_path: Path) -> None:
     """It covers the model's crop, so equal proportions prove nothing."""
     photo = write_picture(tmp_path / "photo.png", (70, 70))
     row = replace(make_heatmap(np.zeros((7, 7), np.uint8)), image=str(photo))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from PIL import Image
+from torchvision import transforms
 
+import camtool
+from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
+from camtool.runs.cluster.photos import Photo
+from camtool.runs.cluster.rows import build_rows, encode_parquet, to_columns
+from camtool.runs.report.pictures import PictureSettings, prepare_pictures
 from camtool.runs.report.rows import ReportFailure, RowWarning
 from camtool.runs.report.shards import list_shards, read_shards
 from tests.runs.report.folders import compress, write_picture, write_shard
@@ -35,6 +44,30 @@ def test_an_overlay_is_preferred_to_the_heatmap(tmp_path: Path) -> None:
     (row,) = read_shards([shard]).rows
     assert row.pictures == {"overlay": tmp_path / "shards" / "pictures" / "a.png"}
     assert row.heatmap is None
+
+
+@pytest.mark.parametrize("crop", [None, (96, 76)])
+def test_a_heatmap_is_drawn_on_its_photo_as_the_overlay_of_the_explanation(
+    tmp_path: Path, crop: tuple[int, int] | None
+) -> None:
+    model = camtool.load("demo")
+    if crop:
+        model = replace(model, transform=transforms.Compose([transforms.CenterCrop(crop), model.transform]))
+    photo = tmp_path / "photo.png"
+    Image.fromarray(draw_scene(5).image).save(photo)
+    explanation = camtool.explain(model, photo)
+    content = encode_parquet(to_columns(build_rows(Photo(str(photo)), [explanation])), {"photos": 1})
+    (tmp_path / "a.parquet").write_bytes(content)
+    (row,) = read_shards([tmp_path / "a.parquet"]).rows
+    (found,) = prepare_pictures([row], PictureSettings(tmp_path))
+    ((kind, url),) = found.pictures
+    assert (kind, found.is_placed, found.photo) == ("overlay", True, "photo.png")
+    with Image.open(tmp_path / url) as image:
+        drawn = np.asarray(image.convert("RGB")).astype(np.float32)
+    # The mean of 81 pixels hides what WebP loses.
+    lost, heat = (abs(cv2.blur(drawn - pixels, (9, 9))).max() for pixels in (explanation.overlay(), explanation.photo))
+    assert lost < 10
+    assert heat > 40
 
 
 def test_failures_are_told_apart(tmp_path: Path) -> None:
