@@ -20,8 +20,9 @@ from camtool.app import fragments, saving
 from camtool.app.context import Session
 from camtool.app.drawing import DISPLAY_SIDE, Look, draw_difference
 from camtool.app.saving import ModelCode
-from camtool.app.stores import ImageFolder, StoredImage
-from camtool.app.workbench import Compared, RankedClass, Request, Workbench
+from camtool.app.sentences import hide_folders_in_errors
+from camtool.app.stores import DiskSpace, ImageFolder, StoredImage
+from camtool.app.workbench import Compared, RankedClass, Request, Workbench, check_methods
 from camtool.demo.bundled import BUNDLED
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, TargetError
@@ -49,6 +50,10 @@ _THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
 """Longest sides of smaller pictures, in pixels."""
 
 
+_FILE_BYTES = 5
+"""Most bytes of a saved file for each pixel: a float and the mask of what the model saw."""
+
+
 class Changed(dict[str, Any]):
     """Properties of a component that change, by name: ``Changed(choices=["a", "b"], value="a")``."""
 
@@ -63,12 +68,12 @@ class PageSettings:
 
     Attributes:
         folder: The images to choose from; None without a folder.
-        out: The folder for files that users download.
+        disk: The space for uploads, and for files that users download.
         model_codes: Name of a model → how a script loads it. Models without an entry are loaded by their name.
     """
 
     folder: ImageFolder | None
-    out: Path
+    disk: DiskSpace
     model_codes: dict[str, ModelCode] = field(default_factory=dict)
 
 
@@ -106,13 +111,13 @@ class Actions:
         """Show an image that the user gave.
 
         Raises:
-            ImageError: It cannot be read.
+            ImageError: It is no upload, or cannot be read.
         """
-        if path is None:
+        if path is None or not self.settings.disk.has_file(path):
             raise ImageError("no image came; choose a file.")
         name = Path(path).name
-        with _hide_folder(path, name):
-            stored = self.workbench.read_image(path, name, repr(name), "the image that was given to the page")
+        with hide_folders_in_errors(path):
+            stored = self.workbench.read_image(Path(path), name, repr(name), "the image that was given to the page")
         return self._show_image(stored, session)
 
     def take_scene(self, number: int, session: Session) -> Shown:
@@ -129,8 +134,8 @@ class Actions:
         if folder is None or not name:
             raise ImageError("no image is chosen; choose one from the list.")
         path = folder.find(name)
-        with _hide_folder(str(path), name):
-            stored = self.workbench.read_image(str(path), name, repr(str(folder.path / name)))
+        with hide_folders_in_errors(str(path)):
+            stored = self.workbench.read_image(path, name, *folder.write_code(name))
         return self._show_image(stored, session)
 
     def take_model(self, name: str, session: Session) -> Iterator[Shown]:
@@ -199,8 +204,9 @@ class Actions:
         """Show the methods one after the other as they are done.
 
         Raises:
-            CamtoolError: None is chosen.
+            CamtoolError: None is chosen, or too many are.
         """
+        methods = check_methods(methods)
         done: list[tuple[Compared, Any]] = []
         yield {"grid": fragments.build_compared(done, methods), "status": ""}
         for compared in self.workbench.compare(session.request, methods):
@@ -236,7 +242,9 @@ class Actions:
         """
         explanation = self.workbench.explain(session.request)
         name = self.workbench.get_image(session.request.image).name
-        folder = self.settings.out / uuid4().hex
+        disk = self.settings.disk
+        disk.make_room(explanation.heatmap.size * _FILE_BYTES + 2**20)
+        folder = disk.folder / "files" / uuid4().hex
         return saving.save_files(explanation, kind, folder, name, session.look)
 
     # --------------------------------------------------------------------------------------------------------- drawing
@@ -374,17 +382,3 @@ def _reduce(pixels: Any, side: int) -> Any:
         return pixels
     size = (max(1, round(scale * width)), max(1, round(scale * height)))
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
-
-
-class _hide_folder:  # noqa: N801  # used like a function
-    """Show the name of an image in errors, and not where it lies on the server."""
-
-    def __init__(self, path: str, name: str) -> None:
-        self._path, self._name = path, name
-
-    def __enter__(self) -> None:
-        """Start."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ImageError):
-            raise ImageError(str(error).replace(self._path, self._name)) from error

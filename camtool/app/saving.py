@@ -24,7 +24,7 @@ class ModelCode:
 
     Attributes:
         name: The name.
-        weights: The file of weights; None for the usual ones.
+        weights: The file of weights, without the folders of an absolute path; None for the usual ones.
     """
 
     name: str

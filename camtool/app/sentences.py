@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from camtool.errors import CamtoolError
 
-__all__ = ["to_sentence"]
+__all__ = ["hide_folder", "hide_folders_in_errors", "to_sentence"]
 
 _MAX_LETTERS = 400
 
@@ -26,3 +30,23 @@ def to_sentence(error: BaseException) -> str:
     if message.partition(" ")[0].isalpha():
         message = message[:1].upper() + message[1:]
     return message if message.endswith((".", "!", "?")) else f"{message}."
+
+
+def hide_folder(name: str) -> str:
+    """Return a path, or the name of a model that ends in one, without the folders of an absolute path."""
+    source, colon, path = name.partition(":")
+    if Path(name).is_absolute():
+        return Path(name).name
+    return f"{source}:{Path(path).name}" if colon and Path(path).is_absolute() else name
+
+
+@contextmanager
+def hide_folders_in_errors(*paths: str) -> Iterator[None]:
+    """Show the names of files in errors, and not where they lie on the server."""
+    try:
+        yield
+    except CamtoolError as error:
+        message = str(error)
+        for path in paths:
+            message = message.replace(path, Path(path).name)
+        raise type(error)(message) from error

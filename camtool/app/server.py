@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tempfile
 import threading
@@ -13,23 +12,28 @@ from types import TracebackType
 from typing import Any
 
 from camtool.app.actions import Actions, PageSettings
+from camtool.app.gate import Gate, GateRules, is_local
 from camtool.app.saving import ModelCode
-from camtool.app.stores import DEMO, ImageFolder, ModelStore
-from camtool.app.workbench import Workbench
+from camtool.app.sentences import hide_folder, hide_folders_in_errors
+from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
+from camtool.app.workbench import MAX_MEMORY, Workbench
 from camtool.errors import CamtoolError
 from camtool.inputs.image_files import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
 
-__all__ = ["MAX_UPLOAD", "AppServer", "ServerSettings", "describe_exposure", "is_local"]
+__all__ = ["MAX_DISK", "MAX_UPLOAD", "AppServer", "ServerSettings", "describe_exposure"]
 
 MAX_UPLOAD = 50
 """Largest file that a user may upload, in megabytes, unless another number is given."""
 
+MAX_DISK = 1000
+"""Most megabytes of all uploads and files to download together, unless another number is given."""
+
 _MAX_WAITING = 64
 """Most requests that wait. Later ones are refused with a sentence, so that nobody waits for minutes."""
 
-_MAX_SESSIONS = 1000
+_MAX_SESSIONS = 500
 """Most users whose class, method and look are remembered."""
 
 _UPLOADS = "GRADIO_TEMP_DIR"
@@ -46,9 +50,12 @@ class ServerSettings:
         weights: Name of a model → its file of weights.
         host: The address to bind to.
         port: The port; None for the first free one from 7860 on, 0 for any.
+        names: Names by which the server is reached besides ``host``, e.g. that of a proxy.
         auth: Name and password that users must give; None for none.
         max_pixels: The most pixels of an image.
         max_upload: The largest file in megabytes.
+        max_disk: The most megabytes of the files of all users together.
+        max_memory: The most megabytes of memory for an image that is read, and for all images and results.
         engine: How models run, see :func:`camtool.explain`.
         device: The device of the models; None for the CPU.
     """
@@ -58,9 +65,12 @@ class ServerSettings:
     weights: Mapping[str, str] | None = None
     host: str = "127.0.0.1"
     port: int | None = None
+    names: Sequence[str] = ()
     auth: tuple[str, str] | None = None
     max_pixels: int = MAX_PIXELS
     max_upload: float = MAX_UPLOAD
+    max_disk: float = MAX_DISK
+    max_memory: float = MAX_MEMORY / 2**20
     engine: str = "eager"
     device: str | None = None
 
@@ -127,8 +137,11 @@ class AppServer:
             threading.Event().wait(3600)
 
     def _start(self, folder: Path) -> None:
-        _prepare_environment(folder / "cache")
+        disk = DiskSpace(folder / "cache", _to_bytes(self._settings.max_disk))
+        _prepare_environment(disk.folder)
         try:
+            from starlette.middleware import Middleware
+
             from camtool.app.page import build_page
             from camtool.app.theme import build_theme, read_head, read_style
         except ModuleNotFoundError as error:
@@ -136,9 +149,11 @@ class AppServer:
                 raise
             raise CamtoolError("the page needs Gradio: pip install 'camtool[app]'") from error
 
-        self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(folder)))
+        self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
         settings = self._settings
+        names = frozenset(name.lower() for name in settings.names)
+        rules = GateRules(settings.host, names, disk, _to_bytes(settings.max_upload))
         try:
             _, self.url, _ = self._blocks.launch(
                 server_name=settings.host,
@@ -150,7 +165,8 @@ class AppServer:
                 quiet=True,
                 show_error=False,
                 footer_links=[],
-                max_file_size=round(settings.max_upload * 2**20),
+                max_file_size=rules.max_upload,
+                app_kwargs={"middleware": [Middleware(Gate, rules)]},
                 state_session_capacity=_MAX_SESSIONS,
                 blocked_paths=[os.fspath(self._folder.path)] if self._folder else None,
                 ssr_mode=False,
@@ -165,28 +181,30 @@ class AppServer:
         except OSError as error:
             raise CamtoolError(f"the page cannot be served at {settings.host}: {error}") from error
 
-    def _build_page_settings(self, folder: Path) -> PageSettings:
+    def _build_page_settings(self, disk: DiskSpace) -> PageSettings:
         weights = self._settings.weights or {}
-        codes = {name: ModelCode(name, path) for name, path in weights.items()}
-        return PageSettings(self._folder, folder / "files", codes)
+        codes = {hide_folder(name): ModelCode(hide_folder(name), hide_folder(path)) for name, path in weights.items()}
+        return PageSettings(self._folder, disk, codes)
 
     def _build_workbench(self) -> Workbench:
         settings = self._settings
-        weights = settings.weights or {}
+        names = {hide_folder(name): name for name in settings.models}
+        if len(names) < len({*settings.models}):
+            raise CamtoolError("--model: two models have the same name in different folders; rename one of them.")
 
-        def load_model(name: str) -> Loaded:
-            return load(name, weights.get(name), device=settings.device)
+        def load_model(shown: str) -> Loaded:
+            name = names.get(shown, shown)
+            weights = (settings.weights or {}).get(name)
+            with hide_folders_in_errors(*filter(None, (weights, name.partition(":")[2], name))):
+                return load(name, weights, device=settings.device)
 
-        models = ModelStore([*settings.models, DEMO, *list_photo_models()], load_model)
-        return Workbench(models, max_pixels=settings.max_pixels, engine=settings.engine)
-
-
-def is_local(host: str) -> bool:
-    """Return True if only this machine reaches a server that is bound to this address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        models = ModelStore([*names, DEMO, *list_photo_models()], load_model)
+        return Workbench(
+            models,
+            max_pixels=settings.max_pixels,
+            max_memory=_to_bytes(settings.max_memory),
+            engine=settings.engine,
+        )
 
 
 def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
@@ -197,7 +215,7 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
     return (
         f"--host {host}: everybody who reaches this machine over the network can use the page {who}, see the images of "
         "FOLDER and make this machine work. The connection is not encrypted."
-        + ("" if auth else " Add --auth USER:PASSWORD to ask for a password.")
+        + ("" if auth else " Add --auth-file FILE to ask for a password.")
     )
 
 
@@ -206,6 +224,10 @@ def _prepare_environment(cache: Path) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ[_UPLOADS] = str(cache)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def _to_bytes(megabytes: float) -> int:
+    return round(megabytes * 2**20)
 
 
 def _find_port(host: str) -> int:

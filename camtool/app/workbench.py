@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from PIL import Image
 from torch import Tensor
@@ -25,12 +26,31 @@ from camtool.models import resolve_labels
 from camtool.models.vision_language import takes_image_and_text
 from camtool.targets import Top
 
-__all__ = ["Compared", "RankedClass", "Request", "Workbench", "list_methods"]
+__all__ = [
+    "MAX_MEMORY",
+    "Compared",
+    "RankedClass",
+    "Request",
+    "Workbench",
+    "check_methods",
+    "count_bytes",
+    "list_methods",
+]
 
-_MAX_RESULTS, _MAX_STORED_PIXELS = 200, 300_000_000
+MAX_MEMORY = 2_000 * 2**20
+"""Bytes for an image that is read, and for all images and results that are kept, unless another number is given."""
 
-_MAX_RESULT_PIXELS = 200_000_000
-"""Most pixels of the images of all results. A result holds its image, a heatmap and a mask: 8 bytes a pixel."""
+_IMAGES, _RESULTS, _SCREENS, _ANSWERS, _READING = 0.15, 0.25, 0.05, 0.05, 0.5
+"""Parts of the memory: kept images, results, pictures at the size of the screen, answers, and the image being read."""
+
+_READING_BYTES = 24
+"""Bytes of a pixel while an image is read, at most: the decoder's planes with alpha, and copies of them. 19 were
+measured for a WebP with alpha."""
+
+_MAX_RESULTS = 200
+
+_MAX_METHODS = 60
+"""Most methods of a comparison: more than the list has, and few enough that others do not wait for long."""
 
 _FIRST_METHODS = ("gradcam", "layercam", "hirescam", "rivalcam", "faithcam", "gradcam++", "eigencam", "scorecam")
 """Methods that the list begins with: the usual ones, and those that measure best."""
@@ -93,30 +113,57 @@ class Workbench:
     Args:
         models: The models.
         max_pixels: The most pixels of an image that is read.
+        max_memory: The most bytes of the image that is read and of all that is kept, besides the models.
         engine: How models run, see :func:`camtool.explain`.
+
+    Attributes:
+        max_answers: The part of the memory for answers, in bytes.
     """
 
-    def __init__(self, models: ModelStore, *, max_pixels: int = MAX_PIXELS, engine: str = "eager") -> None:
-        self.models, self.max_pixels, self.engine = models, max_pixels, engine
-        self._images = ImageStore(_MAX_STORED_PIXELS)
+    def __init__(
+        self,
+        models: ModelStore,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        max_memory: int = MAX_MEMORY,
+        engine: str = "eager",
+    ) -> None:
+        self.models, self.engine = models, engine
+        self.max_pixels = min(max_pixels, max(1, int(_READING * max_memory / _READING_BYTES)))
+        self.max_answers = int(_ANSWERS * max_memory)
+        self._reading = threading.Lock()
+        self._images = ImageStore(int(_IMAGES * max_memory))
         self._results: ResultCache[tuple[Explanation, float]] = ResultCache(
-            _MAX_RESULTS, lambda result: math.prod(result[0].photo.shape[:2]), _MAX_RESULT_PIXELS
+            _MAX_RESULTS, lambda result: count_bytes(result[0]) + result[0].photo.nbytes, int(_RESULTS * max_memory)
         )
         models.on_drop = self._forget_model
         self._kinds: ResultCache[Kind] = ResultCache(_MAX_RESULTS)
-        self._screens: ResultCache[Screen] = ResultCache(_MAX_RESULTS)
+        self._screens: ResultCache[Screen] = ResultCache(
+            _MAX_RESULTS,
+            lambda screen: screen.photo.nbytes + screen.heatmap.nbytes + screen.seen.nbytes,
+            int(_SCREENS * max_memory),
+        )
         self._rankings: ResultCache[tuple[RankedClass, ...]] = ResultCache(_MAX_RESULTS)
         self._layers: ResultCache[tuple[LayerChoice, ...]] = ResultCache(_MAX_RESULTS)
 
     # ------------------------------------------------------------------------------------------------------ images
 
-    def read_image(self, path: str, name: str, code: str, note: str = "") -> StoredImage:
+    def read_image(self, path: Path, name: str, code: str, note: str = "") -> StoredImage:
         """Read and keep an image file.
 
         Raises:
             ImageError: It cannot be read, or has more pixels than allowed.
         """
-        return self.add_image(read_image(path, max_pixels=self.max_pixels), name, code, note)
+        return self.add_image(self.read_pixels(path), name, code, note)
+
+    def read_pixels(self, path: Path, max_side: int | None = None) -> Image.Image:
+        """Read an image file, reduced to a longest side. A URL is never read.
+
+        Raises:
+            ImageError: It cannot be read, or has more pixels than allowed.
+        """
+        with self._reading:  # one at a time, as a large one may take half of the memory
+            return read_image(path, max_side=max_side, max_pixels=self.max_pixels)
 
     def add_image(self, image: Image.Image, name: str, code: str, note: str = "") -> StoredImage:
         """Keep an image, and return it with its key."""
@@ -228,11 +275,9 @@ class Workbench:
         """Yield the result of each method, one after the other; a method that fails says why.
 
         Raises:
-            CamtoolError: No method is given.
+            CamtoolError: No method is given, or too many are.
         """
-        if not methods:
-            raise CamtoolError("methods: none is chosen; choose one or more.")
-        for method in methods:
+        for method in check_methods(methods):
             asked = replace(request, method=method)
             try:
                 explanation, milliseconds = self.explain_timed(asked)
@@ -270,6 +315,23 @@ class Workbench:
             loaded, stored.image, request.target, method=request.method, layer=request.layer, engine=self.engine
         )
         return explanation, 1000 * (time.perf_counter() - started)
+
+
+def count_bytes(explanation: Explanation) -> int:
+    """Return the bytes of an explanation, without those of its photo."""
+    return explanation.heatmap.nbytes + explanation.seen.nbytes + explanation.raw.nbytes
+
+
+def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
+    """Return the methods of a comparison, each once.
+
+    Raises:
+        CamtoolError: There is none, or there are too many.
+    """
+    chosen = tuple(dict.fromkeys(methods))
+    if not 1 <= len(chosen) <= _MAX_METHODS:
+        raise CamtoolError(f"methods: {len(chosen) or 'none'} chosen; choose 1 to {_MAX_METHODS}.")
+    return chosen
 
 
 def list_methods() -> list[tuple[str, str]]:

@@ -21,6 +21,8 @@ __all__ = ["serve_app"]
 
 _SAFETY = "Safety"
 
+_AUTH_BYTES = 4096
+
 
 def serve_app(
     folder: Annotated[
@@ -49,9 +51,26 @@ def serve_app(
             rich_help_panel=_SAFETY,
         ),
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name by which a proxy or a network reaches the page; others are refused. Repeat for several.",
+            rich_help_panel=_SAFETY,
+        ),
+    ] = None,
     auth: Annotated[
         str | None,
-        typer.Option(metavar="USER:PASSWORD", help="Name and password to ask for.", rich_help_panel=_SAFETY),
+        typer.Option(
+            metavar="USER:PASSWORD",
+            help="Name and password to ask for. Other users of this machine can read it here, but not in the variable.",
+            envvar="CAMTOOL_AUTH",
+            rich_help_panel=_SAFETY,
+        ),
+    ] = None,
+    auth_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.", rich_help_panel=_SAFETY),
     ] = None,
     max_pixels: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most pixels of an image.", rich_help_panel=_SAFETY)
@@ -60,6 +79,16 @@ def serve_app(
         float,
         typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.", rich_help_panel=_SAFETY),
     ] = 50,
+    max_disk: Annotated[
+        float,
+        typer.Option(metavar="MB", min=0.001, help="Most space of the files of all users.", rich_help_panel=_SAFETY),
+    ] = 1000,
+    max_memory: Annotated[
+        float,
+        typer.Option(
+            metavar="MB", min=1, help="Most memory of images and results, besides the models.", rich_help_panel=_SAFETY
+        ),
+    ] = 2000,
 ) -> None:
     """Explain images in the browser: look, ask, compare.
 
@@ -79,9 +108,12 @@ def serve_app(
             weights={name: str(file) for name, file in zip(names, files, strict=False)},
             host=host,
             port=port,
-            auth=None if auth is None else _parse_auth(auth),
+            names=allow_host or (),
+            auth=_read_auth(auth, auth_file),
             max_pixels=max_pixels,
             max_upload=max_upload,
+            max_disk=max_disk,
+            max_memory=max_memory,
             engine=engine,
             device=model_options.choose_device(device.value),
         )
@@ -109,13 +141,24 @@ def _serve(server: AppServer) -> None:
         raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
-def _parse_auth(text: str) -> tuple[str, str]:
-    """Return the name and the password.
+def _read_auth(text: str | None, file: Path | None) -> tuple[str, str] | None:
+    """Return the name and the password; None if there is none. A file counts more than the variable.
 
     Raises:
-        CamtoolError: One of them is missing.
+        CamtoolError: One of them is missing, or the file cannot be read.
     """
+    if file is not None:
+        try:
+            if not file.is_file():
+                raise OSError("it is no file")
+            with file.open(encoding="utf-8") as stream:
+                text = stream.read(_AUTH_BYTES).strip()
+        except (OSError, ValueError) as error:
+            raise CamtoolError(f"--auth-file {str(file)!r} cannot be read: {error}.") from error
+    if text is None:
+        return None
     user, colon, password = text.partition(":")
-    if not (user and colon and password):
-        raise CamtoolError("--auth needs a name and a password, e.g. --auth anna:secret.")
+    if not (user and colon and password) or "\n" in text:
+        name = "--auth" if file is None else f"--auth-file {str(file)!r}"
+        raise CamtoolError(f"{name} needs a name and a password, e.g. anna:secret.")
     return user, password

@@ -27,7 +27,7 @@ from camtool.app.drawing import VIEWS, Look, draw_difference, make_screen
 from camtool.app.layer_choices import choose_layers
 from camtool.app.saving import FILE_KINDS, ModelCode
 from camtool.app.sentences import to_sentence
-from camtool.app.stores import ImageFolder, ModelStore
+from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import Request, Workbench, list_methods
 from camtool.demo.bundled import load_bundled_model
 from camtool.errors import CamtoolError, ImageError, ModelError
@@ -41,7 +41,7 @@ def actions(tmp_path: Path) -> Actions:
     for number in range(2):
         save(unseen(number), tmp_path / "photos" / f"{number}.png")
     workbench = Workbench(ModelStore(["demo", "demo-cheat", "missing"], load_bundled_model), max_pixels=1_000_000)
-    return Actions(workbench, PageSettings(ImageFolder(tmp_path / "photos"), tmp_path / "files"))
+    return Actions(workbench, PageSettings(ImageFolder(tmp_path / "photos"), DiskSpace(tmp_path, 2**30)))
 
 
 @pytest.fixture
@@ -68,6 +68,23 @@ def count_explained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(camtool, "explain", explain)
     return calls
+
+
+def test_methods_of_a_comparison_are_few_and_each_runs_once(actions: Actions, started: Session) -> None:
+    *_, last = actions.compare(["gradcam", "eigencam"] * 40, started)
+    assert last["grid"].count("<figure") == 2
+    with pytest.raises(CamtoolError, match="61 chosen; choose 1 to 60"):
+        next(actions.compare([str(number) for number in range(61)], started))
+
+
+def test_images_and_results_stay_within_the_memory(tmp_path: Path) -> None:
+    workbench = Workbench(ModelStore(["demo"], load_bundled_model), max_memory=24_000_000)
+    Image.new("L", (1000, 501)).save(tmp_path / "large.png")
+    with pytest.raises(ImageError, match="501,000 pixels, and the limit is 500,000"):
+        workbench.read_image(tmp_path / "large.png", "large.png", "")
+    images = [workbench.add_image(Image.new("RGB", (700, 700), (n, 0, 0)), str(n), "") for n in range(3)]
+    with pytest.raises(ImageError, match="no longer in memory"):
+        workbench.get_image(images[0].key)
 
 
 def test_the_page_starts_with_a_scene_and_the_map_of_its_top_class(actions: Actions) -> None:
@@ -181,7 +198,7 @@ def test_methods_come_one_after_the_other_and_failures_say_why(actions: Actions,
 
 
 def test_a_comparison_of_nothing_is_an_error(actions: Actions, started: Session) -> None:
-    with pytest.raises(CamtoolError, match="choose one or more"):
+    with pytest.raises(CamtoolError, match="none chosen; choose 1 to 60"):
         list(actions.compare([], started))
 
 
@@ -380,7 +397,7 @@ def test_an_error_is_one_sentence() -> None:
 
 
 def build_actions(load: Any, tmp_path: Path) -> Actions:
-    return Actions(Workbench(ModelStore(["model"], load)), PageSettings(None, tmp_path))
+    return Actions(Workbench(ModelStore(["model"], load)), PageSettings(None, DiskSpace(tmp_path, 2**30)))
 
 
 def build_segmenter(name: str) -> Loaded:

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from camtool.app import server
-from camtool.app.server import AppServer, ServerSettings, describe_exposure, is_local
+from camtool.app.gate import is_local
+from camtool.app.server import AppServer, ServerSettings, describe_exposure
 from camtool.cli.app import app
 from camtool.errors import CamtoolError
 from camtool.models.sources.torchvision import list_photo_models
@@ -40,7 +41,7 @@ def test_addresses_that_only_this_machine_reaches(host: str, expected: bool) -> 
 
 
 def test_an_open_server_is_warned_of_and_a_password_is_advised() -> None:
-    assert "--auth USER:PASSWORD" in describe_exposure("0.0.0.0", None)
+    assert "--auth-file FILE" in describe_exposure("0.0.0.0", None)
     assert "without a password" in describe_exposure("0.0.0.0", None)
     protected = describe_exposure("0.0.0.0", ("anna", "secret"))
     assert "who knows the password" in protected
@@ -121,13 +122,22 @@ def test_the_command_serves_this_machine_alone(start: Any) -> None:
 
 
 def test_options_of_the_command_reach_the_server(start: Any, tmp_path: Path) -> None:
-    limits = ["--max-pixels", "1000", "--max-upload", "2.5", "--port", "8000"]
+    limits = ["--max-pixels", "1000", "--max-upload", "2.5", "--max-disk", "70", "--port", "8000"]
     models = ["--model", "resnet18", "--model", "demo", "--weights", "a.pt"]
-    settings, _ = start(str(tmp_path), *models, *limits, "--auth", "anna:a:b", "--device", "cpu")
+    settings, _ = start(str(tmp_path), *models, *limits, "--auth", "anna:a:b", "--allow-host", "cam.org")
     assert settings.folder == tmp_path
     assert (settings.models, settings.weights) == (["resnet18", "demo"], {"resnet18": "a.pt"})
     assert (settings.max_pixels, settings.max_upload, settings.port) == (1000, 2.5, 8000)
-    assert settings.auth == ("anna", "a:b")
+    assert (settings.auth, settings.names, settings.max_disk) == (("anna", "a:b"), ["cam.org"], 70)
+
+
+def test_the_password_comes_from_a_variable_or_a_file(start: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CAMTOOL_AUTH", "anna:variable")
+    (tmp_path / "auth").write_text("bob:file\n")
+    assert start()[0].auth == ("anna", "variable")
+    assert start("--auth-file", str(tmp_path / "auth"))[0].auth == ("bob", "file")
+    with pytest.raises(CamtoolError, match=r"--auth-file .* cannot be read: it is no file"):
+        start("--auth-file", str(tmp_path))
 
 
 def test_a_public_address_is_warned_of(start: Any) -> None:

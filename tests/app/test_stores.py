@@ -118,7 +118,7 @@ def test_images_of_other_shapes_have_other_keys() -> None:
 
 
 def test_old_images_make_room_and_asking_for_one_is_an_error_with_advice() -> None:
-    store = ImageStore(40)  # two images of 16 pixels
+    store = ImageStore(160)  # two images of 16 pixels, 4 bytes each
     keys = [store.add(make_image(n), "a", "a").key for n in range(2)]
     store.get(keys[0])
     store.add(make_image(2), "a", "a")

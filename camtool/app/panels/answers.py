@@ -15,6 +15,7 @@ import camtool
 from camtool.app.context import PageContext, Session
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
 from camtool.app.stores.result_cache import ResultCache
+from camtool.app.workbench import count_bytes
 from camtool.errors import CamtoolError, TargetError
 from camtool.explanation import Explanation
 from camtool.models import Loaded, find_text_processor
@@ -126,7 +127,7 @@ def build(context: PageContext) -> Built:
     """Build the panel: a field for the question, the answer with its words, and the map of one word."""
     from camtool.app.page import COMPUTE
 
-    kept: ResultCache[Answer] = ResultCache(_MOST_ANSWERS)
+    kept: ResultCache[Answer] = ResultCache(_MOST_ANSWERS, _count_bytes, context.workbench.max_answers)
     with gr.Row(elem_classes="ct-ask"):
         field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")
         method = gr.Dropdown([*_METHODS], value="TAM", label="Method", elem_id="answer-method", scale=1, min_width=120)
@@ -164,6 +165,11 @@ def build(context: PageContext) -> Built:
     field.submit(ask, inputs, outputs, **COMPUTE)
     words.click(choose, inputs, outputs, **COMPUTE)
     return Built({words: draw_hint(_HINT), shown: ""})
+
+
+def _count_bytes(answer: Answer) -> int:
+    """Return the bytes of an answer. Its words share one photo."""
+    return answer.words[0].photo.nbytes + sum(map(count_bytes, answer.words)) if answer.words else 0
 
 
 def _draw_words(found: Answer, chosen: int) -> str:

@@ -182,8 +182,8 @@ def _read_change(output: ModelOutput, index: int) -> ClassChange:
 
 _HINT = "Paint over a part of the photo with the mouse or a finger, and see how the prediction moves."
 
-_MOST_CHARACTERS, _MOST_MASK_PIXELS = 4_000_000, 4_000_000
-"""Limits of what the browser may send as a mask. Its own masks have at most 1024 pixels a side."""
+_MOST_CHARACTERS, _MOST_MASK_PIXELS = 500_000, 2_000_000
+"""Limits of what the browser may send as a mask: its own have at most 1024 pixels a side. That of each user is kept."""
 
 _PNG = "data:image/png;base64,"
 

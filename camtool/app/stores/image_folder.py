@@ -59,6 +59,12 @@ class ImageFolder:
             raise ImageError(f"the folder has no image {name!r}; choose one from the list.")
         return found.resolve()
 
+    def write_code(self, name: str) -> tuple[str, str]:
+        """Return the Python expression of an image's path, and a comment. It does not tell where the folder lies."""
+        if self.path.is_absolute():
+            return repr(f"{self.path.name}/{name}"), "the image of the page's FOLDER"
+        return repr(str(self.path / name)), ""
+
     def _iterate_names(self) -> Iterator[str]:
         for folder, subfolders, files in os.walk(self._root):
             subfolders[:] = sorted(each for each in subfolders if not each.startswith("."))

@@ -1,4 +1,4 @@
-"""Images that users gave, by the hash of their pixels, within a limit of memory."""
+"""Images that users gave, within a limit of memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from camtool.errors import ImageError
 
 __all__ = ["ImageStore", "StoredImage"]
 
+_PIXEL_BYTES = 4
+"""Bytes of a pixel of an RGB image: Pillow leaves one free."""
+
 
 @dataclass(frozen=True)
 class StoredImage:
     """An image with the way to it.
 
     Attributes:
-        key: The hash of its pixels and its size.
+        key: The hash of its pixels, name and code: the same pixels under another name are another user's.
         image: RGB, upright.
         name: What the page calls it.
         code: The Python expression that gives it in a script.
@@ -34,14 +37,14 @@ class StoredImage:
 
 
 class ImageStore:
-    """The most recently used images, up to a number of pixels in all.
+    """The most recently used images, up to a number of bytes in all.
 
     Args:
-        max_pixels: The most pixels of all images together. The newest image stays in any case.
+        max_bytes: The most bytes of all images together. The newest image stays in any case.
     """
 
-    def __init__(self, max_pixels: int) -> None:
-        self._max_pixels = max_pixels
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._images: OrderedDict[str, StoredImage] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -51,11 +54,11 @@ class ImageStore:
 
     def add(self, image: Image.Image, name: str, code: str, note: str = "") -> StoredImage:
         """Keep an image, and return it with its key."""
-        stored = StoredImage(compute_key(image), image, name, code, note)
+        stored = StoredImage(compute_key(image, name, code), image, name, code, note)
         with self._lock:
             self._images[stored.key] = stored
             self._images.move_to_end(stored.key)
-            while len(self._images) > 1 and self._count_pixels() > self._max_pixels:
+            while len(self._images) > 1 and self._count_bytes() > self._max_bytes:
                 self._images.popitem(last=False)
         return stored
 
@@ -71,12 +74,12 @@ class ImageStore:
             self._images.move_to_end(key)
             return self._images[key]
 
-    def _count_pixels(self) -> int:
-        return sum(stored.image.width * stored.image.height for stored in self._images.values())
+    def _count_bytes(self) -> int:
+        return sum(_PIXEL_BYTES * stored.image.width * stored.image.height for stored in self._images.values())
 
 
-def compute_key(image: Image.Image) -> str:
-    """Return the hash of the pixels of an image and of its size."""
-    hasher = hashlib.blake2b(f"{image.mode} {image.size}".encode(), digest_size=16)
+def compute_key(image: Image.Image, *words: str) -> str:
+    """Return the hash of the pixels of an image, of its size and of words."""
+    hasher = hashlib.blake2b(repr((image.mode, image.size, words)).encode(), digest_size=16)
     hasher.update(image.tobytes())
     return hasher.hexdigest()

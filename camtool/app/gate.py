@@ -1,0 +1,301 @@
+"""The gate before Gradio: which requests reach it. It is an ASGI middleware, and refuses with one sentence.
+
+Gradio serves much that this page does not need, fetches URLs for its callers, and answers requests that other web pages
+make. The gate lets through what the page itself asks for, on the routes that it uses, with files that were uploaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from camtool.app.sentences import to_sentence
+from camtool.app.stores import DiskSpace
+from camtool.errors import CamtoolError
+
+__all__ = ["Gate", "GateRules", "is_local"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_API = "/gradio_api"
+
+_READ = (
+    *("/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", "/logout"),
+    *(f"{_API}/{name}" for name in ("info", "app_id", "user", "login_check", "startup-events", "theme.css")),
+    *(f"{_API}/{name}" for name in ("queue/data", "queue/status", "upload_progress")),
+)
+"""Addresses that are read."""
+
+_FILE = f"{_API}/file="
+
+_READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{_API}/heartbeat/", _FILE)
+"""Beginnings of addresses that are read."""
+
+_UPLOAD, _LOGIN = f"{_API}/upload", "/login"
+
+_CALLS = tuple(f"{_API}/{name}" for name in ("queue/join", "cancel", "reset", "run/predict", "api/predict"))
+"""Addresses to which the page posts JSON."""
+
+_MAX_BODY = 2**20
+"""Most bytes of a posted JSON or form. The largest are the masks of painting."""
+
+_FORM_BYTES = 2**16
+"""Most bytes of an upload beside the file."""
+
+_MAX_LOGINS = 3
+"""Most passwords that wait to be checked."""
+
+_FIRST_DELAY, _MAX_DELAY = 0.5, 4.0
+"""Seconds until the answer to a wrong password. Each one in a row takes twice as long as the one before."""
+
+
+@dataclass(frozen=True, eq=False)
+class GateRules:
+    """What the gate lets through.
+
+    Attributes:
+        host: The address that the server is bound to.
+        names: More names by which the server is reached, e.g. that of a proxy.
+        disk: The space for uploads. Files outside of its folder are neither taken nor given out.
+        max_upload: The largest upload in bytes.
+    """
+
+    host: str
+    names: frozenset[str]
+    disk: DiskSpace
+    max_upload: int
+
+    def is_served_as(self, name: str) -> bool:
+        """Return True if the server goes by this name. Other names are those of pages that lead to this machine."""
+        if is_local(name) or name in self.names or name == self.host.strip("[]").lower():
+            return True
+        if self.host.strip("[]") not in ("0.0.0.0", "::"):  # a comparison
+            return False
+        hostname = socket.gethostname().lower()
+        return name in (hostname, f"{hostname}.local") or _is_address(name)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Gate:
+    """Middleware that refuses requests of other pages, unknown routes, foreign files, and too much of anything.
+
+    Args:
+        app: The application behind it.
+        rules: What it lets through.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: GateRules) -> None:
+        self._app, self._rules = app, rules
+        self._waiting_logins, self._wrong_logins = 0, 0
+        self._login_lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._pass_on(scope, receive, send)
+        except _RefusedError as refusal:
+            await _refuse(send, refusal.status, str(refusal))
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise _RefusedError(403, "The page uses no websockets.")
+        path, method = scope["path"].rstrip("/") or "/", scope["method"]
+        self._check_origin(scope, path)
+        if method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW)):
+            if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
+                raise _RefusedError(403, "This file is not one of the page.")
+            await self._app(scope, receive, send)
+        elif method == "POST" and path == _UPLOAD:
+            await self._upload(scope, receive, send)
+        elif method == "POST" and path == _LOGIN:
+            await self._log_in(scope, await _read_body(receive), send)
+        elif method == "POST" and path in _CALLS:
+            body = await _read_body(receive)
+            self._check_files(body)
+            await self._app(scope, _replay(body, receive), send)
+        else:
+            raise _RefusedError(404, "The page has no such address.")
+
+    # ---------------------------------------------------------------------------------------------------- who asks
+
+    def _check_origin(self, scope: Scope, path: str) -> None:
+        """Check that a request is for this server by its name, and not made by another web page.
+
+        Raises:
+            _RefusedError: It is not.
+        """
+        headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        if not hosts or not all(self._rules.is_served_as(_get_name(f"//{host}")) for host in hosts):
+            raise _RefusedError(
+                403, "The address of the page names another host than this server; see --allow-host in its help."
+            )
+        for origin in (value for name, value in headers if name == b"origin"):
+            if origin.partition("//")[2] not in hosts and _get_name(origin) not in self._rules.names:
+                raise _RefusedError(403, "Another web page sent this request.")
+        sites = {value for name, value in headers if name == b"sec-fetch-site"}
+        is_visit = path == "/" and scope["method"] == "GET"
+        if not is_visit and not sites <= {"same-origin", "none"}:
+            raise _RefusedError(403, "Another web page sent this request.")
+
+    async def _log_in(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Check passwords one after the other, and answer to wrong ones later and later."""
+        if self._waiting_logins >= _MAX_LOGINS:
+            raise _RefusedError(429, "Too many passwords wait to be checked; try again in a minute.")
+
+        async def delay(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                is_wrong = message["status"] >= 400
+                self._wrong_logins = self._wrong_logins + 1 if is_wrong else 0
+                if is_wrong:
+                    # More powers of two than the limit needs would overflow.
+                    await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 2 ** min(self._wrong_logins - 1, 8)))
+            await send(message)
+
+        self._waiting_logins += 1
+        try:
+            async with self._login_lock:
+                await self._app(scope, _replay(body, None), delay)
+        finally:
+            self._waiting_logins -= 1
+
+    # ---------------------------------------------------------------------------------------------- what is posted
+
+    def _check_files(self, body: bytes) -> None:
+        """Check that all files which a call names are uploads. Gradio would fetch URLs.
+
+        Raises:
+            _RefusedError: One is not, or the body is no JSON.
+        """
+        try:
+            sent = json.loads(body or b"null")
+        except (ValueError, RecursionError):
+            raise _RefusedError(400, "The request is no JSON.") from None
+        for path in _iterate_paths(sent):
+            if not self._rules.disk.has_file(path):
+                raise _RefusedError(403, "The image is not a file that was uploaded to this page; upload it first.")
+
+    async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an upload on while it is within the limits of one file and of the disk."""
+        disk, most = self._rules.disk, self._rules.max_upload + _FORM_BYTES
+        announced = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
+        received = 0
+        has_answered = False
+
+        async def count() -> MutableMapping[str, Any]:
+            nonlocal received
+            message = await receive()
+            size = len(message.get("body", b""))
+            received += size
+            if received > most:
+                raise _RefusedError(413, f"The file is larger than {self._rules.max_upload / 2**20:g} MB.")
+            disk.take(size)
+            return message
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_answered
+            has_answered = True
+            await send(message)
+
+        try:
+            if announced.isdigit() and int(announced) > most:
+                raise _RefusedError(413, f"The file is larger than {self._rules.max_upload / 2**20:g} MB.")
+            await asyncio.to_thread(disk.make_room, int(announced) if announced.isdigit() else 0)
+            await self._app(scope, count, answer)
+        except (CamtoolError, _RefusedError) as error:
+            if not has_answered:
+                status = error.status if isinstance(error, _RefusedError) else 507
+                raise _RefusedError(status, to_sentence(error)) from None
+
+
+def is_local(host: str) -> bool:
+    """Return True if only this machine reaches a server that is bound to this address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(name: str) -> bool:
+    """Return True for an address in numbers. It cannot be made to lead elsewhere, as a name can."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _get_name(address: str) -> str:
+    """Return the host of an address in lower case, without its port; empty if there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _iterate_paths(sent: Any) -> Iterator[str]:
+    """Yield the paths of all files in a JSON value."""
+    waiting = [sent]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if isinstance(value.get("path"), str):
+                yield value["path"]
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+async def _read_body(receive: Receive) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        _RefusedError: It is too large, or the caller has gone.
+    """
+    body, has_more = b"", True
+    while has_more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _RefusedError(400, "The request ended early.")
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+        if len(body) > _MAX_BODY:
+            raise _RefusedError(413, f"The request has more than {_MAX_BODY:,} bytes.")
+    return body
+
+
+def _replay(body: bytes, receive: Receive | None) -> Receive:
+    """Return a function that gives a body which was read already, then what comes after it."""
+    is_given = False
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal is_given
+        if is_given:
+            return await receive() if receive is not None else {"type": "http.disconnect"}
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _refuse(send: Send, status: int, sentence: str) -> None:
+    """Answer with a sentence."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": sentence.encode()})

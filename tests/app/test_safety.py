@@ -1,0 +1,261 @@
+"""Attacks on the page: real requests to the command as it is started in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.models import squeezenet1_1
+
+from tests.helpers.photos import unseen
+
+httpx = pytest.importorskip("httpx", reason="needs the package httpx")
+pytest.importorskip("gradio", reason="needs the package gradio")
+pytestmark = pytest.mark.slow
+
+AUTH = "anna:secret"
+
+
+class Caller:
+    """One user of the page.
+
+    Attributes:
+        client: The client, logged in.
+        events: Name of a function of the page → what its configuration says.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.client = httpx.Client(base_url=url, timeout=120)
+        self.session = uuid4().hex
+        self.client.post("login", data={"username": "anna", "password": "secret"})
+        self.events = {each["api_name"]: each for each in self.client.get("config").json()["dependencies"]}
+
+    def join(self, name: str, values: list[Any], **options: Any) -> Any:
+        """Send a call to the queue, and return the answer of the server to that."""
+        number = self.events[name]["id"]
+        body = {"data": values, "fn_index": number, "session_hash": self.session, **options.pop("json", {})}
+        return self.client.post("gradio_api/queue/join", json=body, **options)
+
+    def call(self, name: str, values: list[Any], **options: Any) -> str:
+        """Send a call, and return all that comes back, as one text."""
+        assert self.join(name, values, **options).status_code == 200
+        texts = []
+        with self.client.stream("GET", "gradio_api/queue/data", params={"session_hash": self.session}) as stream:
+            for line in stream.iter_lines():
+                texts.append(line)
+                if '"process_completed"' in line:
+                    break
+        return "".join(texts)
+
+    def upload(self, data: bytes, name: str) -> Any:
+        return self.client.post("gradio_api/upload", files={"files": (name, data)})
+
+    def show(self, data: bytes, name: str) -> str:
+        """Upload an image, and return what the page shows."""
+        return self.call("take_upload", [as_file(self.upload(data, name).json()[0]), None])
+
+
+def as_file(path: str, **fields: Any) -> dict[str, Any]:
+    """Return a file as Gradio writes it into its messages."""
+    return {"path": path, "meta": {"_type": "gradio.FileData"}, **fields}
+
+
+def encode(number: int) -> bytes:
+    stream = BytesIO()
+    Image.fromarray(unseen(number).image).save(stream, "png")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("private-folder")
+    (found / "photos").mkdir()
+    (found / "photos" / "mine.png").write_bytes(encode(0))
+    torch.save(squeezenet1_1(num_classes=4).state_dict(), found / "weights.pt")
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    weights = ["--weights", folder / "weights.pt", "--weights", folder / "none.pt"]
+    models = ["--model", "squeezenet1_1", "--model", "alexnet", "--model", "demo"]
+    command = ["app", folder / "photos", "--port", "0", "--max-upload", "1", "--max-disk", "4", "--device", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "camtool", *map(str, [*command, *models, *weights])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "CAMTOOL_AUTH": AUTH, "COLUMNS": "400"},
+    ) as process:
+        assert process.stdout
+        found = re.search(r"http://\S+/", process.stdout.readline())
+        assert found
+        yield found[0]
+        process.terminate()
+
+
+@pytest.fixture
+def callers(url: str) -> Iterator[tuple[Caller, Caller]]:
+    """Two users of the page."""
+    found = Caller(url), Caller(url)
+    yield found
+    for each in found:
+        each.client.close()
+
+
+@pytest.fixture
+def caller(callers: tuple[Caller, Caller]) -> Caller:
+    return callers[0]
+
+
+@pytest.fixture(scope="module")
+def website() -> Iterator[tuple[str, list[str]]]:
+    """Another server of this machine, which no request may reach, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/image.png", asked
+        server.shutdown()
+
+
+def test_an_upload_and_the_folder_are_explained(caller: Caller) -> None:
+    assert "given.png" in caller.show(encode(1), "given.png")
+    assert "mine.png" in caller.call("take_from_folder", ["mine.png", None])
+
+
+def test_no_url_and_no_file_of_others_is_read(caller: Caller, website: tuple[str, list[str]], folder: Path) -> None:
+    address, asked = website
+    upload = caller.upload(encode(2), "given.png").json()[0]
+    for name in caller.events:
+        assert caller.join(name, [as_file(address), as_file(address)]).status_code == 403, name
+    mine, files = (
+        str(folder / "photos" / "mine.png"),
+        ["https://127.0.0.1:1/x.png", "file:///etc/passwd", "/etc/passwd"],
+    )
+    for path in (address, *files, mine, f"{upload}/../../../x.png", str(Path(upload).parent), ""):
+        for is_stream in (True, False):
+            file = as_file(path, is_stream=is_stream, url=address, orig_name="x.png")
+            assert caller.join("take_upload", [file, None]).status_code == 403, path
+            assert caller.join("take_upload", [None, None], json={"event_data": {"deep": [file]}}).status_code == 403
+            body = {"data": [file, None], "fn_index": caller.events["choose_look"]["id"], "session_hash": "x"}
+            assert caller.client.post("gradio_api/run/predict", json=body).status_code == 403
+    for route in ("file=", "file/", "proxy=", "proxy/"):
+        for path in (address, address.replace("/", "%2F"), "/etc/passwd", folder / "photos" / "mine.png"):
+            assert caller.client.get(f"gradio_api/{route}{path}").status_code in (403, 404)
+    for route in ("component_server", "process_recording", "call/take_upload", "vibe-edit", "stream/x"):
+        assert caller.client.post(f"gradio_api/{route}", json={"data": [as_file(address)]}).status_code == 404
+    assert asked == []
+
+
+def test_only_this_server_by_its_own_name_and_its_own_page_is_answered(caller: Caller, url: str) -> None:
+    port = url.rstrip("/").rpartition(":")[2]
+    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+        assert caller.client.get("config", headers={"host": host}).status_code == 200
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", ""):
+        assert caller.client.get("/", headers={"host": host}).status_code == 403
+        assert caller.join("start", [], headers={"host": host}).status_code == 403
+    foreign = [{"origin": each} for each in ("http://evil.example", "null", "http://localhost:1", "http://[", "")]
+    foreign += [{"sec-fetch-site": each, "sec-fetch-mode": "cors"} for each in ("cross-site", "same-site")]
+    own = {"origin": f"http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}
+    for headers in foreign:
+        assert caller.join("start", [], headers=headers).status_code == 403
+        for path in ("login", "gradio_api/upload", "gradio_api/cancel", "gradio_api/run/predict", "gradio_api/reset"):
+            assert caller.client.post(path, headers=headers).status_code == 403
+        for path in ("gradio_api/queue/data?session_hash=x", "gradio_api/heartbeat/x", "config"):
+            assert caller.client.get(path, headers=headers).status_code == 403
+    assert caller.client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
+    assert "Wrong" not in caller.call("start", [], headers=own)
+
+
+def test_a_large_body_is_refused_before_it_is_read(caller: Caller) -> None:
+    assert caller.join("choose_class", ["x" * 2_000_000, None]).status_code == 413
+    assert caller.client.post("gradio_api/queue/join", content=b"[" * 100_000).status_code in (400, 413)
+    files = [("files", (f"{number}.png", b"0" * 900_000)) for number in range(3)]
+    assert caller.client.post("gradio_api/upload", files=files).status_code == 413
+
+    def drip() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"0" * 100_000
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    assert caller.client.post("gradio_api/upload", content=drip(), headers=kind).status_code in (400, 413)
+
+
+def test_wrong_passwords_are_answered_later_and_later(url: str) -> None:
+    def log_in(password: str) -> tuple[int, float]:
+        start = time.perf_counter()
+        found = httpx.post(f"{url}login", data={"username": "anna", "password": password}, timeout=120)
+        return found.status_code, time.perf_counter() - start
+
+    assert httpx.get(f"{url}config").status_code == 401
+    tries = [log_in("guess") for _ in range(2)]
+    assert {status for status, _ in tries} == {400}
+    assert [seconds > least for (_, seconds), least in zip(tries, (0.4, 0.9), strict=True)] == [True] * 2
+    with ThreadPoolExecutor(6) as pool:
+        assert 429 in {status for status, _ in pool.map(log_in, ["guess"] * 6)}
+    assert log_in("secret")[0] == 200
+
+
+def test_a_repeated_method_is_compared_once(caller: Caller) -> None:
+    caller.call("start", [])
+    shown = caller.call("compare_1", [["gradcam"] * 500, None])
+    assert shown.rpartition('"process_completed"')[2].count("<figure") <= 1
+
+
+def test_the_same_pixels_keep_the_names_of_their_users(callers: tuple[Caller, Caller]) -> None:
+    (caller, other), data = callers, encode(3)
+    for user, name in ((caller, "annas-patient.png"), (other, "bobs-holiday.png")):
+        assert name in user.show(data, name)
+    for user, name, foreign in ((caller, "annas", "bobs"), (other, "bobs", "annas"), (caller, "annas", "bobs")):
+        saved = user.call("save_2", [None])
+        assert f"{name}-" in saved
+        assert foreign not in saved
+        assert foreign not in user.call("choose_method", ["layercam", None])
+
+
+def test_no_folder_of_the_server_is_shown(caller: Caller, folder: Path) -> None:
+    caller.call("take_from_folder", ["mine.png", None])
+    shown = caller.call("take_model", ["squeezenet1_1", None])
+    assert "weights.pt" in shown
+    shown += caller.call("take_model", ["alexnet", None])
+    assert "none.pt" in shown
+    (folder / "photos" / "mine.png").write_bytes(b"broken")
+    shown += caller.call("take_from_folder", ["mine.png", None])
+    assert "mine.png" in shown
+    assert str(folder) not in shown + json.dumps(caller.client.get("config").json())
+
+
+# The last one: it fills the disk.
+
+
+def test_all_uploads_together_have_a_limit(caller: Caller) -> None:
+    answers = [caller.upload(os.urandom(900_000), f"{number}.png") for number in range(6)]
+    assert [each.status_code for each in answers][-2:] == [507, 507]
+    assert "try again" in answers[-1].text
+    assert "try again" in caller.call("save", [None]) or "MB" in caller.call("save", [None])
