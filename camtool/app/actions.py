@@ -7,14 +7,16 @@ properties than the value. Actions that take long are generators, and yield what
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from camtool.app import fragments, saving
 from camtool.app.context import Session
@@ -50,6 +52,12 @@ _THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
 """Longest sides of smaller pictures, in pixels."""
 
 
+_MAX_THUMBNAILS, _THUMBNAIL_SECONDS = 24, 5.0
+"""Most thumbnails of the folder, and the most seconds that reading them takes."""
+
+_MAX_TRIED = 10
+"""Photos of the folder that are tried until one can be read."""
+
 _FILE_BYTES = 5
 """Most bytes of a saved file for each pixel: a float and the mask of what the model saw."""
 
@@ -83,29 +91,61 @@ class Actions:
     Args:
         workbench: Models, images and results.
         settings: Settings of the page besides its models.
+
+    Attributes:
+        photos: The images of the folder, by their paths in it.
     """
 
     def __init__(self, workbench: Workbench, settings: PageSettings) -> None:
         self.workbench, self.settings = workbench, settings
         self._lock = threading.Lock()
         self._scenes: list[StoredImage] = []
+        self.photos = settings.folder.list_names() if settings.folder is not None else []
+        self._thumbnail_lock, self._thumbnails = threading.Lock(), ""
 
     # --------------------------------------------------------------------------------------------- images and models
 
     def start(self) -> Shown:
-        """Show the first scene of the demo, explained by the first model."""
+        """Show the first photo of the folder, or the first scene of the demo, explained by the first model."""
         return self._show_all(self.begin())
 
     def begin(self) -> Session:
-        """Return what a user looks at first: a scene of the demo, and the first model."""
-        return Session(Request(self.workbench.models.names[0], self._add_scene(0).key))
+        """Return what a user looks at first: the first photo that can be read, or a scene, and the first model."""
+        readable = filter(None, map(self._try_photo, self.photos[:_MAX_TRIED]))
+        first = next(readable, None) or self._add_scene(0)
+        return Session(Request(self.workbench.models.names[0], first.key))
 
-    def draw_thumbnails(self) -> str:
-        """Return the scenes of the demo as small pictures to click on."""
+    def _try_photo(self, name: str) -> StoredImage | None:
+        """Return an image of the folder; None if it cannot be read, which whoever chooses it is told."""
+        try:
+            return self._read_photo(name)
+        except ImageError:
+            return None
+
+    def show_thumbnails(self) -> Shown:
+        """Show the first photos of the folder as small pictures to click on, or the scenes of the demo."""
+        if not self.photos:
+            return {"thumbnails": self._draw_scenes()}
+        with self._thumbnail_lock:
+            if not self._thumbnails:
+                self._thumbnails = self._draw_photos()
+        return {"thumbnails": self._thumbnails}
+
+    def _draw_scenes(self) -> str:
         scenes = [self._add_scene(number) for number in range(len(_SCENES))]
-        side = (_THUMBNAIL, _THUMBNAIL)
-        pictures = [(str(n), each.name, np.asarray(each.image.resize(side))) for n, each in enumerate(scenes)]
-        return fragments.build_thumbnails(pictures)
+        return fragments.build_thumbnails([(str(n), each.name, _crop(each.image)) for n, each in enumerate(scenes)])
+
+    def _draw_photos(self) -> str:
+        pictures, started = [], time.monotonic()
+        for number, name in enumerate(self.photos[:_MAX_THUMBNAILS]):
+            if time.monotonic() - started > _THUMBNAIL_SECONDS:
+                break
+            with suppress(ImageError):  # whoever chooses it from the list is told
+                image = self.workbench.read_pixels(self._find_photo(name), max_side=4 * _THUMBNAIL)
+                pictures.append((str(number), name, _crop(image)))
+        count = len(self.photos)
+        line = f"{len(pictures)} of {count} photos; the others are in the list." if len(pictures) < count else ""
+        return fragments.build_thumbnails(pictures, line)
 
     def take_upload(self, path: str | None, session: Session) -> Shown:
         """Show an image that the user gave.
@@ -120,6 +160,18 @@ class Actions:
             stored = self.workbench.read_image(Path(path), name, repr(name), "the image that was given to the page")
         return self._show_image(stored, session)
 
+    def take_thumbnail(self, number: int, session: Session) -> Shown:
+        """Show a photo of the folder by its number, or a scene of the demo.
+
+        Raises:
+            ImageError: There is no such photo, or it cannot be read.
+        """
+        if not self.photos:
+            return self.take_scene(number, session)
+        if not 0 <= number < len(self.photos):
+            raise ImageError(f"photo {number} does not exist; there are {len(self.photos)}.")
+        return self.take_from_folder(self.photos[number], session)
+
     def take_scene(self, number: int, session: Session) -> Shown:
         """Show a scene of the demo."""
         return self._show_image(self._add_scene(number), session)
@@ -130,13 +182,25 @@ class Actions:
         Raises:
             ImageError: The folder has no such image, or it cannot be read.
         """
-        folder = self.settings.folder
-        if folder is None or not name:
+        if not name:
             raise ImageError("no image is chosen; choose one from the list.")
-        path = folder.find(name)
+        return self._show_image(self._read_photo(name), session)
+
+    def _find_photo(self, name: str) -> Path:
+        if self.settings.folder is None:
+            raise ImageError("this page has no folder of images.")
+        return self.settings.folder.find(name)
+
+    def _read_photo(self, name: str) -> StoredImage:
+        """Read and keep an image of the folder.
+
+        Raises:
+            ImageError: The folder has no such image, or it cannot be read.
+        """
+        path, folder = self._find_photo(name), self.settings.folder
+        assert folder is not None
         with hide_folders_in_errors(str(path)):
-            stored = self.workbench.read_image(path, name, *folder.write_code(name))
-        return self._show_image(stored, session)
+            return self.workbench.read_image(path, name, *folder.write_code(name))
 
     def take_model(self, name: str, session: Session) -> Iterator[Shown]:
         """Change the model: first say that it loads, then show what it makes of the image.
@@ -332,7 +396,7 @@ class Actions:
     def _draw_picture(self, session: Session) -> str:
         explanation, milliseconds = self.workbench.explain_timed(session.request)
         screen = self.workbench.make_screen(session.request)
-        return fragments.build_picture(screen.draw(session.look), explanation, milliseconds)
+        return fragments.build_picture(screen.draw(session.look), explanation, session.look, milliseconds)
 
     def _draw_pair(self, session: Session) -> str:
         """Draw the two classes and their difference."""
@@ -368,6 +432,11 @@ class Actions:
         model = self.settings.model_codes.get(request.model, ModelCode(request.model))
         image = self.workbench.get_image(request.image)
         return saving.build_snippet(self.workbench.explain(request), request, image, model, session.look)
+
+
+def _crop(image: Image.Image) -> Any:
+    """Return the pixels of the middle of an image as a small square."""
+    return np.asarray(ImageOps.fit(image, (_THUMBNAIL, _THUMBNAIL)))
 
 
 def _describe(explanation: Any) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Map: TypeAlias = NDArray[np.float32]
     Pixels: TypeAlias = NDArray[np.uint8]
 
-__all__ = ["DISPLAY_SIDE", "VIEWS", "Look", "Screen", "draw_difference", "make_screen"]
+__all__ = ["DISPLAY_SIDE", "VIEWS", "VIEW_MEANINGS", "Look", "Screen", "draw_difference", "list_colors", "make_screen"]
 
 DISPLAY_SIDE = 900
 """Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size."""
@@ -117,6 +117,16 @@ def draw_difference(first: Screen, second: Screen, alpha: float = 0.85) -> Pixel
     return pixels
 
 
+def list_colors(look: Look, count: int = 16) -> list[tuple[int, int, int]]:
+    """Return the colors of a view from the least heat to the most, on gray; none if it has no scale of colors."""
+    if look.view not in ("overlay", "heatmap", "masked"):
+        return []
+    gray = np.full((1, count, 3), 128 if look.view == "overlay" else 255, np.uint8)
+    heat = np.linspace(0, 1, count, dtype=np.float32)[None]
+    pixels = VIEWS[look.view](Screen(gray, heat, np.ones((1, count), bool), None, ""), look)
+    return [(int(red), int(green), int(blue)) for red, green, blue in pixels[0]]
+
+
 def _draw_overlay(screen: Screen, look: Look) -> Pixels:
     return rendering.blend(screen.photo, screen.heatmap, alpha=look.opacity, colormap=look.colormap, seen=screen.seen)
 
@@ -137,6 +147,16 @@ def _draw_contours(screen: Screen, look: Look) -> Pixels:
 
 def _draw_boxes(screen: Screen, look: Look) -> Pixels:
     return rendering.draw_boxes(screen.photo, rendering.find_boxes(screen.heatmap))
+
+
+VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
+    "overlay": ("little heat", "most heat"),
+    "heatmap": ("little heat", "most heat"),
+    "masked": ("little heat", "most heat"),
+    "contours": ("", "a line: around a hottest region"),
+    "boxes": ("", "a box: around a hottest region"),
+}
+"""Name of a view → what its colors mean, at the low and at the high end of the heat."""
 
 
 VIEWS: Mapping[str, Callable[[Screen, Look], Pixels]] = {

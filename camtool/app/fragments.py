@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from camtool.app.drawing import VIEW_MEANINGS, Look, list_colors
 from camtool.app.workbench import Compared, RankedClass
 from camtool.arguments.messages import format_count
 from camtool.explanation import Explanation
@@ -20,6 +21,7 @@ __all__ = [
     "build_bars",
     "build_compared",
     "build_hint",
+    "build_legend",
     "build_pair",
     "build_photo",
     "build_picture",
@@ -36,8 +38,10 @@ def encode_pixels(pixels: NDArray[np.uint8], quality: int = 90) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
 
-def build_picture(pixels: NDArray[np.uint8], explanation: Explanation, milliseconds: float | None = None) -> str:
-    """Return the main picture with its caption and its warnings."""
+def build_picture(
+    pixels: NDArray[np.uint8], explanation: Explanation, look: Look, milliseconds: float | None = None
+) -> str:
+    """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
     warned = "".join(f'<li data-code="{escape(each.code)}">{escape(str(each))}</li>' for each in explanation.warnings)
     warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
@@ -48,9 +52,21 @@ def build_picture(pixels: NDArray[np.uint8], explanation: Explanation, milliseco
     return (
         f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{alt}" '
         f'data-width="{width}" data-height="{height}" draggable="false"></div>'
+        f"{build_legend(look, has_unseen=not explanation.seen.all())}"
         f"<figcaption><strong>{escape(explanation.label)}</strong>{_format_probability(explanation.probability)}"
         f"<span>{escape(explanation.method)} at {escape(where)}</span>{time}</figcaption>{warnings}</figure>"
     )
+
+
+def build_legend(look: Look, *, has_unseen: bool) -> str:
+    """Return what the colors of a picture mean, and its gray frame if a part of the image did not reach the model."""
+    low, high = VIEW_MEANINGS[look.view]
+    colors = ", ".join(f"rgb{color}" for color in list_colors(look))
+    scale = f'<i class="ramp" style="background:linear-gradient(90deg, {colors})"></i>' if colors else ""
+    parts = [f"<span>{low}{scale}{high}</span>"]
+    if has_unseen and look.view == "overlay":
+        parts.append('<span><i class="unseen"></i>gray: not seen by the model</span>')
+    return f'<p class="legend">{"".join(parts)}</p>'
 
 
 def build_photo(pixels: NDArray[np.uint8], name: str, size: tuple[int, int]) -> str:
@@ -108,14 +124,19 @@ def build_compared(done: Sequence[tuple[Compared, NDArray[np.uint8] | None]], wa
     return f'<div class="grid">{"".join(cards)}</div>'
 
 
-def build_thumbnails(pictures: Sequence[tuple[str, str, NDArray[np.uint8]]]) -> str:
-    """Return small pictures to click on, each given as the value of the click, its name and its pixels."""
+def build_thumbnails(pictures: Sequence[tuple[str, str, NDArray[np.uint8]]], line: str = "") -> str:
+    """Return small pictures to click on, each given as the value of the click, its name and its pixels.
+
+    Args:
+        pictures: The pictures.
+        line: A sentence below them.
+    """
     buttons = "".join(
         f'<button type="button" data-value="{escape(value)}" title="{escape(name)}" aria-label="{escape(name)}">'
         f'<img src="{encode_pixels(pixels, 80)}" alt=""></button>'
         for value, name, pixels in pictures
     )
-    return f'<div class="thumbnails">{buttons}</div>'
+    return f'<div class="thumbnails">{buttons}</div>' + (build_hint(line) if line else "")
 
 
 def _build_bar(ranked: RankedClass, *, is_chosen: bool) -> str:

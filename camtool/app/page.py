@@ -38,6 +38,7 @@ from camtool.app.drawing import VIEWS, Look
 from camtool.app.panels.tabs import build_panels
 from camtool.app.sentences import to_sentence
 from camtool.app.workbench import list_methods
+from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 
 __all__ = ["ASSETS", "COMPUTE", "build_page"]
@@ -152,11 +153,11 @@ class _Page:
         with gr.Column(elem_id="image-box", elem_classes="box"):
             gr.HTML(_read("sources.html"), elem_id="sources", js_on_load=_read("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
-            self._thumbnails = gr.HTML(self._actions.draw_thumbnails(), elem_id="scenes", js_on_load=_read("clicks.js"))
-            self._folder = None
-            if self._actions.settings.folder is not None:
-                names = self._actions.settings.folder.list_names()
-                self._folder = gr.Dropdown(names, value=None, label="Folder", elem_id="folder", filterable=True)
+            self._named["thumbnails"] = gr.HTML(elem_id="thumbnails", js_on_load=_read("clicks.js"))
+            self._folder, photos = None, self._actions.photos
+            if photos:
+                label = f"Folder, {format_count(len(photos), 'photo')}"
+                self._folder = gr.Dropdown(photos, value=None, label=label, elem_id="folder", filterable=True)
 
     def _build_question_box(self) -> None:
         with gr.Column(elem_id="question-box", elem_classes="box"):
@@ -191,11 +192,12 @@ class _Page:
     def _connect(self) -> None:
         actions, session = self._actions, self._named["session"]
         self._compute(self.blocks.load, actions.start, [], _ALL)
+        self._compute(self.blocks.load, actions.show_thumbnails, [], ("thumbnails",))
         # Scripts may call this one, too: with an image, they get what the page shows.
         self._compute(
             self._upload.upload, actions.take_upload, [self._upload, session], _ALL, api_visibility="undocumented"
         )
-        self._compute(self._thumbnails.click, self._take_scene, [session], _ALL)
+        self._compute(self._named["thumbnails"].click, self._take_thumbnail, [session], _ALL)
         if self._folder is not None:
             self._compute(self._folder.input, actions.take_from_folder, [self._folder, session], _ALL)
         self._compute(self._named["model"].input, actions.take_model, [self._named["model"], session], _ALL)
@@ -233,8 +235,8 @@ class _Page:
             saved = self._compute(button.click, save, [self._named["session"]], (name, "status"))
             saved.then(None, js=f"() => window.camtoolDownload('{name}')", api_visibility="private")
 
-    def _take_scene(self, session: Session, event: gr.EventData) -> Shown:
-        return self._actions.take_scene(int(event.value), session)
+    def _take_thumbnail(self, session: Session, event: gr.EventData) -> Shown:
+        return self._actions.take_thumbnail(int(event.value), session)
 
     def _click_class(self, session: Session, event: gr.EventData) -> Shown:
         return self._actions.choose_class(int(event.value), session)

@@ -70,6 +70,36 @@ def count_explained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+def test_the_page_starts_with_the_first_photo_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"broken")
+    save(unseen(1), tmp_path / "1.png")
+    (tmp_path / "2.png").write_bytes(b"broken, too")
+    save(unseen(3), tmp_path / "3.png")
+    workbench = Workbench(ModelStore(["demo"], load_bundled_model))
+    actions = Actions(workbench, PageSettings(ImageFolder(tmp_path), DiskSpace(tmp_path, 2**30)))
+    session = actions.start()["session"]
+    assert workbench.get_image(session.request.image).name == "1.png"
+    thumbnails = actions.show_thumbnails()["thumbnails"]
+    assert re.findall(r'data-value="(\d)" title="(.*?)"', thumbnails) == [("1", "1.png"), ("3", "3.png")]
+    assert "2 of 4 photos" in thumbnails
+    chosen = actions.take_thumbnail(3, session)["session"].request.image
+    assert workbench.get_image(chosen).name == "3.png"
+    for number, reason in ((2, "2.png"), (4, "there are 4"), (-1, "there are 4")):
+        with pytest.raises(ImageError, match=reason):
+            actions.take_thumbnail(number, session)
+
+
+def test_the_legend_follows_view_colors_and_the_gray_frame(actions: Actions, started: Session) -> None:
+    pictures = {view: actions.choose_look(view, 0.7, "viridis", started)["picture"] for view in VIEWS}
+    assert {view for view, shown in pictures.items() if "rgb(253, 231, 37)" in shown} == {"heatmap"}
+    assert {view for view, shown in pictures.items() if "most heat" in shown} == {"overlay", "heatmap", "masked"}
+    assert not any("not seen" in shown for shown in pictures.values())
+    wide = actions.workbench.add_image(Image.new("RGB", (400, 100)), "wide.png", "'wide.png'")
+    session = replace(started, request=Request("demo", wide.key, 1))
+    seen = actions.workbench.explain(session.request).seen
+    assert ("not seen" in actions.choose_look("overlay", 0.7, "heat", session)["picture"]) is not seen.all()
+
+
 def test_methods_of_a_comparison_are_few_and_each_runs_once(actions: Actions, started: Session) -> None:
     *_, last = actions.compare(["gradcam", "eigencam"] * 40, started)
     assert last["grid"].count("<figure") == 2

@@ -97,8 +97,13 @@ def click_bar(opened: Opened, number: int) -> None:
 # ----------------------------------------------------------------------------------------------- what is explained
 
 
-def test_the_page_starts_with_a_scene_and_answers_clicks_methods_and_layers(opened: Opened) -> None:
+def test_the_page_starts_with_the_first_photo_and_answers_clicks_methods_and_layers(
+    opened: Opened, photos: Path
+) -> None:
     page = opened.page
+    assert is_same(opened.read_pixels(), draw(explain(photos / "0.png")))
+    page.wait_for_selector(".thumbnails button")
+    assert page.locator(".thumbnails button").count() == 10
     assert page.locator(".bar").count() == 5
     assert page.locator(".bar").first.get_attribute("aria-pressed") == "true"
     first = opened.read_pixels()
@@ -163,13 +168,14 @@ def test_methods_are_compared_with_their_times_and_warnings(opened: Opened) -> N
 # ----------------------------------------------------------------------------------------------------- images, models
 
 
-def test_images_come_from_files_from_the_folder_from_scenes_and_by_dropping(opened: Opened, photos: Path) -> None:
+def test_images_come_from_files_from_the_folder_and_by_dropping(opened: Opened, photos: Path) -> None:
     page = opened.page
     uploaded = opened.change(lambda: opened.upload(photos / "1.png"))
     assert is_same(uploaded, draw(explain(photos / "1.png")))
     chosen = opened.change(lambda: opened.choose("folder", "2.png", typed="2"))
     assert is_same(chosen, draw(explain(photos / "2.png")))
-    opened.change(lambda: page.locator(".thumbnails button").nth(1).click())
+    clicked = opened.change(lambda: page.locator(".thumbnails button").nth(5).click())
+    assert is_same(clicked, draw(explain(photos / "5.png")))
     for event, number in (("drop", 3), ("paste", 4)):
         data = base64.b64encode((photos / f"{number}.png").read_bytes()).decode()
         given = opened.change(lambda event=event, data=data: page.evaluate(_GIVE, [event, data]))
@@ -242,9 +248,12 @@ def test_another_model_is_chosen_and_a_missing_one_is_told(opened: Opened) -> No
 # ----------------------------------------------------------------------------------------------------------- saving
 
 
-def test_picture_figure_numbers_and_code_are_saved(opened: Opened, tmp_path: Path, monkeypatch: Any) -> None:
+def test_picture_figure_numbers_and_code_are_saved(
+    opened: Opened, photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     page = opened.page
-    monkeypatch.chdir(tmp_path)
+    # The code has the path of a photo from the folder that FOLDER is in.
+    monkeypatch.chdir(photos.parent)
     page.locator("#save button").first.click()
     found = {}
     for kind in ("picture", "figure", "numbers"):
@@ -254,7 +263,7 @@ def test_picture_figure_numbers_and_code_are_saved(opened: Opened, tmp_path: Pat
         waiting.value.save_as(found[kind])
     names: dict[str, Any] = {}
     exec(str(page.locator("#snippet .cm-content").inner_text()), names)
-    assert Image.open(found["picture"]).size == (640, 640)
+    assert Image.open(found["picture"]).size == Image.open(photos / "0.png").size
     assert found["figure"].read_bytes().startswith(b"%PDF")
     with np.load(found["numbers"]) as numbers:
         np.testing.assert_allclose(numbers["raw"], names["result"].raw, rtol=1e-5, atol=1e-7)

@@ -17,7 +17,7 @@ import camtool
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import check_point
-from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_script
 from camtool.errors import ModelError, NothingFoundError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
@@ -27,7 +27,15 @@ from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
 from camtool.targets import Detection, Top
 
-__all__ = ["BoxOnPhoto", "build", "describe_click", "draw_all_boxes", "explain_box", "find_box_at", "list_boxes"]
+__all__ = [
+    "BoxOnPhoto",
+    "build",
+    "describe_click",
+    "draw_all_boxes",
+    "explain_box",
+    "find_box_at",
+    "list_boxes",
+]
 
 _MOST_BOXES = 100
 """Detectors of torchvision return at most this many boxes by default."""
@@ -188,7 +196,10 @@ def build(context: PageContext) -> Built:
         method = session.request.method if session.request.method != "gradcam" else "odam"
         explanation = explain_box(loaded, image, number, method, layer=session.request.layer)
         overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
-        return {**show(session, lowest, number), shown: overlay}
+        most = np.array([*image.size, *image.size]) - (1, 1, 0, 0)
+        corners = grow_to_one_pixel(tuple(np.rint(np.clip(explanation.box or most, 0, most)).tolist()))
+        heat = draw_hint(describe_heat(explanation, corners, "in the box"))
+        return {**show(session, lowest, number), shown: overlay + heat}
 
     @context.guard
     def filter_boxes(session: Session, lowest: float) -> dict[Any, Any]:

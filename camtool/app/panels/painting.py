@@ -18,7 +18,7 @@ from torch import Tensor
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, read_outputs
-from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_script
 from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
@@ -226,8 +226,10 @@ def build(context: PageContext) -> Built:
 
     def show(session: Session, sent: str, name: str) -> dict[Any, Any]:
         loaded, image = get_subject(context, session)
-        found = repaint(loaded, image, read_mask(sent, image.size), name)
-        return {mask: sent, shown: _draw_result(found), context.status: ""}
+        painted = read_mask(sent, image.size)
+        found = repaint(loaded, image, painted, name)
+        heat = describe_heat(context.workbench.explain(session.request), painted, "in the painted part")
+        return {mask: sent, shown: _draw_result(found, heat), context.status: ""}
 
     @context.guard
     def paint(session: Session, name: str, event: gr.EventData) -> dict[Any, Any]:
@@ -257,11 +259,12 @@ def _draw_canvas(photo: Image.Image) -> str:
     )
 
 
-def _draw_result(found: Repainted) -> str:
-    """Return the sentence, the classes before and after, and what the model got."""
+def _draw_result(found: Repainted, heat: str) -> str:
+    """Return the sentences, the classes before and after, and what the model got."""
     rows = "".join(map(_draw_change, found.changes))
     return (
-        f'<p class="ct-lead">{escape(found.describe())}</p><table class="ct-changes"><thead><tr><th>class</th>'
+        f'<p class="ct-lead">{escape(found.describe())}</p>{draw_hint(heat)}'
+        '<table class="ct-changes"><thead><tr><th>class</th>'
         "<th>before</th><th></th><th>after</th><th>points</th><th>score</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>{draw_card(found.picture, 'What the model got', '')}"
     )

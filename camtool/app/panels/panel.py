@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -14,10 +15,13 @@ from PIL import Image
 from camtool.app.fragments import encode_pixels
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from camtool.app.context import PageContext, Session
+    from camtool.explanation import Explanation
     from camtool.models import Loaded
 
-__all__ = ["Built", "draw_card", "draw_hint", "draw_photo", "get_subject", "read_script"]
+__all__ = ["Built", "describe_heat", "draw_card", "draw_hint", "draw_photo", "get_subject", "read_script"]
 
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360
 """Longest sides of pictures on the page, in pixels."""
@@ -81,6 +85,12 @@ def draw_card(picture: Image.Image, title: str, line: str) -> str:
 def draw_hint(text: str) -> str:
     """Return a sentence that says what the user can do here."""
     return f'<p class="ct-hint">{escape(text)}</p>'
+
+
+def describe_heat(explanation: Explanation, region: Sequence[float] | NDArray[np.bool_], where: str) -> str:
+    """Return one sentence on the share of the heat in a box or a mask of the photo; empty for a map without heat."""
+    share = explanation.heat_in(region)
+    return "" if math.isnan(share) else f"{share:.0%} of the heat of {explanation.label} is {where}."
 
 
 def _reduce(picture: Image.Image, side: int) -> Any:

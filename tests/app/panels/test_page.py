@@ -167,7 +167,7 @@ def test_another_image_clears_what_was_painted_and_checked(page: Any) -> None:
     page.locator("#paint-photo canvas").wait_for()
     paint(page, STAR)
     page.wait_for_selector("#paint-result table")
-    page.locator("#scenes button").nth(1).click()
+    page.locator("#thumbnails button").nth(1).click()
     page.wait_for_selector("#paint-result table", state="detached")
     paint(page, STAR)
     page.wait_for_selector("#paint-result table")
