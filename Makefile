@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test app zoo
+.PHONY: help install lint types test app zoo pythons
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -24,3 +24,6 @@ app:  ## test the page of `camtool app` in a browser
 
 zoo:  ## explain hundreds of architectures with random weights
 	pytest -n auto tests/zoo
+
+pythons:  ## install the package alone on other Pythons, and run its demo
+	bash tools/try_pythons.sh 3.10 3.13
