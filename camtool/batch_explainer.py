@@ -167,9 +167,9 @@ class BatchExplainer:
             layers = []
             if self.needs_layers:
                 index = -1 if call_index is None else call_index
-                layers = find_layers(self.model, batch.inputs, self.layers, call_index=index)
+                layers = find_layers(self.model, batch.inputs, self.layers, call_index=index, score=batch.score)
                 if self.layers is None:
-                    layers = find_level_layers(self.model, batch.inputs, call_index=index) or layers
+                    layers = find_level_layers(self.model, batch.inputs, call_index=index, score=batch.score) or layers
             forward_pass = ForwardPass(
                 self.model,
                 batch.inputs,

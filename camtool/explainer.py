@@ -48,6 +48,7 @@ from camtool.methods import (
     merges,
 )
 from camtool.models import Loaded, Transform, read_input_size, to_loaded, unwrap_layer
+from camtool.outputs.class_scores import UserScore
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
@@ -385,6 +386,8 @@ class Explainer(Generic[Result]):
         check_argument_order(img, target_class)
         self._choose_method(img)
         # The first block takes over if an interrupt arrives just as one of the others ends.
+        is_class = target_class is None or isinstance(target_class, int)
+        key = None if is_class else targets.get_score_key(target_class)
         with Cleanup(), preserve_thread_state(), self._hold():
             count, batches = self._preparer.prepare_batches(
                 img,
@@ -392,6 +395,7 @@ class Explainer(Generic[Result]):
                 image=self._image,
                 layers=self._batches.layers,
                 call_index=self._call_index,
+                score=UserScore(partial(targets.score_request, target_class, self._batches.labels), key),
                 needs_layers=self._batches.needs_layers,
             )
             requests = match_targets(target_class, count)

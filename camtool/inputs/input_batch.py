@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camtool.errors import ImageError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.class_scores import UserScore
 from camtool.private_torch import get_storage_id
 from camtool.rendering.views import View
 from camtool.structures import nested_tensors
@@ -70,16 +71,20 @@ class InputBatch:
         items: One or more, of one data kind and one shape.
         inputs: What the model is called with: a tensor ``(N, C, *size)``, or a mapping whose first entry it is.
         call_index: The call of the layers that is explained; ``None`` if the user left it open.
+        score: The score that the layers must influence; ``None`` for the model's top score.
     """
 
     items: Sequence[PreparedInput]
     inputs: nested_tensors.ModelInputs
     call_index: int | None = None
+    score: UserScore | None = None
 
     @classmethod
-    def from_prepared(cls, items: Sequence[PreparedInput], call_index: int | None = None) -> InputBatch:
+    def from_prepared(
+        cls, items: Sequence[PreparedInput], call_index: int | None = None, score: UserScore | None = None
+    ) -> InputBatch:
         """Return a batch of inputs for a model that takes one tensor."""
-        return cls(items, _stack([item.tensor for item in items]), call_index)
+        return cls(items, _stack([item.tensor for item in items]), call_index, score)
 
     def split(self, size: int) -> Iterator[InputBatch]:
         """Yield batches of at most ``size`` items, in order."""
@@ -89,7 +94,7 @@ class InputBatch:
     def select(self, part: slice) -> InputBatch:
         """Return a part of the batch."""
         inputs = nested_tensors.map_batch(self.inputs, lambda tensor: tensor[part])
-        return InputBatch(self.items[part], inputs, self.call_index)
+        return InputBatch(self.items[part], inputs, self.call_index, self.score)
 
 
 def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:

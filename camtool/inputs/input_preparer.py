@@ -39,6 +39,7 @@ from camtool.models import (
 )
 from camtool.models.image_tiles import TILES
 from camtool.models.vision_language import VisionLanguageModel
+from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
 from camtool.structures import module_names, nested_tensors
 from camtool.structures.cached_property import cached_property
@@ -318,6 +319,7 @@ class InputPreparer:
         image: Key | None = None,
         layers: Sequence[str] | None = None,
         call_index: int | None = None,
+        score: UserScore | None = None,
         needs_layers: bool = True,
     ) -> tuple[int | None, Iterator[InputBatch]]:
         """Prepare the ``img`` of :func:`camtool.explain` in batches.
@@ -328,6 +330,7 @@ class InputPreparer:
             image: The image among several inputs of a model, by position or name.
             layers: Dotted names; ``None`` for the best layer.
             call_index: The call of the layers that is explained; ``None`` if the user left it open.
+            score: The score that the layers must influence; ``None`` for the model's top score.
             needs_layers: Whether a method reads layers, so that they decide which of several inputs is explained.
 
         Returns:
@@ -339,12 +342,12 @@ class InputPreparer:
             inputs = self._join_to_images(Inputs.from_user(inputs), image)
             key, index = inputs.find_image_candidates()[0], call_index
             if needs_layers:
-                key, index = self.select_image_input(inputs, layers, index)
-            return self.prepare_inputs(inputs, key, index)
+                key, index = self.select_image_input(inputs, layers, index, score)
+            return self.prepare_inputs(inputs, key, index, score)
 
         def prepare_alone(entry: Any) -> InputBatch:
             if not isinstance(entry, (Inputs, Mapping)):
-                return InputBatch.from_prepared([self._prepare_entry(entry)], call_index)
+                return InputBatch.from_prepared([self._prepare_entry(entry)], call_index, score)
             batch, _ = prepare_several(entry)
             if len(batch.items) != 1:
                 raise ImageError(f"img: an entry of the list holds {len(batch.items)} images; each entry is one image.")
@@ -360,7 +363,7 @@ class InputPreparer:
         is_batch, items = (
             (True, map(self._prepare_entry, img)) if isinstance(img, (list, tuple)) else self._iterate(img)
         )
-        batches = (InputBatch.from_prepared(each, call_index) for each in group_into_batches(items, size))
+        batches = (InputBatch.from_prepared(each, call_index, score) for each in group_into_batches(items, size))
         return len(img) if is_batch else None, batches
 
     def _join_to_images(self, inputs: Inputs, image: Key | None) -> Inputs:
@@ -371,13 +374,16 @@ class InputPreparer:
                 image = image or TILES  # and not the thumbnail where the layer does not fit the tiles
         return Inputs.from_user(inputs, image)
 
-    def prepare_inputs(self, inputs: Inputs, image: Key, call_index: int | None = None) -> tuple[InputBatch, bool]:
+    def prepare_inputs(
+        self, inputs: Inputs, image: Key, call_index: int | None = None, score: UserScore | None = None
+    ) -> tuple[InputBatch, bool]:
         """Prepare several inputs of a model; return the batch, and whether the image had an axis for a batch.
 
         Args:
             inputs: The arguments of the model.
             image: The key of the image.
             call_index: The call of the layers that is explained.
+            score: See :meth:`prepare_batches`.
 
         Raises:
             ImageError: There is no image at this key, or the other inputs have another batch size.
@@ -406,10 +412,14 @@ class InputPreparer:
         single, batch = made[image], main if is_batch else main[None]
         items = [single] if isinstance(single, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
         # The main tensor of a mapping is that of its first entry.
-        return InputBatch(items, {image: entries[image], **entries}, call_index), is_batch
+        return InputBatch(items, {image: entries[image], **entries}, call_index, score), is_batch
 
     def select_image_input(
-        self, inputs: Inputs, layers: Sequence[str] | None, call_index: int | None
+        self,
+        inputs: Inputs,
+        layers: Sequence[str] | None,
+        call_index: int | None,
+        score: UserScore | None = None,
     ) -> tuple[Key, int | None]:
         """Return the input that the layers depend on, and the index of the call that does.
 
@@ -417,6 +427,7 @@ class InputPreparer:
             inputs: The arguments of the model.
             layers: Dotted names; ``None`` for the best layer.
             call_index: The call that the user asked for. ``None`` stays ``None`` if the last call is the one.
+            score: See :meth:`prepare_batches`.
 
         Raises:
             LayerError: The layers do not depend on the image that the user named, at that call.
@@ -430,7 +441,7 @@ class InputPreparer:
         if len(candidates) == 1 and is_only_tensor:
             return candidates[0], call_index
         first = {key: next(self.prepare_inputs(inputs, key)[0].split(1)).inputs for key in candidates}
-        key, found = select_image_input(self._model, first, layers, call_index)
+        key, found = select_image_input(self._model, first, layers, call_index, score)
         return key, None if call_index is None and found == -1 else found
 
     def _prepare_argument(self, value: Any, *, is_image: bool) -> Any:

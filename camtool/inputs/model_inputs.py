@@ -17,6 +17,7 @@ from camtool.hooks import tracing
 from camtool.inputs import image_files
 from camtool.inputs.formats.file_image import FileImage
 from camtool.layers.selection import depends_on_image, find_layers
+from camtool.outputs.class_scores import UserScore
 from camtool.structures import nested_tensors
 from camtool.structures.model_cache import remember_for_model
 
@@ -134,6 +135,7 @@ def select_image_input(
     candidates: Mapping[Key, nested_tensors.ModelInputs],
     layers: Sequence[str] | None,
     call_index: int | None,
+    score: UserScore | None = None,
 ) -> tuple[Key, int]:
     """Return the first of several images that a layer depends on, and the index of the call that does.
 
@@ -144,16 +146,18 @@ def select_image_input(
         candidates: Key of an image → what the model is called with, that image first.
         layers: Dotted names; ``None`` for the best layer for each image.
         call_index: The call of the layers; ``None`` for the last that depends on an image.
+        score: The score that the best layer must influence, see :func:`camtool.layers.survey.find_candidates`.
 
     Raises:
         LayerError: The layers depend on none of the images at the call, or they do not fit.
     """
 
     def select() -> tuple[Key, int]:
-        return _try_candidates(model, candidates, layers, call_index)
+        return _try_candidates(model, candidates, layers, call_index, score)
 
     shapes = tuple((key, _get_image_shape(inputs)) for key, inputs in candidates.items())
-    question = "image", shapes, None if layers is None else tuple(layers), call_index
+    key = None if score is None else score.key
+    question = "image", shapes, None if layers is None else tuple(layers), call_index, key
     return remember_for_model(model, question, select)
 
 
@@ -162,17 +166,18 @@ def _try_candidates(
     candidates: Mapping[Key, nested_tensors.ModelInputs],
     layers: Sequence[str] | None,
     call_index: int | None,
+    score: UserScore | None,
 ) -> tuple[Key, int]:
     """Run a forward pass for each call and candidate until the layers depend on one."""
     first, inputs = next(iter(candidates.items()))
     calls = _iterate_calls(model, inputs, layers) if call_index is None else (call_index,)
     for call in calls:
         for key, each in candidates.items():
-            if depends_on_image(model, each, layers, call_index=call):
+            if depends_on_image(model, each, layers, call_index=call, score=score):
                 return key, call
     # If the layers do not fit at all, this raises an error that says why.
     last = -1 if call_index is None else call_index
-    names = [layer.name for layer in find_layers(model, inputs, layers, call_index=last)]
+    names = [layer.name for layer in find_layers(model, inputs, layers, call_index=last, score=score)]
     when = "" if call_index is None else f" at call_index={call_index}"
     raise LayerError(
         f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "

@@ -22,6 +22,7 @@ from camtool.layers.image_variants import (
 from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
 from camtool.layers.survey import find_candidates, find_order_verdict, group_grid_outputs, read_layouts
+from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
@@ -37,6 +38,7 @@ def find_layers(
     *,
     like: Layout | None = None,
     call_index: int = -1,
+    score: UserScore | None = None,
 ) -> list[Layer]:
     """Return the layers to explain: those that are named, or else the best one.
 
@@ -48,19 +50,22 @@ def find_layers(
         names: Dotted names. ``None`` for the deepest layer with a grid that the score's gradient reaches.
         like: Layout of the named layers if it is known from an image of another size.
         call_index: Which call of a layer is read if it runs more than once: 0 is the first, -1 the last.
+        score: See :func:`camtool.layers.survey.find_candidates`.
 
     Raises:
         LayerError: A name is unknown, its output is no grid, or it has no such call; or no layer of the model
             qualifies. The message lists the layers that come near.
     """
     if names is None:
-        return [_find_default_layers(model, inputs, call_index)[0]]
+        return [_find_default_layers(model, inputs, call_index, score)[0]]
     text = find_image_tokens(model, inputs)
     question = "layers", describe_shapes(inputs), text, tuple(names), like and replace(like, grid=()), call_index
     return [*remember_for_model(model, question, lambda: _find_named(model, inputs, names, like, call_index))]
 
 
-def find_level_layers(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Layer]:
+def find_level_layers(
+    model: nn.Module, inputs: ModelInputs, *, call_index: int = -1, score: UserScore | None = None
+) -> list[Layer]:
     """Return a detector's layer for each feature level, fine to coarse; nothing if one layer serves all detections.
 
     Only detectors whose levels form a chain have such layers, see :func:`camtool.layers.candidates.mark_levels`. The
@@ -70,21 +75,27 @@ def find_level_layers(model: nn.Module, inputs: ModelInputs, *, call_index: int 
         model: Any module.
         inputs: What the model will be called with.
         call_index: See :func:`find_layers`.
+        score: See :func:`find_layers`.
 
     Raises:
         LayerError: No layer of the model qualifies.
     """
     if find_detector_transform(model) is None:
         return []
-    return [*_find_default_layers(model, inputs, call_index)[1:]]
+    return [*_find_default_layers(model, inputs, call_index, score)[1:]]
 
 
 def depends_on_image(
-    model: nn.Module, inputs: ModelInputs, names: Sequence[str] | None = None, *, call_index: int = -1
+    model: nn.Module,
+    inputs: ModelInputs,
+    names: Sequence[str] | None = None,
+    *,
+    call_index: int = -1,
+    score: UserScore | None = None,
 ) -> bool:
     """Check that the output of each layer changes with the image; the arguments are those of :func:`find_layers`."""
     try:
-        layers = find_layers(model, inputs, names, call_index=call_index)
+        layers = find_layers(model, inputs, names, call_index=call_index, score=score)
     except LayerError:
         return False
     # The images of the batch differ, so a layer that depends on them returns different outputs.
@@ -94,15 +105,18 @@ def depends_on_image(
     return not any(bool((output == output[:1]).all()) for output in outputs)
 
 
-def _find_default_layers(model: nn.Module, inputs: ModelInputs, call_index: int) -> tuple[Layer, ...]:
+def _find_default_layers(
+    model: nn.Module, inputs: ModelInputs, call_index: int, score: UserScore | None
+) -> tuple[Layer, ...]:
     """Return the layer that is explained if none is named, and after it those of a detector's feature levels."""
-    question = "layers", describe_shapes(inputs), find_image_tokens(model, inputs), call_index
-    return remember_for_model(model, question, lambda: _find_best(model, inputs, call_index))
+    key = None if score is None else score.key
+    question = "layers", describe_shapes(inputs), find_image_tokens(model, inputs), call_index, key
+    return remember_for_model(model, question, lambda: _find_best(model, inputs, call_index, score))
 
 
-def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> tuple[Layer, ...]:
+def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: UserScore | None) -> tuple[Layer, ...]:
     """Return the chosen candidate and those of feature levels, or raise an error that lists the last candidates."""
-    candidates = find_candidates(model, inputs, call_index=call_index)
+    candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [each for each in candidates if each.chosen]
     if chosen:
         return tuple(Layer(each.name, each.layout) for each in (*chosen, *(one for one in candidates if one.is_level)))
@@ -115,7 +129,11 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int) -> tuple[
         )
     misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
-    hint = " Is the model's head still all zeros, untrained?" if is_untrained else ""
+    hint = (
+        " Is the model's head still all zeros, untrained, or is the score computed from another output (target_class=) "
+        "or from another call of these layers (call_index=)?"
+    )
+    hint = hint if is_untrained else ""
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
 
 

@@ -8,14 +8,14 @@ layouts, which of them responds where the image was changed? The rules are in :m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import LayerError
+from camtool.errors import LayerError, TargetError
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import TracedCall, trace
@@ -40,8 +40,9 @@ from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, measure_agreement, measure_order
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
-from camtool.outputs.class_scores import compute_top_score, find_logits
+from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
+from camtool.outputs.predictions import get_image_output, to_batch
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch
@@ -70,7 +71,9 @@ _MOST_ASKED_IN_TEXT = 4
 the activations, which are large in a language model."""
 
 
-def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = -1) -> list[Candidate]:
+def find_candidates(
+    model: nn.Module, inputs: ModelInputs, *, call_index: int = -1, score: UserScore | None = None
+) -> list[Candidate]:
     """Return all modules whose output is a grid, from shallow to deep, each with a verdict, one of them chosen.
 
     This takes two forward passes: one for the shapes, and one with gradients on the image and its variants. If none of
@@ -80,6 +83,8 @@ def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = 
         model: Any module.
         inputs: What the model is called with.
         call_index: Which call of a layer is read if it runs more than once: 0 is the first, -1 the last.
+        score: The score that the layer must influence; by default the top score, or one for each feature level. Of
+            classes it counts if the top score depends on no layer.
 
     Raises:
         LayerError: Hooks cannot be added to the model's layers.
@@ -88,7 +93,7 @@ def find_candidates(model: nn.Module, inputs: ModelInputs, *, call_index: int = 
     if kind:
         raise LayerError(f"the model is {kind} and exposes no submodules to hook; pass the original nn.Module.")
     if find_detector_transform(model) is None:
-        return _find_candidates(model, inputs, call_index)
+        return _find_candidates(model, inputs, call_index, score=score)
     return _find_backbone_candidates(model, inputs, call_index)
 
 
@@ -128,7 +133,12 @@ def _find_reached_by_level(
 
 
 def _find_candidates(
-    model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False
+    model: nn.Module,
+    inputs: ModelInputs,
+    call_index: int,
+    *,
+    is_backbone: bool = False,
+    score: UserScore | None = None,
 ) -> list[Candidate]:
     """Return the candidates of a model that gets its images as one batch."""
     inputs = score_next_token(inputs)
@@ -152,7 +162,7 @@ def _find_candidates(
                 break
             more -= 1
         remaining = outputs[: len(outputs) - len(asked)][-most:]
-        judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone)
+        judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone, score=score)
         asked = _exclude_other_orders(judged + asked, reader)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(each.to_candidate(size), verdict=SHALLOW) for each in outputs[: -len(asked)]]
@@ -398,6 +408,7 @@ def _judge(
     call_index: int,
     *,
     is_backbone: bool,
+    score: UserScore | None,
 ) -> list[Candidate]:
     """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
     if not outputs:
@@ -415,7 +426,8 @@ def _judge(
     first = observe(model, names, select_first_image(inputs)) if is_large else observe(model, names + origins, images)
     classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
-    gradients = _find_gradients(model, first.output, asked, 1 if is_large else count, is_backbone=is_backbone)
+    images_at_once = 1 if is_large else count
+    gradients = _find_gradients(model, first.output, asked, images_at_once, is_backbone=is_backbone, score=score)
     if not is_large:
         calls = first.calls
     del first, asked  # with the graph
@@ -455,16 +467,48 @@ def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:
 
 
 def _find_gradients(
-    model: nn.Module, output: object, tensors: list[Tensor], images: int, *, is_backbone: bool
+    model: nn.Module,
+    output: object,
+    tensors: list[Tensor],
+    images: int,
+    *,
+    is_backbone: bool,
+    score: UserScore | None,
 ) -> Sequence[Tensor | None]:
-    """Return for each layer output the smallest absolute gradient over all scores, for the first of the images."""
-    with enable_gradients():  # in any gradient mode of the caller
-        # Quantized operators have no backward pass.
-        scores = [None] if is_quantized(model) else _compute_scores(output, is_backbone=is_backbone)
+    """Return for each layer output the smallest absolute gradient over all scores, for the first of the images.
+
+    If the score that comes first reaches none of the outputs, the other one counts: the user's, or the model's own.
+    """
+    if is_quantized(model):  # its operators have no backward pass
+        return [None] * len(tensors)
     # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
     is_connected = any(each.requires_grad for each in find_tensors(output))
-    by_score = (_compute_gradients(score, tensors, is_connected=is_connected) for score in scores)
-    return _combine_gradients(by_score, images)
+    with enable_gradients():  # in any gradient mode of the caller
+        compute: list[Callable[[], Sequence[Tensor | None]]] = [
+            partial(_compute_scores, output, is_backbone=is_backbone),
+            partial(_score_first, output, images, score),
+        ]
+        # The levels of a detector are those of any of its detections.
+        is_user_first = (
+            score is not None and score.key is not None and not is_backbone and find_detections(output) is None
+        )
+        found: Sequence[Tensor | None] = []
+        for compute_scores in compute[::-1] if is_user_first else compute:
+            by_score = (_compute_gradients(each, tensors, is_connected=is_connected) for each in compute_scores())
+            found = _combine_gradients(by_score, images) or found
+            if any(each is None or bool(each.any()) for each in found):
+                break
+    return found
+
+
+def _score_first(output: object, images: int, score: UserScore | None) -> list[Tensor]:
+    """Return the user's score of the first of some images, if it has a graph."""
+    try:
+        first = get_image_output(to_batch(output, images), 0, keep_batch=True)
+    except TargetError:  # the output has no entry for each image
+        return []
+    found = None if score is None else score.compute(first)
+    return [] if found is None or not found.requires_grad else [found]
 
 
 def _split_variants(tensor: Tensor, count: int, rows: int = 1) -> tuple[Tensor, Tensor | None]:

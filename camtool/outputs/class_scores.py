@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -19,6 +20,7 @@ from camtool.warning_codes import MapWarning
 __all__ = [
     "LINKS",
     "Link",
+    "UserScore",
     "compute_class_scores",
     "compute_probabilities",
     "compute_top_score",
@@ -46,6 +48,19 @@ _ROUNDING = 1e-5
 
 _IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
 """Names of Hugging Face's outputs whose logits are those of a language model."""
+
+
+@dataclass(frozen=True)
+class UserScore:
+    """The score that the user wants to explain, as the choice of a layer needs it.
+
+    Attributes:
+        compute: From a model's output for one image, with a batch axis, to the score ``()``; ``None`` if it has none.
+        key: Tells scores apart that need other layers; ``None`` for all scores of classes. It must not hold the model.
+    """
+
+    compute: Callable[[Any], Tensor | None]
+    key: Hashable = None
 
 
 # -------------------------------------------------------------------------------------------------------- scores

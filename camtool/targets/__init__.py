@@ -21,7 +21,15 @@ from camtool.targets.contrasts import AgainstRest, Contrast, Finer
 from camtool.targets.detections import Box, Detection, MatchedDetection
 from camtool.targets.negation import Negated
 from camtool.targets.places import Point, Region
-from camtool.targets.resolving import TargetLike, Top, asks_for_several, encode_texts, resolve_targets
+from camtool.targets.resolving import (
+    TargetLike,
+    Top,
+    asks_for_several,
+    encode_texts,
+    get_score_key,
+    resolve_targets,
+    score_request,
+)
 from camtool.targets.text_tokens import TextTokens
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
@@ -50,7 +58,9 @@ __all__ = [
     "asks_for_several",
     "encode_texts",
     "get_class_label",
+    "get_score_key",
     "resolve_targets",
+    "score_request",
     "score_targets",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.outputs.predictions import Prediction
+from camtool.outputs.predictions import Prediction, get_predictions
 from camtool.targets.base import ImageOutput, Target
 from camtool.targets.checks import check_integer
 from camtool.targets.classes import ClassScore
@@ -25,7 +25,15 @@ from camtool.targets.places import Region
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
 
-__all__ = ["TargetLike", "Top", "asks_for_several", "encode_texts", "resolve_targets"]
+__all__ = [
+    "TargetLike",
+    "Top",
+    "asks_for_several",
+    "encode_texts",
+    "get_score_key",
+    "resolve_targets",
+    "score_request",
+]
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,38 @@ def resolve_targets(
     if request is None or isinstance(request, Top):
         return _rank(Top(1) if request is None else request, image)
     return [_resolve_one(request, image)]
+
+
+def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Tensor | None:
+    """Return the score ``()`` of a request on a model's output for one image; ``None`` if it has none there.
+
+    Of several requests the first counts.
+    """
+    try:
+        prediction = get_predictions(output)[0]
+        return resolve_targets(_get_first(request), prediction, labels)[0](output)[0]
+    # A function of the user may raise anything. Then it does so again when it is explained, with a better message.
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def get_score_key(request: Any) -> Hashable:
+    """Return what tells the first of some requests from others that may need another layer; ``None`` for classes."""
+    first = _get_first(request)
+    if isinstance(first, Target) and not isinstance(first, Custom):
+        return None if first.reads_scores() or first.list_text_positions() else type(first)
+    function: Any = first.function if isinstance(first, Custom) else first
+    function = getattr(function, "func", function)  # of a partial
+    # The code, as a lambda in a loop is another function each time.
+    return getattr(function, "__code__", repr(type(function))) if callable(function) else None
+
+
+def _get_first(request: Any) -> Any:
+    while isinstance(request, (list, tuple)) or (isinstance(request, Tensor) and request.ndim):
+        if not len(request):
+            return None
+        request = request[0]
+    return request
 
 
 def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) -> list[Any]:

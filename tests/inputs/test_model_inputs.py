@@ -593,3 +593,28 @@ def test_the_model_is_unchanged_even_after_an_error(siamese) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in siamese.modules())
     assert all(parameter.grad is None for parameter in siamese.parameters())
     assert torch.equal(state, torch.get_rng_state())
+
+
+class Triplet(nn.Module):
+    """Returns the features of three images, by three calls of one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU())
+
+    def forward(self, *images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.trunk(each).mean((2, 3)) for each in images)
+
+
+@pytest.mark.parametrize("image", [0, 1])
+@pytest.mark.parametrize("is_call_named", [True, False])
+def test_a_function_of_the_outputs_of_several_calls_is_explained_at_the_call_of_the_image(image, is_call_named) -> None:
+    model, images = Triplet().eval(), torch.rand(3, 1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    call = {"call_index": image} if is_call_named else {}
+    inputs = camtool.Inputs(*images, image=image)
+    (found,) = camtool.explain(model, inputs, lambda output: (output[0] * output[1]).sum(), **call)
+    features = [model.trunk(each).detach().requires_grad_() for each in images]
+    (features[0].mean((2, 3)) * features[1].mean((2, 3))).sum().backward()
+    weights = features[image].grad.mean((2, 3), keepdim=True)
+    np.testing.assert_allclose(found.raw, (weights * features[image]).sum(1)[0].relu().detach(), atol=1e-7)

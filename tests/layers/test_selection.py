@@ -424,3 +424,54 @@ class PaddedTransformer(nn.Module):
 def test_a_transformer_with_nested_tensors_is_explained() -> None:
     [explanation] = camtool.explain(PaddedTransformer().eval(), torch.randn(1, 3, 64, 64))
     assert (explanation.layer, explanation.raw.shape) == ("blocks", (8, 8))
+
+
+class SeveralHeads(nn.Module):
+    """Returns scores from deep features, scores from early features, and a constant score that is the highest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.early, self.deep = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3, 2)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        early = self.early(images)
+        scores = self.deep(early).relu().mean((2, 3))
+        constant = torch.full_like(scores[:, :1], 50)
+        return torch.cat([scores, constant], 1), early.relu().mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("target", "layer"),
+    [
+        (lambda output: output[0][1], "deep"),
+        (lambda output: output[1][1], "early"),
+        (camtool.targets.Custom(lambda output: output[1].sum()), "early"),
+        ([lambda output: (output[1] * 2).sum(), 0], "early"),
+        (1, "deep"),
+        (camtool.targets.ClassScore(1), "deep"),
+    ],
+)
+def test_the_layer_is_one_that_the_explained_score_depends_on(target: object, layer: str) -> None:
+    image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    results = camtool.explain(SeveralHeads().eval(), image, [target] if isinstance(target, list) else target)
+    found = results[0][0] if isinstance(target, list) else results[0]
+    assert found.layer == layer
+    assert found.raw.any()
+
+
+def test_a_function_is_surveyed_once() -> None:
+    model, image = SeveralHeads().eval(), torch.rand(1, 3, 16, 16)
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    model.register_forward_pre_hook(count)
+    numbers = []
+    for index in range(3):
+        camtool.explain(model, image, lambda output, index=index: output[1][index])
+        numbers.append(passes)
+        passes = 0
+    assert numbers[1] == numbers[2] == 1 < numbers[0]
