@@ -68,6 +68,7 @@ class BatchExplainer:
         placement: Placement of a layer's grid on the input.
         depths: Other layers on the way to each layer that the methods read.
         engines: The engines to try, in order, before the model as it is.
+        notes: Warnings that every explanation gets.
     """
 
     model: nn.Module
@@ -81,6 +82,7 @@ class BatchExplainer:
     placement: Placement
     depths: Depths
     engines: Sequence[str]
+    notes: tuple[MapWarning, ...] = ()
 
     @property
     def needs_layers(self) -> bool:
@@ -249,7 +251,7 @@ class BatchExplainer:
                 probability=target.get_probability(context),
                 method=method.name,
                 layer=" + ".join(layer_names),
-                warnings=(*item.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
+                warnings=(*item.notes, *self.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
                 box=target.get_box(),
                 centers=place,
                 checker=partial(self.check, method, layer_names, batch, image, target),

@@ -55,6 +55,7 @@ from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import hold_model, hold_modules
 from camtool.state.thread_state import preserve_thread_state
 from camtool.structures.module_names import find_module_name
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -234,8 +235,8 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             single output is taken as the score of two classes; use :class:`camtool.targets.Value` for a regression.
             Models such as CLIP take a text: ``"a photo of a dog"``.
         method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several of these. ``"auto"``:
-            what :func:`camtool.recommend` finds best on the images of the first call, within a minute; it is kept for
-            the model.
+            what :func:`camtool.recommend` finds best on the images of the first call with ten images or more, within a
+            minute; it is kept for the model. Until then ``"gradcam"``, with a warning.
         layer: The layer to explain at: a dotted name, a module, or several. By default the best layer is found.
         merge: How the maps of several layers become one: a name in :data:`camtool.methods.merges.MERGES` or a function.
         transform: From PIL image to the model's input, if ``model`` does not bring it.
@@ -272,6 +273,12 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     # The settings are among the options here, as their names and defaults are written in Explainer.
     explainer: Any = Explainer(model, **options)
     return explainer(img, target_class)
+
+
+_TOO_FEW_IMAGES = MapWarning(
+    "method='auto' needs ten images or more in one call to choose a method; fewer came, so gradcam was used.",
+    "few-images",
+)
 
 
 class Explainer(Generic[Result]):
@@ -333,7 +340,7 @@ class Explainer(Generic[Result]):
         check_choice("placement", placement, get_args(Placement))
         if loaded.text is not None and (labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
-        self._auto: Callable[[Any], tuple[str, str | None]] | None = None
+        self._auto: Callable[[Any], tuple[str, str | None] | None] | None = None
         if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
@@ -419,13 +426,17 @@ class Explainer(Generic[Result]):
         if isinstance(images, (list, tuple)):
             # The recommendation knows no reading options.
             images = ReadOnDemand(images, self._preparer)
-        name, layer = self._auto(images)
-        methods, self._auto = [find_method(name)], None
+        chosen = self._auto(images)
+        if chosen is None:  # a later call may have enough images
+            self._batches = replace(self._batches, notes=(_TOO_FEW_IMAGES,))
+            return
+        methods, layer, self._auto = [find_method(chosen[0])], chosen[1], None
         self._batches = replace(
             self._batches,
             methods=methods,
             layers=None if layer is None else [layer],
             depths=find_asked_depths(methods, {}),
+            notes=(),
         )
 
     def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:

@@ -268,6 +268,11 @@ _KINDS = (
         "Choose an earlier layer, see camtool.candidate_layers(model), or give a larger image.",
         needs_check=True,
     ),
+    WarningKind(
+        "few-images",
+        'method="auto" got fewer than ten images, too few to choose a method by measurement.',
+        "Pass ten images or more in one call, or name a method.",
+    ),
     # ------------------------------------------------------------------------------------------------ the map
     WarningKind(
         "not-finite",

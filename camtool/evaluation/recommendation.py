@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_number
+from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
@@ -27,7 +28,7 @@ __all__ = ["Recommendation", "Tried", "recommend", "recommend_once"]
 _LOG = logging.getLogger(__name__)
 
 _FEW = 10
-"""Below this number of images the choice is hardly more than a guess."""
+"""Below this number of images a choice would be hardly more than a guess, so the default is kept."""
 
 _MOST_IMAGES = 32
 """More images make the choice little surer, and take time."""
@@ -59,7 +60,7 @@ class Recommendation:
     Attributes:
         method: The method.
         layer: The layer, for ``layer=``; ``None`` for methods at the input.
-        reason: Why, in a sentence or two.
+        reason: Why, in a sentence or two. It says so if there were too few images for a choice.
         tried: All that was measured, the best first.
         front: Those of it that nothing beats in faithfulness, localization and time together.
     """
@@ -92,7 +93,9 @@ def recommend(
     measured, too: in mosaics of four images that the model recognizes, the share of the heat on the image whose class
     is explained; with ``truth`` the share of the heat on the object, which then counts as much as single deletion. Of
     the candidates that are not measurably worse than the best one, by one standard error of the paired difference,
-    those are left that are not measurably worse in localization, and of these the quickest is chosen.
+    those are left that are not measurably worse in localization, and of these the quickest is chosen. What another
+    candidate beats in everything is not chosen, nor what is less faithful than Grad-CAM at the default layer, which is
+    the choice if there are fewer than ten images.
 
     ``occlusion`` measures by itself what single deletion asks, on a finer grid, so it is hard to beat. It takes 50
     forward passes; ``slowest`` leaves it out where that is too long.
@@ -100,7 +103,7 @@ def recommend(
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
         images: A list of what :func:`camtool.explain` takes as one image, or the model's input ``(N, C, H, W)``; ten or
-            more are best. Of more than 32, 32 are used.
+            more are needed for a choice. Of more than 32, 32 are used.
         truth: For each image where its object is, see :func:`camtool.evaluate`.
         target_class: The class of each image; by default the model's top class.
         seconds: The time. A candidate that is not measured to the end by then is left out.
@@ -125,19 +128,27 @@ def recommend(
 
 def recommend_once(
     model: nn.Module | Loaded, images: Sequence[Any] | Tensor, **settings: Any
-) -> tuple[str, str | None]:
-    """Return the method and the layer for a model, chosen on the first images that are explained by ``"auto"``.
+) -> tuple[str, str | None] | None:
+    """Return the method and the layer for a model, chosen by the first call of ``"auto"`` that has enough images.
 
-    The arguments are those of :func:`recommend`.
+    The arguments are those of :func:`recommend`. Without a choice, and with too few images for one, return ``None``.
     """
 
     def compute() -> tuple[str, str | None]:
+        if len(images) < _FEW:
+            raise _TooFewImagesError
         found = recommend(model, images, **settings)
-        few = f" These are few images; call camtool.recommend with {_FEW} or more." if len(images) < _FEW else ""
-        _LOG.info("method='auto': %s%s", found.reason, few)
+        _LOG.info("method='auto': %s", found.reason)
         return found.method, found.layer
 
-    return remember_for_model(to_loaded(model).model, "recommendation", compute)
+    try:
+        return remember_for_model(to_loaded(model).model, "recommendation", compute)
+    except _TooFewImagesError:
+        return None
+
+
+class _TooFewImagesError(Exception):
+    """There are too few images, which is not remembered for the model: a later call may have enough."""
 
 
 def _choose(
@@ -164,7 +175,8 @@ def _choose(
             tried.append(bench.measure(candidate))
         except CamtoolError:
             continue  # what cannot explain this model, or takes longer than there is time, is not recommended
-    allowed = [each for each in tried if slowest is None or each.milliseconds <= slowest] or tried[:1]
+    # If nothing is that quick, all are compared as without the limit.
+    allowed = [each for each in tried if slowest is None or each.milliseconds <= slowest] or tried
     return _decide(allowed, tried, len(used))
 
 
@@ -191,16 +203,24 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
 
 
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
-    best = max(allowed, key=lambda each: each.quality.mean())
-    equal = [each for each in allowed if not _is_worse(each.quality, best.quality)]
+    order, reference = sorted(tried, key=lambda each: -each.quality.mean()), tried[0]
+    front = tuple(each for each in order if not any(_dominates(other, each) for other in tried))
+    if count < _FEW:
+        reason = (
+            f"{_describe(reference, tried, count)} It is the default: a choice among them needs {_FEW} images or more, "
+            f"and {count} came."
+        )
+        return Recommendation(reference.method, reference.layer or None, reason, tuple(order), front)
+    least = reference.quality.mean() if reference in allowed else -np.inf
+    possible = [each for each in front if each in allowed and each.quality.mean() >= least]
+    best = max(possible, key=lambda each: each.quality.mean())
+    equal = [each for each in possible if not _is_worse(each.quality, best.quality)]
     if best.localization is not None:
         # Those that miss the right place more often than one that is as faithful.
         sharpest = max(equal, key=_get_mean_localization)
         equal = [each for each in equal if not _is_worse(_get_localization(each), _get_localization(sharpest))]
     choice = min(equal, key=lambda each: each.milliseconds)
     reason = _explain_choice(choice, best, tried, count)
-    order = sorted(tried, key=lambda each: -each.quality.mean())
-    front = tuple(each for each in order if not any(_dominates(other, each) for other in tried))
     return Recommendation(choice.method, choice.layer or None, reason, tuple(order), front)
 
 
@@ -228,15 +248,21 @@ def _dominates(one: Tried, other: Tried) -> bool:
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
-def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
+def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
     reference = tried[0]
     where = f" at {choice.layer}" if choice.layer else ""
-    found = (
-        f"{choice.method}{where}: single deletion is {choice.faithfulness.mean():.2f} on {count} images (gradcam at "
-        f"the default layer: {reference.faithfulness.mean():.2f}), {_describe_localization(choice, reference)}, and an "
+    images = format_count(count, "image")
+    return (
+        f"{choice.method}{where}: single deletion is {choice.faithfulness.mean():.2f} on {images} "
+        f"(gradcam at the default layer: {reference.faithfulness.mean():.2f}), "
+        f"{_describe_localization(choice, reference)}, and an "
         f"image takes {choice.milliseconds:.0f} ms ({reference.milliseconds:.0f}); {len(tried)} candidates were "
         "measured."
     )
+
+
+def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
+    found = _describe(choice, tried, count)
     if choice is best:
         return f"{found} None is better."
     measure = "the mean of both" if choice.has_truth else "single deletion"
