@@ -56,7 +56,9 @@ class Candidates(tuple[Candidate, ...]):
     def __str__(self) -> str:
         return "\n".join(line for line, _ in format_candidates(self, _WIDTH))
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        chosen = f", {self.chosen.name!r} chosen" if self.chosen else ""
+        return f"<Candidates: {format_count(len(self), 'layer')}{chosen}>"
 
     def _repr_html_(self) -> str:
         head = _format_html_row(HEADINGS, "th")

@@ -102,7 +102,7 @@ def test_a_candidate_is_described_by_six_cells(reached: bool | None, chosen: boo
 
 def test_the_printed_table_has_grids_above_and_verdicts_below(model: nn.Module) -> None:
     found = candidate_layers(model, torch.randn(1, 3, 64, 64))
-    assert str(found) == repr(found)
+    assert repr(found) == f"<Candidates: {len(found)} layers, '2' chosen>"
     assert str(found).splitlines() == [
         "16 x 16 grid, stride 4, channels first",
         "  0  4 x 16 x 16",

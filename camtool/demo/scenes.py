@@ -13,7 +13,7 @@ at the same position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -56,7 +56,7 @@ class SceneObject:
 
     index: int
     label: str
-    mask: NDArray[np.bool_]
+    mask: NDArray[np.bool_] = field(repr=False)
     box: Box
 
 
@@ -70,7 +70,7 @@ class Scene:
         mark: Box of the watermark; ``None`` without one.
     """
 
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8] = field(repr=False)
     objects: tuple[SceneObject, ...]
     mark: Box | None = None
 

@@ -50,7 +50,7 @@ _METHODS = (
 """The methods that are tried, in this order while there is time: the quick ones first."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recommendation:
     """The choice, and what it was chosen from.
 
@@ -73,6 +73,10 @@ class Recommendation:
 
     def __str__(self) -> str:
         return self.reason
+
+    def __repr__(self) -> str:
+        where = f" at {self.layer}" if self.layer else ""
+        return f"<Recommendation: {self.method}{where}, of {len(self.tried)} that were tried>"
 
 
 def recommend(

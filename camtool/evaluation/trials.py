@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ class Tried:
 
     method: str
     layer: str
-    faithfulness: NDArray[np.float64]
-    localization: NDArray[np.float64] | None
+    faithfulness: NDArray[np.float64] = field(repr=False)
+    localization: NDArray[np.float64] | None = field(repr=False)
     milliseconds: float
     has_truth: bool = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from numpy.typing import NDArray
     from torch import nn
 
@@ -57,6 +60,17 @@ class Comparison(image_writing.Displayable):
         images = [draw_without_map(self[0]), *(explanation.overlay() for explanation in self)]
         captions = ["photo", *(caption.line for caption in describe_differences(self.explanations))]
         return draw_captioned_images(images, captions, columns=balance_columns(len(images), _MAX_COLUMNS))
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the comparison to a file: an image (png, jpg, webp), or :meth:`figure` (pdf, svg).
+
+        Raises:
+            ImageError: The suffix is unknown.
+            CamtoolError: matplotlib is not installed, which figures need.
+        """
+        if Path(path).suffix.lower() in (".pdf", ".svg"):
+            return figures.save(self.figure(), path)
+        return super().save(path)
 
     def figure(self, **options: Any) -> Figure:
         """Draw the comparison as a matplotlib figure; the options are those of :func:`camtool.figures.comparison`.

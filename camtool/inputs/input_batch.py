@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from camtool.arguments.messages import format_count
 from camtool.errors import ImageError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import UserScore
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["InputBatch", "PreparedInput", "group_into_batches"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PreparedInput:
     """One image, signal, volume or clip as the model receives it.
 
@@ -45,6 +46,10 @@ class PreparedInput:
     black: Tensor | None = None
     white: Tensor | None = None
     is_photo: bool = False
+
+    def __repr__(self) -> str:
+        noted = f", {format_count(len(self.notes), 'note')}" if self.notes else ""
+        return f"<PreparedInput {tuple(self.tensor.shape)}{noted}>"
 
     @property
     def photo(self) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
+from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import check_inside
 from camtool.runs.text_escapes import escape_formula
 from camtool.trust.metrics import METRICS
@@ -28,6 +29,7 @@ __all__ = ["Evaluation", "EvaluationRow", "Interval", "bootstrap_mean"]
 
 _DRAWS = 2000
 _UP, _DOWN = "↑", "↓"
+_FIGURE_SUFFIXES = (".pdf", ".svg", ".png")
 
 
 class Interval(NamedTuple):
@@ -54,10 +56,10 @@ class EvaluationRow:
     method: str
     layer: str
     milliseconds: float
-    values: Mapping[str, NDArray[np.float64]]
+    values: Mapping[str, NDArray[np.float64]] = field(repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """A leaderboard: methods at layers against metrics.
 
@@ -141,13 +143,17 @@ class Evaluation:
 
     def to_markdown(self) -> str:
         """Return the table as Markdown: each metric's mean with its interval, the best mean in bold."""
-        best = {metric: self._find_best(metric) for metric in self.metrics}
-        header = ["method", *(f"{name} {self._get_arrow(name)}" for name in self.metrics), "ms/image"]
-        lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-        for row in self.rows:
-            cells = [self._format_cell(row, metric, is_best=row.name == best[metric]) for metric in self.metrics]
-            lines.append(f"| {' | '.join([row.name, *cells, _format_time(row.milliseconds)])} |")
+        header, *rows = self._list_cells("**{}**")
+        lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+        lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
         return "\n".join(lines) + "\n"
+
+    def to_latex(self) -> str:
+        """Return the table as a LaTeX ``tabular`` that needs no package: as :meth:`to_markdown`."""
+        header, *rows = [[_escape_latex(cell) for cell in cells] for cells in self._list_cells("\\textbf{{{}}}")]
+        lines = [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"]
+        lines += [f"{' & '.join(header)} \\\\", r"\hline", *(f"{' & '.join(cells)} \\\\" for cells in rows)]
+        return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
 
     def figure(self) -> Figure:
         """Return a figure: one panel for each metric, with the mean and the interval of each method.
@@ -159,22 +165,43 @@ class Evaluation:
 
         return draw_chart(self)
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``leaderboard.csv``, ``.json``, ``.md`` and ``.png`` into a folder.
+    def save(self, path: str | Path) -> Path:
+        """Write the table or the figure to a file, or both to a folder.
+
+        The suffix chooses the format: ``.csv``, ``.json``, ``.md`` and ``.tex`` hold the table, ``.pdf``, ``.svg`` and
+        ``.png`` the figure. A path without a suffix, or of a folder that exists, becomes a folder with
+        ``leaderboard.csv``, ``.json``, ``.md`` and ``.png``.
+
+        Returns:
+            The path.
 
         Raises:
-            CamtoolError: One of them is a link that leads out of the folder.
+            MetricError: The suffix is unknown.
+            CamtoolError: A file in the folder is a link that leads out of it, or matplotlib is not installed.
         """
         from camtool import figures
 
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        for suffix in (".csv", ".json", ".md", ".png"):
-            check_inside(path, Path(f"leaderboard{suffix}"))
-        self.to_csv(path / "leaderboard.csv")
-        self.to_json(path / "leaderboard.json")
-        _write(self.to_markdown(), path / "leaderboard.md")
-        figures.save(self.figure(), path / "leaderboard.png")
+        path = Path(path)
+        if path.is_dir() or not path.suffix:
+            path.mkdir(parents=True, exist_ok=True)
+            for suffix in (".csv", ".json", ".md", ".png"):
+                check_inside(path, Path(f"leaderboard{suffix}"))
+                self.save(path / f"leaderboard{suffix}")
+            return path
+        tables = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown, ".tex": self.to_latex}
+        suffix = path.suffix.lower()
+        if suffix in tables:
+            with open_atomically(path) as stream:
+                stream.write(tables[suffix]().encode())
+            return path
+        if suffix not in _FIGURE_SUFFIXES:
+            known = ", ".join([*tables, *_FIGURE_SUFFIXES])
+            raise MetricError(f"path {str(path)!r}: the suffix must be one of {known}; a folder is named without one.")
+        return figures.save(self.figure(), path)
+
+    def __repr__(self) -> str:
+        names = ", ".join(row.name for row in self.rows[:3]) + (", ..." if len(self.rows) > 3 else "")
+        return f"<Evaluation on {format_count(self.image_count, 'image')} by {', '.join(self.metrics)}: {names}>"
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -188,15 +215,23 @@ class Evaluation:
         known = {name: mean for name, mean in means.items() if not np.isnan(mean)}
         return max(known, key=known.__getitem__, default="")
 
+    def _list_cells(self, bold: str) -> list[list[str]]:
+        """Return the cells of the table, its header first; ``bold`` is the format of the best mean."""
+        best = {metric: self._find_best(metric) for metric in self.metrics}
+        rows = [["method", *(f"{name} {self._get_arrow(name)}" for name in self.metrics), "ms/image"]]
+        for row in self.rows:
+            cells = [self._format_cell(row, name, bold if row.name == best[name] else "{}") for name in self.metrics]
+            rows.append([row.name, *cells, _format_time(row.milliseconds)])
+        return rows
+
     def _get_arrow(self, metric: str) -> str:
         return _UP if METRICS[metric].higher_is_better else _DOWN
 
-    def _format_cell(self, row: EvaluationRow, metric: str, *, is_best: bool) -> str:
+    def _format_cell(self, row: EvaluationRow, metric: str, style: str) -> str:
         mean, low, high = bootstrap_mean(row.values[metric], self.seed)
         if np.isnan(mean):
             return "-"
-        text = f"**{mean:.2f}**" if is_best else f"{mean:.2f}"
-        return f"{text} ({low:.2f} to {high:.2f})"
+        return f"{style.format(f'{mean:.2f}')} ({low:.2f} to {high:.2f})"
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
@@ -211,6 +246,13 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
 
 def _format_time(milliseconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
+
+
+def _escape_latex(cell: str) -> str:
+    """Return the text of a cell with arrows as symbols, and the characters escaped that names may hold."""
+    for old, new in ((_UP, r"$\uparrow$"), (_DOWN, r"$\downarrow$"), *((char, f"\\{char}") for char in "_%&#")):
+        cell = cell.replace(old, new)
+    return cell
 
 
 def _replace_nan(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -142,7 +142,8 @@ class Record:
 
     def _list_entries(self, kind: str) -> list[Any]:
         if kind not in self._kinds:
-            return []
+            option = "gradients" if kind.startswith("grad") else kind
+            raise LayerError(f"layer {self.name!r}: its {kind} were not recorded; use Recorder(..., {option}=True).")
         if self._storage.mode == "concat":
             return [self._concatenate_calls(kind, call_index) for call_index in range(self.most_calls)]
         entries = [call.entries.get(kind) for call in self._recorded_calls]

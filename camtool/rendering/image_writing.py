@@ -21,6 +21,7 @@ from camtool.errors import ImageError
 
 __all__ = [
     "Displayable",
+    "check_suffix",
     "encode_image",
     "is_temporary_name",
     "name_path_in_errors",
@@ -75,9 +76,7 @@ def encode_image(pixels: npt.NDArray[np.uint8], suffix: str = ".png", *, quality
     Raises:
         ImageError: The suffix, the pixels or the quality is invalid.
     """
-    options = _FORMATS.get(suffix.lower())
-    if options is None:
-        raise ImageError(f"suffix must be one of {', '.join(_FORMATS)}, got {suffix!r}.")
+    options = _get_format(suffix)
     if not 1 <= quality <= 100:
         raise ImageError(f"quality must be from 1 to 100, got {quality}.")
     _check_pixels(pixels)
@@ -88,6 +87,22 @@ def encode_image(pixels: npt.NDArray[np.uint8], suffix: str = ".png", *, quality
         size = " x ".join(map(str, pixels.shape[:2]))
         raise ImageError(f"pixels of size {size} cannot be written as {options['format']}: {error}.") from error
     return buffer.getvalue()
+
+
+def check_suffix(path: Path) -> None:
+    """Check that a path has the suffix of an image file, before its pixels are drawn.
+
+    Raises:
+        ImageError: It has not.
+    """
+    _get_format(path.suffix)
+
+
+def _get_format(suffix: str) -> dict[str, Any]:
+    options = _FORMATS.get(suffix.lower())
+    if options is None:
+        raise ImageError(f"suffix must be one of {', '.join(_FORMATS)}, got {suffix!r}.")
+    return options
 
 
 def show_image(pixels: npt.NDArray[np.uint8]) -> None:

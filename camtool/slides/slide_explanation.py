@@ -151,9 +151,12 @@ class SlideExplanation:
         return pixels
 
     def save(
-        self, folder: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+        self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
     ) -> Path:
-        """Write the results to a folder, each file completely or not at all.
+        """Write the results to a folder, or the overlay to an image file; each file completely or not at all.
+
+        A path with the suffix png, jpg or webp is that of an image, at most 1600 pixels long. A folder has no suffix,
+        or exists already. In it are:
 
         * ``heat.tif``: the heatmap as a tiled pyramid in gray, 255 for 1. Its pixel size is stored.
         * ``overlay.tif``: the slide with the heatmap over it, as a tiled pyramid in colors.
@@ -162,15 +165,18 @@ class SlideExplanation:
         * ``slide.json``: everything else.
 
         Args:
-            folder: The folder; it is created.
+            path: The folder, which is created, or the image file.
             alpha: As for :meth:`overlay`.
             colormap: As for :meth:`overlay`.
 
         Raises:
-            ImageError: The slide is not there any more.
+            ImageError: The suffix is unknown, or the slide is not there any more.
             OSError: A file cannot be written.
         """
-        folder = Path(folder)
+        folder = Path(path)
+        if folder.suffix and not folder.is_dir():
+            image_writing.check_suffix(folder)
+            return image_writing.write_image(folder, self.overlay(alpha=alpha, colormap=colormap))
         folder.mkdir(parents=True, exist_ok=True)
         about = f"camtool: {self.method} for {self.label!r}"
         heat = self._to_bytes()

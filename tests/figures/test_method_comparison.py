@@ -61,6 +61,9 @@ def test_to_pixels_contains_the_image_and_all_overlays(net, tmp_path):
     with Image.open(BytesIO(compared._repr_png_())) as shown, Image.open(compared.save(tmp_path / "a.png")) as saved:
         assert_array_equal(np.asarray(shown), drawing)
         assert_array_equal(np.asarray(saved), drawing)
+    assert compared.save(tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(camtool.ImageError, match=r"suffix must be one of \.png, .* got '\.tex'"):
+        compared.save(tmp_path / "a.tex")
 
 
 def test_many_methods_are_in_even_rows(net):

@@ -277,6 +277,21 @@ def test_tables_and_files_hold_the_same_numbers(net, tmp_path):
     kept = json.loads((tmp_path / "leaderboard.json").read_text())
     np.testing.assert_allclose(kept["values"]["gradcam"]["deletion"], table["gradcam"].values["deletion"])
     assert (tmp_path / "leaderboard.md").read_text() == str(table)
+    starts = {".tex": b"\\begin{tabular}{lrrr}", ".md": b"| method", ".csv": b"name,", ".json": b"{", ".pdf": b"%PDF"}
+    for suffix, start in {**starts, ".png": b"\x89PNG", ".svg": b"<?xml"}.items():
+        assert table.save(tmp_path / "new" / f"my_table{suffix}").read_bytes().startswith(start)
+    latex = table.to_latex()
+    assert f"\\textbf{{{table.compute_interval(table.rows[0].name, 'deletion').mean:.2f}}}" in latex
+    assert r"deletion $\downarrow$" in latex
+    assert table.save(tmp_path / "folder").is_dir()
+    with pytest.raises(
+        MetricError, match=r"t\.xlsx': the suffix must be one of \.csv, \.json, \.md, \.tex, \.pdf, \.svg"
+    ):
+        table.save(tmp_path / "t.xlsx")
+    assert not (tmp_path / "t.xlsx").exists()
+    first = ", ".join(row.name for row in table.rows[:3])
+    assert repr(table) == f"<Evaluation on 5 images by deletion, sparsity: {first}, ...>"
+    assert "array" not in repr(table.rows[0])
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_images():

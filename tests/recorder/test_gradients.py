@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from camtool import Recorder
+from camtool import LayerError, Recorder
 from camtool.recorder import (
     SeveralCallsWarning,
     scale,
@@ -26,6 +26,22 @@ from tests.recorder.models import (
     net,
     record_with_module_hooks,
 )
+
+
+def test_what_was_not_recorded_is_an_error_that_names_the_option() -> None:
+    with Recorder(nn.Sequential(nn.ReLU()), "0", outputs=False) as recorder:
+        pass
+    for kind, option in (
+        ("grad_outputs", "gradients"),
+        ("grad_inputs", "gradients"),
+        ("inputs",) * 2,
+        ("outputs",) * 2,
+    ):
+        with pytest.raises(
+            LayerError, match=rf"'0': its {kind} were not recorded; use Recorder\(\.\.\., {option}=True\)"
+        ):
+            getattr(recorder["0"], kind)
+
 
 # ---------------------------------------------------------------------------------------------- the classic exercises
 

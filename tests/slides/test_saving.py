@@ -50,6 +50,14 @@ def test_a_viewer_finds_the_pyramid_and_the_size_of_its_pixels(result, saved: Pa
             np.testing.assert_allclose(densities, [(1, 1), (0.5, 0.5)], rtol=1e-6)
 
 
+def test_a_path_with_a_suffix_is_that_of_an_image(result, tmp_path: Path) -> None:
+    with Image.open(result.save(tmp_path / "a.png")) as image:
+        assert image.size == (550, 350)
+    with pytest.raises(camtool.ImageError, match=r"suffix must be one of \.png, .* got '\.csv'"):
+        result.save(tmp_path / "a.csv")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.png"]
+
+
 def test_the_files_hold_the_heatmap(result, saved: Path) -> None:
     heat = tifffile.imread(saved / "heat.tif", key=0)
     np.testing.assert_array_equal(heat, np.rint(255 * result.heatmap))

@@ -83,6 +83,7 @@ def explain_slides(
             try:
                 with FileProgress(Path(slide).name, is_quiet=quiet):
                     result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
+                    (out / name).mkdir(parents=True, exist_ok=True)  # a name with a dot would be that of a file
                     folder = result.save(out / name, alpha=alpha, colormap=colormap)
             except ImageError as error:
                 file_results.print_failure(slide, error)
