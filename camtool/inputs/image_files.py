@@ -23,17 +23,19 @@ from PIL import Image, UnidentifiedImageError
 from camtool.arguments.checks import check_count, check_not_url, is_web_address
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin
+from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
 from camtool.inputs.formats import format_table
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
-from camtool.inputs.formats.reading_options import MAX_PIXELS, ReadingOptions
+from camtool.inputs.formats.reading_options import MAX_MEMORY, MAX_PIXELS, ReadingOptions
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
 __all__ = [
     "IMAGE_SUFFIXES",
     "MAX_BYTES",
+    "MAX_MEMORY",
     "MAX_PIXELS",
     "ImageSource",
     "get_origin",
@@ -74,6 +76,14 @@ _NOTES = "camtool"
 # Key of the origin, where the pixels lie in the file and in the world.
 _ORIGIN = "camtool-origin"
 
+# A progressive JPEG has 10 to 20 scans. A small file may hold thousands, and each takes a pass over all pixels.
+_JPEG = ("JPEG", "MPO")
+_USUAL_SCANS, _SCANNED_PIXELS = 30, 1_000_000_000
+# Pixels of a strip of an image that is turned upright or converted: the copies that this takes are small.
+_STRIP_PIXELS = 1 << 22
+# More frames are not counted: a file may hold millions, and Pillow compares each place with all before.
+_MOST_COUNTED = 1000
+
 # PIL raises the second if the user turned warnings into errors.
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 # What PIL's readers raise on a file of another format.
@@ -104,6 +114,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ON_SIDE = tuple(_UPRIGHT[number] for number in (5, 6, 7, 8))
+_FROM_BELOW = tuple(_UPRIGHT[number] for number in (3, 4, 6, 7))
+"""The transpositions that make rows columns, and those after which the first row is the last one."""
 
 
 def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImage:
@@ -117,7 +130,7 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
             white. ``percentiles``: ``(low, high)``, the same as percentiles of each band. ``slice``: the number of a
             slice, a page or a DICOM frame, from 0, or ``"middle"``. ``axis``: the direction of NIfTI slices,
             ``"axial"``, ``"coronal"``, ``"sagittal"``, or ``"ras"`` for the canonical axes. ``frame``: the number of a
-            time step, from 0. ``max_pixels``: the largest number of pixels of a slice.
+            time step, from 0. ``max_pixels``, ``max_memory``: the limits, as for :func:`read_image`.
 
     Returns:
         The values, what is black and white, and where the pixels lie.
@@ -131,7 +144,7 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
     found = read_file_image(path, options)
     if found is not None:
         return found
-    image = read_image(path, max_pixels=options.max_pixels)
+    image = read_image(path, max_pixels=options.max_pixels, max_memory=options.max_memory)
     name = str(path) if not isinstance(path, bytes) else "the bytes"
     white = Contrast((0.0,), (255.0,))
     return FileImage(name, np.asarray(image), white, origin=get_origin(image), notes=get_reading_notes(image))
@@ -167,7 +180,13 @@ def has_image_suffix(path: os.PathLike[str] | str) -> bool:
     return Path(name).suffix in IMAGE_SUFFIXES or name.endswith(format_table.SUFFIXES)
 
 
-def read_image(source: ImageSource, *, max_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(
+    source: ImageSource,
+    *,
+    max_side: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    max_memory: int | None = None,
+) -> Image.Image:
     """Read an image as a browser shows it, from a file, or from the web if the user names a URL.
 
     The EXIF orientation is applied, transparent pixels are composited over white, and 16 bits are scaled to 8. The
@@ -180,35 +199,38 @@ def read_image(source: ImageSource, *, max_side: int | None = None, max_pixels: 
             bytes of a file, a PIL image (which is loaded, not changed), or an array; see :data:`ImageSource`.
         max_side: The longest side of the result in pixels; larger images are reduced. JPEG files are then decoded at
             1/2, 1/4 or 1/8 of their size, as far as that is enough, which takes a part of the time and memory.
-        max_pixels: The most pixels that a file may have, so that a small file cannot fill the memory. A PIL image or an
-            array is in memory already, and is not limited.
+        max_pixels: The most pixels that a file may have. A PIL image or an array is in memory already, and is not
+            limited.
+        max_memory: The most bytes that reading a file may take, so that a small file cannot fill the memory; by default
+            :data:`MAX_MEMORY`, or 4 bytes for each of ``max_pixels`` if that is more. Decoders take 4 to 20 bytes for
+            each pixel, e.g. 4 for a baseline JPEG and 17 for WebP.
 
     Returns:
         A new image of mode "RGB" without metadata. Reading it again changes nothing.
 
     Raises:
-        ImageError: The file does not exist, cannot be downloaded, is no image or is damaged; it has more pixels than
-            ``max_pixels``, more bytes than :data:`MAX_BYTES` or more bands than an image; or the array's shape, dtype
-            or range is not allowed.
+        ImageError: The file does not exist, cannot be downloaded, is no image or is damaged; it takes more than
+            ``max_pixels`` or ``max_memory`` allow, has more bytes than :data:`MAX_BYTES` or more bands than an image;
+            or the array's shape, dtype or range is not allowed.
     """
     check_count("max_side", max_side, optional=True, error=ImageError)
-    check_count("max_pixels", max_pixels, error=ImageError)
+    options = ReadingOptions(max_pixels=max_pixels, max_memory=max_memory)
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
     if isinstance(source, str) and is_web_address(source):
         from camtool.inputs.downloads import download_image
 
-        return _decode(BytesIO(download_image(source)), source, max_side, max_pixels)
+        return _decode(BytesIO(download_image(source)), source, max_side, options)
     if isinstance(source, (str, os.PathLike)):
         check_not_url("image", source, ImageError)
         path = Path(source)
-        volume = format_table.read_folder(path, ReadingOptions(max_pixels=max_pixels)) if path.is_dir() else None
+        volume = format_table.read_folder(path, options) if path.is_dir() else None
         if volume is not None:
             return _flatten(volume, max_side)
         with _open_file(path) as stream:
-            return _decode(stream, str(path), max_side, max_pixels)
+            return _decode(stream, str(path), max_side, options)
     if isinstance(source, bytes):
-        return _decode(BytesIO(source), "the bytes", max_side, max_pixels)
+        return _decode(BytesIO(source), "the bytes", max_side, options)
     if isinstance(source, FileImage):
         return _flatten(source, max_side)
     if isinstance(source, Image.Image):
@@ -261,7 +283,7 @@ def _open_file(path: Path) -> BinaryIO:
     raise ImageError(f"{path} cannot be read: {reason}.")
 
 
-def _decode(stream: BinaryIO, name: str, max_side: int | None, max_pixels: int) -> Image.Image:
+def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingOptions) -> Image.Image:
     """Identify the format of a stream and decode it to a plain image, whose sides are at most ``max_side``."""
     with _name_in_errors(name):
         header = stream.read(_HEADER_BYTES)
@@ -269,19 +291,28 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, max_pixels: int) 
     if not header:
         raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
     with _name_in_errors(name):
-        found = format_table.read_stream(stream, name, ReadingOptions(max_pixels=max_pixels))
+        found = format_table.read_stream(stream, name, options)
     if found is not None:
         return _flatten(found, max_side)
     formats = _list_formats(header, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = _open_image(stream, header, formats)
-        _check_size(image, max_pixels)
+        _check_size(image, options)
+        size, scans = image.size, _check_scans(image, stream, name) if image.format in _JPEG else 1
         # Pillow turns an image upright, and forgets that it did, when it loads it.
         origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
         if max_side is not None:
             image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
+        options.check_memory(name, estimate_memory(image, size, scans))
         image.load()
-    plain = _add_notes(_reduce(_make_plain(image, name), max_side), image)
+    is_plain = _is_plain(image)
+    is_reduced = max_side is not None and max(image.size) > max_side
+    copies = (not is_plain) + is_reduced
+    options.check_memory(name, image.width * image.height * (get_pixel_bytes(image.mode) + 4 * copies))
+    # Pillow's own way to another image with the same pixels: a copy would double the memory of most photos.
+    plain = image._new(image.im) if is_plain else _make_plain(image, name)
+    plain.info = {}
+    plain = _add_notes(_reduce(plain, max_side), image)
     if origin is not None:
         plain.info[_ORIGIN] = origin
     return plain
@@ -349,9 +380,7 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
     if image.format not in _FRAME_FORMATS or image.tell() != 0:
         return ()
     try:
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1 and image.format == "TIFF":
-            frames = _count_whole_pages(image, frames)
+        frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
     except _DECODER_FAULTS:
         # A later frame is damaged, but the first can be read.
         return ()
@@ -362,13 +391,15 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
     return (MapWarning(note, "frames-ignored"),) if frames > 1 else ()
 
 
-def _count_whole_pages(image: Image.Image, frames: int) -> int:
+def _count_whole_pages(image: Image.Image) -> int:
     """Count the pages of a TIFF that are no thumbnails or masks of others; the image stays at its first page."""
     whole = 0
     try:
-        for frame in range(frames):
+        for frame in range(_MOST_COUNTED):
             image.seek(frame)
             whole += not is_reduced_page(image)
+    except EOFError:
+        pass  # it was the last one
     finally:
         image.seek(0)
     return whole
@@ -434,11 +465,26 @@ def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Imag
     raise UnidentifiedImageError(f"none of {', '.join(formats)}")
 
 
-def _check_size(image: Image.Image, max_pixels: int) -> None:
+def _check_size(image: Image.Image, options: ReadingOptions) -> None:
     """Raise an error if an image that is not decoded yet has more pixels; its header gives the size."""
     pixels = image.width * image.height
-    if pixels > max_pixels:
-        raise Image.DecompressionBombError(f"it has {pixels:,} pixels, and the limit is {max_pixels:,}.")
+    if pixels > options.max_pixels:
+        raise Image.DecompressionBombError(f"it has {pixels:,} pixels, and the limit is {options.max_pixels:,}.")
+
+
+def _check_scans(image: Image.Image, stream: BinaryIO, name: str) -> int:
+    """Return the number of scans in a JPEG.
+
+    Raises:
+        ImageError: Together they take too long.
+    """
+    most = max(_USUAL_SCANS, _SCANNED_PIXELS // (image.width * image.height))
+    position = stream.tell()
+    scans = count_jpeg_scans(stream, most + 1)
+    stream.seek(position)
+    if scans > most:
+        raise ImageError(f"{name} is not decoded: it has more than {most:,} scans, and photos have up to 20.")
+    return scans
 
 
 def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
@@ -454,7 +500,7 @@ def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
     if array.size == 0:
         raise ImageError(f"the array has shape {array.shape}: no pixels.")
     if array.dtype != np.uint8:
-        array = _scale_to_levels(array, "the array", whites=(1,))
+        array = _scale_to_levels(array, _choose_white(array, "the array", whites=(1,)))
     return Image.fromarray(array.reshape(array.shape[:2]) if is_gray else array)
 
 
@@ -466,20 +512,52 @@ def _has_channels_first(array: npt.NDArray[Any]) -> bool:
 # ------------------------------------------------------------------------------------------- from decoded to plain
 
 
+def _is_plain(image: Image.Image) -> bool:
+    """Return True if the pixels of a loaded image need no change."""
+    return image.mode == "RGB" and not image.has_transparency_data and _find_transposition(image) is None
+
+
 def _make_plain(image: Image.Image, name: str) -> Image.Image:
     """Return a loaded image as a new RGB image of eight bits: upright, on white, without metadata."""
     if 0 in image.size:
         raise ImageError(f"{name} has {image.width} x {image.height} pixels: it is empty.")
-    transposition = _find_transposition(image)
-    image = _scale_to_eight_bits(image, name)
+    transposition, white = _find_transposition(image), _find_white(image, name)
+    is_on_side = transposition in _ON_SIDE
+    canvas = Image.new("RGB", image.size[::-1] if is_on_side else image.size, "white")
+    for top, strip in _cut_strips(image):
+        plain = _convert_strip(strip, white)
+        if transposition is not None:
+            plain = plain.transpose(transposition)
+        start = image.height - top - strip.height if transposition in _FROM_BELOW else top
+        canvas.paste(plain, (start, 0) if is_on_side else (0, start))
+    return canvas
+
+
+def _cut_strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Yield strips of rows, and where they begin; a small image as it is."""
+    rows = max(1, _STRIP_PIXELS // image.width)
+    if rows >= image.height:
+        yield 0, image
+        return
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _convert_strip(image: Image.Image, white: int | None) -> Image.Image:
+    """Return a strip as RGB on white; ``white`` is the value of white if there are more than eight bits."""
+    if white is not None:
+        values = np.asarray(image)
+        levels = _scale_to_levels(values, white)
+        # A gray PNG may declare one value transparent.
+        levels[values == image.info.get("transparency")] = 255
+        image = Image.fromarray(levels)
+    if not image.has_transparency_data:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    # PIL converts La (premultiplied alpha) to LA only.
+    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     canvas = Image.new("RGB", image.size, "white")
-    if image.has_transparency_data:
-        # PIL converts La (premultiplied alpha) to LA only.
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        canvas.paste(image, mask=image)
-    else:
-        canvas.paste(image.convert("RGB"))
-    return canvas if transposition is None else canvas.transpose(transposition)
+    canvas.paste(image, mask=image)
+    return canvas
 
 
 def _find_transposition(image: Image.Image) -> Image.Transpose | None:
@@ -491,10 +569,10 @@ def _find_transposition(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
-def _scale_to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    """Scale the gray modes of more than eight bits (I;16 and its variants, I, F) to mode L; return others unchanged."""
+def _find_white(image: Image.Image, name: str) -> int | None:
+    """Return the value of white of the gray modes of more than eight bits (I;16 and its variants, I, F); else None."""
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
-        return image
+        return None
     if image.mode == "F":
         whites: tuple[int, ...] = (1, 255)
     elif image.mode == "I" and image.format not in ("PNG", "PPM"):
@@ -502,25 +580,32 @@ def _scale_to_eight_bits(image: Image.Image, name: str) -> Image.Image:
     else:
         # In PNG and PPM, mode I holds 16 bits.
         whites = (65535,)
-    values = np.asarray(image)
-    levels = _scale_to_levels(values, name, whites)
-    # A gray PNG may declare one value transparent.
-    levels[values == image.info.get("transparency")] = 255
-    return Image.fromarray(levels)
+    ranges = np.array(
+        [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _cut_strips(image))]
+    )
+    return _choose_white(ranges, name, whites)
 
 
-def _scale_to_levels(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Scale [0, white] to the nearest of the levels 0 to 255, by the first white that is at least the maximum."""
+def _choose_white(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) -> int:
+    """Return the first white so that all values are in [0, white].
+
+    Raises:
+        ImageError: There is none.
+    """
     low, high = float(values.min()), float(values.max())
     # A float is in range if its nearest level exists: denormalizing gives values such as 1.0000001.
     slack = 0.49 if values.dtype.kind == "f" else 0
     for white in whites:
         if low * 255 / white >= -slack and high * 255 / white <= 255 + slack:
-            scaled = values.astype(np.float32) * np.float32(255 / white)
-            levels: npt.NDArray[np.uint8] = np.rint(scaled).astype(np.uint8)
-            return levels
+            return white
     found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
     hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
     if whites != (1,):
         hint = " To choose what is black and white, use camtool.open_image(path, percentiles=(2, 98))."
     raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")
+
+
+def _scale_to_levels(values: npt.NDArray[Any], white: int) -> npt.NDArray[np.uint8]:
+    """Scale [0, white] to the nearest of the levels 0 to 255."""
+    levels: npt.NDArray[np.uint8] = np.rint(values.astype(np.float32) * np.float32(255 / white)).astype(np.uint8)
+    return levels

@@ -212,7 +212,10 @@ class InputPreparer:
         if found is not None and choose_kind(self._model, found, self._kind) is not None:
             return found
         given = source if found is None else found
-        return image_files.read_image(given, max_side=max_side, max_pixels=self._reading.max_pixels)
+        options = self._reading
+        return image_files.read_image(
+            given, max_side=max_side, max_pixels=options.max_pixels, max_memory=options.max_memory
+        )
 
     def _prepare_values(self, found: FileImage) -> PreparedInput:
         """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tifffile
+from nibabel import Nifti1Header
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageDraw, PngImagePlugin
 
@@ -81,10 +82,18 @@ def build_tiff(array: NDArray[Any], **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def build_tiff_header(width: int, height: int) -> bytes:
+def build_tiff_header(width: int, height: int, more: dict[int, int] | None = None) -> bytes:
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: width * height % 2**32}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    tags |= more or {}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
     return struct.pack("<2sHI", b"II", 42, 8) + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def build_nifti_header(values: dict[str, Any]) -> bytes:
+    header = Nifti1Header()
+    for name, value in values.items():
+        header[name] = value
+    return bytes(header.binaryblock) + bytes(4)
 
 
 def build_exif(orientation: int) -> bytes:
@@ -254,6 +263,15 @@ bad(
     b"RIFF" + struct.pack("<I", 40) + b"WEBPVP8X" + struct.pack("<II", 10, 0) + b"\xff\x3f\0\xff\x3f\0" + bytes(20),
     LARGE + "|" + DAMAGED,
 )
+# Small files within the limit of pixels, which would take gigabytes: a decoder's copies, tiles larger than the image,
+# values that the file does not hold, and one strip of the whole image.
+WEBP = "5249464626000000574542505650384c190000002faff6ab1d075081540820000a1a02495bbced8f8f88e87f0000"
+bad("memory.webp", bytes.fromhex(WEBP), LARGE)
+bad("memory.gif", WHOLE["gif"][:6] + b"\xb0\x36\xb0\x36" + WHOLE["gif"][10:], LARGE)
+bad("memory.tif", build_tiff_header(13_300, 13_300, {259: 8}), LARGE)
+bad("memory-tile.tif", build_tiff_header(9, 9, {258: 8, 259: 8, 322: 30_000, 323: 30_000, 324: 8, 325: 8}), LARGE)
+VALUES = {"sizeof_hdr": 348, "dim": [3, 512, 512, 450, 1, 1, 1, 1], "datatype": 4, "bitpix": 16, "vox_offset": 352}
+bad("memory.nii", build_nifti_header(VALUES), "its header announces 235,929,600 bytes of values, and there are 0")
 bad("header-alone.png", build_png_header(10_000, 10_000) + build_chunk(b"IDAT", b"x\x9c"), DAMAGED)
 info = PngImagePlugin.PngInfo()
 info.add_text("Comment", "\x1b[2J" * 10**6, zip=True)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from camtool.errors import ImageError
+from camtool.inputs import image_files
 from camtool.inputs.image_files import read_image
+from camtool.runs.run_folder.hashes import hash_photo
 from tests.cli.test_commands import start_process
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="names, pipes and sockets of POSIX")
 if os.name == "posix":
-    from tests.inputs.hostile_images import CASES, LABEL, SIZE, build_folder
+    from tests.inputs.hostile_images import CASES, LABEL, PHOTO, SIZE, build_chunk, build_folder, build_png_header
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,55 @@ def test_what_is_no_image_fails_with_a_reason(folder: Path, name: str) -> None:
     with pytest.raises(ImageError, match=CASES[name].failure) as failed:
         read_image(folder / name)
     assert name in str(failed.value)
+
+
+READ_ALL = """
+import resource, sys, warnings
+from pathlib import Path
+from camtool.errors import ImageError
+from camtool.inputs.image_files import read_image
+warnings.simplefilter("ignore")
+for path in Path(sys.argv[1]).iterdir():
+    if path.is_file():
+        try:
+            read_image(path)
+        except ImageError:
+            pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_no_file_takes_more_than_a_gigabyte_and_a_half(folder: Path) -> None:
+    large = build_png_header(14_000, 14_000) + build_chunk(b"IDAT", zlib.compress(bytes(14_000 * 42_001), 1))
+    (folder / "largest.png").write_bytes(large + build_chunk(b"IEND", b""))
+    done = subprocess.run([sys.executable, "-c", READ_ALL, folder], check=True, capture_output=True, text=True)
+    (folder / "largest.png").unlink()
+    assert int(done.stdout) < 1.5e9 / 1024
+
+
+def test_a_file_that_is_too_large_is_not_hashed(folder: Path) -> None:
+    assert hash_photo(folder / "sparse.png") is None
+
+
+def test_scans_of_a_jpeg_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    PHOTO.save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    monkeypatch.setattr(image_files, "_SCANNED_PIXELS", 0)
+    read_image(whole)
+    with pytest.raises(ImageError, match="it has more than 30 scans"):
+        read_image(whole[:-2] + 30 * last + whole[-2:])
+
+
+def test_the_limit_of_memory_can_be_set() -> None:
+    buffer = io.BytesIO()
+    PHOTO.save(buffer, "WEBP")
+    needed = PHOTO.width * PHOTO.height * 17
+    assert read_image(buffer.getvalue(), max_memory=needed).size == PHOTO.size
+    with pytest.raises(ImageError, match="of memory, and the limit is 0 MB"):
+        read_image(buffer.getvalue(), max_memory=needed - 1)
 
 
 @pytest.fixture(scope="module")

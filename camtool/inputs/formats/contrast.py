@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Contrast", "WindowFunction", "choose_contrast", "find_full_range", "find_range"]
 
 _PART = 1 << 20
-"""Values that are computed at once."""
+"""Values that are computed at once, as the computation takes eight times the memory of 8-bit values."""
 
 WindowFunction: TypeAlias = Literal["LINEAR", "LINEAR_EXACT", "SIGMOID"]
 """The VOI LUT functions of DICOM PS3.3 C.11.2.1."""
@@ -49,11 +50,16 @@ class Contrast:
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black."""
         unit = np.empty(values.shape, np.float32)
-        # In parts, as the computation takes eight times the memory of 8-bit values.
-        step = max(1, _PART // max(1, values[:1].size))
-        for start in range(0, len(values), step):
-            unit[start : start + step] = self._apply_to_part(values[start : start + step])
+        for part in _cut(values):
+            unit[part] = self._apply_to_part(values[part])
         return unit
+
+    def to_levels(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return values ``(..., C)`` as the nearest of the levels 0 to 255."""
+        levels = np.empty(values.shape, np.uint8)
+        for part in _cut(values):
+            levels[part] = np.rint(self._apply_to_part(values[part]).astype(np.float32) * 255)
+        return levels
 
     def _apply_to_part(self, values: NDArray[Any]) -> NDArray[np.float64]:
         low, high = np.asarray(self.low), np.asarray(self.high)
@@ -95,8 +101,9 @@ def choose_contrast(
 
 def find_range(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> tuple[float, float]:
     """Return the lowest and the highest of the valid, finite values; (0, 1) if there are none."""
-    counted = _select_valid(values, valid)
-    return (float(counted.min()), float(counted.max())) if counted.size else (0.0, 1.0)
+    parts = (_select_valid(values[part], None if valid is None else valid[part]) for part in _cut(values))
+    ranges = [(float(part.min()), float(part.max())) for part in parts if part.size]
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else (0.0, 1.0)
 
 
 def find_full_range(values: NDArray[Any]) -> Contrast | None:
@@ -109,6 +116,15 @@ def find_full_range(values: NDArray[Any]) -> Contrast | None:
     low, high = find_range(values)
     is_unit = values.dtype.kind == "b" or (values.dtype.kind == "f" and low >= 0 and high <= 1)
     return Contrast((0.0,), (1.0,)) if is_unit else None
+
+
+def _cut(values: NDArray[Any]) -> Iterator[tuple[slice, ...]]:
+    """Yield the parts of an array, along its first two axes, that are computed at once."""
+    planes = max(1, _PART // max(1, values[:1].size))
+    rows = max(1, _PART // max(1, values[:1, :1].size)) if values.ndim > 1 else 1
+    for plane in range(0, len(values), planes):
+        for row in range(0, values.shape[1] if values.ndim > 1 else 1, rows):
+            yield (slice(plane, plane + planes), slice(row, row + rows))[: values.ndim]
 
 
 def _select_valid(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:

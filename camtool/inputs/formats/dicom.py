@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast, get_args
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin
@@ -30,6 +33,7 @@ __all__ = [
     "DicomOrigin",
     "build_file_image",
     "check_options",
+    "count_value_bytes",
     "decode_frames",
     "is_dicom",
     "open_dataset",
@@ -41,6 +45,8 @@ _MAGIC = b"DICM"
 _META_BYTES = 4096
 _DEFLATED = re.escape(b"1.2.840.10008.1.2.1.99")
 _INFLATED_BYTES, _INFLATED_PART = 1 << 30, 1 << 24
+_PART = 1 << 20
+"""Pixels that are computed at once."""
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _GDCM = "python-gdcm"
 _PLUGINS = {
@@ -89,7 +95,8 @@ def read_dicom(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
         count = int(dataset.get("NumberOfFrames", None) or 1)
         chosen = options.choose_slice(name, count, "frames")
         frames = range(count) if chosen is None else [chosen]
-        options.check_size(name, dataset.Rows, dataset.Columns, len(frames) * dataset.SamplesPerPixel)
+        planes, needed = len(frames) * dataset.SamplesPerPixel, count_value_bytes(dataset, options)
+        options.check_size(name, dataset.Rows, dataset.Columns, planes, needed)
         pixels, photometric = decode_frames(dataset, name, frames)
         parts = [(frame, _get_frame(dataset, index)) for frame, index in zip(pixels, frames, strict=True)]
         return build_file_image(parts, photometric, name, options, slices="frames")
@@ -152,6 +159,12 @@ def _holds_pixels(dataset: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------- pixels
 
 
+def count_value_bytes(dataset: Any, options: ReadingOptions) -> int:
+    """Return the bytes that reading takes for a value: as stored, decoded, as float32, whether it is valid, drawn."""
+    stored = -(-int(dataset.BitsAllocated) // 8)
+    return max(2 * stored, stored + 6) + options.percentile_bytes
+
+
 def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[NDArray[Any]], str]:
     """Decode frames, ``(H, W)`` or ``(H, W, 3)`` each; return them and their photometric interpretation.
 
@@ -170,11 +183,15 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
     if not decoder.is_available:
         raise ImageError(f"{name} is compressed as {syntax.name}, which needs: pip install {package}")
     options = as_pixel_options(dataset)
+    if syntax.is_encapsulated:
+        _check_compressed(dataset, name, frames)
     try:
         decoded = [decoder.as_array(dataset, index=index, **options) for index in frames]
     except RuntimeError as error:
         hint = f" If it is whole, another decoder may read it: pip install {package}" if syntax.is_compressed else ""
         raise ImageError(f"{name} is compressed as {syntax.name} and cannot be decoded: {error}.{hint}") from error
+    for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"):
+        dataset.pop(word, None)  # it takes as much memory as the decoded values
     kinds = {str(properties["photometric_interpretation"]) for _, properties in decoded}
     photometric = kinds.pop()
     if photometric == "PALETTE COLOR":
@@ -185,6 +202,25 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
     if kinds or photometric not in (*_GRAY, "RGB"):
         raise ImageError(f"{name} has colors of the kind {photometric}, which is not supported; convert it to RGB.")
     return [frame for frame, _ in decoded], photometric
+
+
+def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
+    """Check that compressed frames have the size that the file says: a decoder decodes what the frame itself says.
+
+    Raises:
+        ImageError: One has another.
+    """
+    from pydicom.encaps import get_frame
+
+    size = int(dataset.Columns), int(dataset.Rows)
+    count = int(dataset.get("NumberOfFrames", None) or 1)
+    for index in frames:
+        with suppress(UnidentifiedImageError):  # e.g. JPEG-LS and RLE, which Pillow does not know
+            found = Image.open(BytesIO(get_frame(dataset.PixelData, index, number_of_frames=count))).size
+            if found != size:
+                raise ImageError(
+                    f"{name} is damaged: it says {size[0]} x {size[1]} pixels, and holds {found[0]} x {found[1]}."
+                )
 
 
 def _get_frame(dataset: Any, index: int) -> Any:
@@ -275,24 +311,37 @@ def _read_gray(
 ) -> tuple[NDArray[np.float32], Contrast, tuple[MapWarning, ...]]:
     """Return values ``(D, H, W, 1)`` after the modality transformation, their contrast, and notes."""
     first = parts[0][1]
-    values = np.stack([_apply_modality(pixels, frame) for pixels, frame in parts])[..., None].astype(np.float32)
-    valid = np.stack([_find_valid(pixels, frame) for pixels, frame in parts])[..., None]
+    values = np.empty((len(parts), *parts[0][0].shape, 1), np.float32)
+    is_padded = any(frame.get("PixelPaddingValue", None) is not None for _, frame in parts)
+    valid = np.ones(values.shape, np.bool_) if is_padded else None
+    for index, (pixels, frame) in enumerate(parts):
+        for rows in _cut_rows(pixels):
+            values[index, rows, :, 0] = _apply_modality(pixels[rows], frame)
+            if valid is not None:
+                valid[index, rows, :, 0] = _find_valid(pixels[rows], frame)
     function = _get_function(first)
     chosen = contrasts.choose_contrast(options, values, valid, function=function, is_inverted=is_inverted)
     if chosen is not None:
         return values, chosen, ()
     if first.get("VOILUTSequence", None):
-        shown = [
-            _apply_table(each, frame.VOILUTSequence[0], frame) for each, (_, frame) in zip(values, parts, strict=True)
-        ]
+        for each, (_, frame) in zip(values, parts, strict=True):
+            for rows in _cut_rows(each):
+                each[rows] = _apply_table(each[rows], frame.VOILUTSequence[0], frame)
         bits = int(first.VOILUTSequence[0].LUTDescriptor[2])
         white = Contrast((0.0,), (float(2**bits - 1),), is_inverted=is_inverted)
-        return np.stack(shown).astype(np.float32), white, ()
+        return values, white, ()
     window = _get_window(first)
     if window is not None:
         return values, Contrast.from_window(*window, function, is_inverted=is_inverted), ()
     assumed, note = build_assumed_contrast(*contrasts.find_range(values, valid), "values")
     return values, replace(assumed, is_inverted=is_inverted), (note,)
+
+
+def _cut_rows(pixels: NDArray[Any]) -> Iterator[slice]:
+    """Yield the rows that are computed at once: in float64 and in copies they take many times the memory."""
+    step = max(1, _PART // max(1, pixels[:1].size))
+    for start in range(0, len(pixels), step):
+        yield slice(start, start + step)
 
 
 def _apply_modality(pixels: NDArray[Any], dataset: Any) -> NDArray[Any]:

@@ -10,7 +10,14 @@ import numpy as np
 
 from camtool.errors import ImageError
 from camtool.inputs.formats.decoding import name_in_errors
-from camtool.inputs.formats.dicom import build_file_image, check_options, decode_frames, is_dicom, open_dataset
+from camtool.inputs.formats.dicom import (
+    build_file_image,
+    check_options,
+    count_value_bytes,
+    decode_frames,
+    is_dicom,
+    open_dataset,
+)
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
@@ -34,6 +41,7 @@ class _Slice:
     path: Path
     series: str
     size: tuple[int, int, int]
+    value_bytes: int
     cosines: NDArray[np.float64]
     position: NDArray[np.float64]
 
@@ -54,7 +62,7 @@ def holds_dicom(path: Path) -> bool:
 def are_of_one_series(first: Path, second: Path) -> bool:
     """Return True if two DICOM files are slices of one series; False if they do not say so, or cannot be read."""
     try:
-        one, other = _read_place(first), _read_place(second)
+        one, other = (_read_place(path, ReadingOptions()) for path in (first, second))
     except (ImageError, OSError):
         return False
     return one.series == other.series and one.size == other.size
@@ -71,7 +79,7 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
     """
     name = str(folder)
     check_options(name, options)
-    slices = [_read_place(path) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
+    slices = [_read_place(path, options) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
     _check_alike(name, slices)
     normal = np.cross(slices[0].cosines[:3], slices[0].cosines[3:])
     places = np.array([float(each.position @ normal) for each in slices])
@@ -81,7 +89,7 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
     chosen = options.choose_slice(name, len(slices))
     wanted = [slices[index] for index in (order if chosen is None else order[chosen : chosen + 1])]
     height, width, samples = slices[0].size
-    options.check_size(name, height, width, len(wanted) * samples)
+    options.check_size(name, height, width, len(wanted) * samples, max(each.value_bytes for each in wanted))
     return _read_slices(name, wanted, gaps, options)
 
 
@@ -113,7 +121,7 @@ def _holds_dicom(path: Path) -> bool:
         raise ImageError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _read_place(path: Path) -> _Slice:
+def _read_place(path: Path, options: ReadingOptions) -> _Slice:
     """Read where a slice lies, without its pixels."""
     name = str(path)
     with path.open("rb") as stream:
@@ -129,9 +137,8 @@ def _read_place(path: Path) -> _Slice:
             )
         size = int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel)
         where = np.array([float(each) for each in position])
-        return _Slice(
-            path, str(dataset.get("SeriesInstanceUID", "")), size, np.array([float(x) for x in cosines]), where
-        )
+        series, needed = str(dataset.get("SeriesInstanceUID", "")), count_value_bytes(dataset, options)
+        return _Slice(path, series, size, needed, np.array([float(x) for x in cosines]), where)
 
 
 def _check_alike(name: str, slices: list[_Slice]) -> None:

@@ -67,6 +67,9 @@ class FileImage:
         Raises:
             ImageError: Nothing says which values are black and white.
         """
+        return self._get_contrast().apply(self.values)
+
+    def _get_contrast(self) -> Contrast:
         if self.contrast is None:
             low, high = find_range(self.values)
             raise ImageError(
@@ -74,7 +77,7 @@ class FileImage:
                 "black and white; pass percentiles=(2, 98) or window=(center, width) to camtool.open_image (on the "
                 "command line --percentiles, --window)."
             )
-        return self.contrast.apply(self.values)
+        return self.contrast
 
     def to_model_values(self) -> NDArray[np.float32]:
         """Return ``(C, H, W)`` or ``(C, D, H, W)`` for a transform: in [0, 1] if the user chose the contrast."""
@@ -91,7 +94,7 @@ class FileImage:
             raise ImageError(self._describe_slices())
         if not self.is_color or self.channels not in _COLORS:
             raise ImageError(self._describe_bands())
-        levels = np.rint(self.to_unit() * 255).astype(np.uint8)
+        levels = self._get_contrast().to_levels(self.values)
         return Image.fromarray(levels[..., 0] if self.channels == 1 else levels).convert("RGB")
 
     def draw(self) -> NDArray[np.uint8]:

@@ -37,7 +37,8 @@ def read_png(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage 
     options.check_supported(name, "PNG", "window", "percentiles")
     with name_in_errors(name, "PNG"):
         image = Image.open(stream, formats=["PNG"])
-        options.check_size(name, image.height, image.width)
+        # As Pillow decodes it and as an array, of up to 4 and 2 bytes, and what is drawn.
+        options.check_size(name, image.height, image.width, value_bytes=8 + options.percentile_bytes)
         if image.mode != "L" and image.mode != "I" and not image.mode.startswith("I;16"):
             raise ImageError(
                 f"{name} is a PNG of mode {image.mode}; window= and percentiles= apply to gray images. Pillow reads "

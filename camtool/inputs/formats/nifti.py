@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ _MAGICS = {344: (b"n+1\0", b"ni1\0"), _NIFTI_2: (b"n+2\0", b"ni2\0")}
 """Position of the magic number → its values in single files and in pairs of .hdr and .img."""
 _EXTENSION_BYTES = 1 << 24
 """Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing."""
+_PART_BYTES = 1 << 20
+"""Bytes that are unpacked at once."""
+_VALUE_BYTES = 5
+"""Bytes that a value takes as float32, and while it is drawn."""
 
 
 @dataclass(frozen=True)
@@ -137,50 +142,96 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
     options.check_supported(name, "NIfTI", "window", "percentiles", "slice", "axis", "frame")
     nibabel = import_reader("nibabel", "nifti", name, "a NIfTI file")
     with name_in_errors(name, "NIfTI"):
-        image = _open(nibabel, stream, name, options)
-        frame = options.choose_frame(name, (*image.shape, 1, 1, 1)[3])
-        data = image.dataobj if len(image.shape) < 4 else image.dataobj[..., frame]
-        volume = np.asarray(data, np.float32).reshape((*image.shape, 1, 1)[:3])
-        orientation = nibabel.io_orientation(image.affine)
+        header = _read_header(nibabel, stream, name, options)
+        affine = header.get_best_affine()
+        orientation = nibabel.io_orientation(affine)
         if not np.isfinite(orientation).all():
             raise ImageError(f"{name} has an affine that flattens the volume, so its orientation is unknown.")
+        stored = _read_volume(header, stream, name, options)
         axis: Axis = options.axis or "axial"
-        slices = _CUTS[axis].apply(nibabel.apply_orientation(volume, orientation))[..., None]
-    contrast, notes = _choose_contrast(image.header, slices, options)
+        slices = _scale(_CUTS[axis].apply(nibabel.apply_orientation(stored, orientation)), header)[..., None]
+        del stored
+    contrast, notes = _choose_contrast(header, slices, options)
     index = options.choose_slice(name, len(slices), f"{axis} slices")
     index = 0 if len(slices) == 1 else index
     values = np.ascontiguousarray(slices if index is None else slices[index])
-    spacing = _find_spacing(nibabel, image.affine, axis)[0 if index is None else 1 :]
-    origin = NiftiOrigin(name, values.shape[:-1], spacing, image.affine, image.header, axis, index)
+    spacing = _find_spacing(nibabel, affine, axis)[0 if index is None else 1 :]
+    origin = NiftiOrigin(name, values.shape[:-1], spacing, affine, header, axis, index)
     is_scaled = options.window is not None or options.percentiles is not None
     return FileImage(name, values, contrast, True, is_scaled, f"{axis} slices", origin, notes)
 
 
-def _open(nibabel: Any, stream: BinaryIO, name: str, options: ReadingOptions) -> Any:
-    """Return an image of nibabel whose size was checked before its data were read."""
-    start = stream.read(_HEADER_BYTES)
-    is_compressed = start.startswith(_GZIP)
-    stream.seek(0)
-    unpacked = zlib.decompressobj(31)
-    header = unpacked.decompress(stream.read(1 << 16), _HEADER_BYTES) if is_compressed else start
-    stream.seek(0)
-    place = next(place for place, magics in _MAGICS.items() if header[place : place + 4] in magics)
-    if header[place : place + 4] != _MAGICS[place][0]:
+def _read_header(nibabel: Any, stream: BinaryIO, name: str, options: ReadingOptions) -> Any:
+    """Return the header as nibabel reads it, after a check of the size that it announces."""
+    start = _decompress_start(stream.read(1 << 16)) if _is_compressed(stream) else stream.read(_HEADER_BYTES)
+    place = next(place for place, magics in _MAGICS.items() if start[place : place + 4] in magics)
+    if start[place : place + 4] != _MAGICS[place][0]:
         raise ImageError(f"{name} is one of a pair of NIfTI files (.hdr and .img); save the volume as one .nii file.")
-    kind = nibabel.Nifti2Image if place == _NIFTI_2 else nibabel.Nifti1Image
-    parsed = kind.header_class(header[: kind.header_class.template_dtype.itemsize])
-    shape, dtype = parsed.get_data_shape(), parsed.get_data_dtype()
+    kind = nibabel.Nifti2Header if place == _NIFTI_2 else nibabel.Nifti1Header
+    header = kind(start[: kind.template_dtype.itemsize])
+    shape, dtype = header.get_data_shape(), header.get_data_dtype()
     if len(shape) > 4 and max(shape[4:]) > 1:
         raise ImageError(f"{name} has {len(shape)} axes {shape}; a volume has 3, and 4 with time.")
     if dtype.kind not in "iuf":
         raise ImageError(f"{name} holds values of the type {dtype}; numbers are needed, no colors or complex numbers.")
     sides = sorted((*shape, 1, 1)[:3])
-    options.check_size(name, sides[2], sides[1], sides[0] * int(np.prod(shape[3:], dtype=np.int64)))
-    if not is_compressed:
-        return kind.from_bytes(stream.read())
-    # A small file may unpack to any size, so no more is unpacked than the header announces.
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + _EXTENSION_BYTES
-    return kind.from_bytes(zlib.decompressobj(31).decompress(stream.read(), needed))
+    # The stored values, and one time step of them as float32.
+    needed = dtype.itemsize + _VALUE_BYTES + options.percentile_bytes
+    options.check_size(name, sides[2], sides[1], sides[0] * math.prod(shape[3:]), needed)
+    return header
+
+
+def _read_volume(header: Any, stream: BinaryIO, name: str, options: ReadingOptions) -> NDArray[Any]:
+    """Return the stored values of a time step, ``(X, Y, Z)``.
+
+    Raises:
+        ImageError: The file holds fewer than its header announces.
+    """
+    shape, dtype = (*header.get_data_shape(), 1, 1, 1)[:4], header.get_data_dtype()
+    frame = options.choose_frame(name, shape[3])
+    start, count = int(header["vox_offset"]) or header.single_vox_offset, math.prod(shape)
+    if not 0 <= start <= _EXTENSION_BYTES:
+        raise ImageError(f"{name} is damaged: its data begin at byte {start:,}.")
+    data = _read_bytes(stream, start + count * dtype.itemsize)
+    if len(data) < start + count * dtype.itemsize:
+        raise ImageError(
+            f"{name} is damaged or cut short: its header announces {count * dtype.itemsize:,} bytes of values, and "
+            f"there are {max(0, len(data) - start):,}."
+        )
+    return np.frombuffer(data, dtype, count, start).reshape(shape, order="F")[..., frame]
+
+
+def _read_bytes(stream: BinaryIO, most: int) -> bytes | bytearray:
+    """Return the first bytes of a file, unpacked: no more than its header announces, as a small file may unpack to any.
+
+    Raises:
+        ValueError: What it was packed with is damaged.
+    """
+    if not _is_compressed(stream):
+        return stream.read(most)
+    data, unpacked = bytearray(), zlib.decompressobj(31)
+    while len(data) < most and not unpacked.eof:
+        part = unpacked.unconsumed_tail or stream.read(_PART_BYTES)
+        if not part:
+            break
+        data += unpacked.decompress(part, min(_PART_BYTES, most - len(data)))
+    return data
+
+
+def _is_compressed(stream: BinaryIO) -> bool:
+    stream.seek(0)
+    start = stream.read(len(_GZIP))
+    stream.seek(0)
+    return start == _GZIP
+
+
+def _scale(stored: NDArray[Any], header: Any) -> NDArray[np.float32]:
+    """Return stored values ``(D, H, W)`` in the unit of the file."""
+    slope, intercept = header.get_slope_inter()
+    values = np.empty(stored.shape, np.float32)
+    for index, each in enumerate(stored):
+        values[index] = each if slope is None else each * float(slope) + float(intercept)
+    return values
 
 
 def _choose_contrast(

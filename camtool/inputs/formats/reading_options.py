@@ -11,16 +11,25 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 
-__all__ = ["MAX_PIXELS", "Axis", "ReadingOptions"]
+__all__ = ["MAX_MEMORY", "MAX_PIXELS", "Axis", "ReadingOptions"]
 
 Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
 """Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes."""
 
 MAX_PIXELS = 200_000_000
-"""Most pixels of an image file by default. Decoded they take 600 MB. Cameras make up to 150 million pixels."""
+"""Most pixels of an image file by default. Cameras make up to 150 million pixels."""
 
-_VALUES_PER_PIXEL = 8
-"""Values that a file may hold for each allowed pixel: bands, slices and frames need memory as well."""
+MAX_MEMORY = 850_000_000
+"""Most bytes that reading an image file may take by default. With torch and torchvision, a process then stays below
+1.5 GB. Photos of 100 million pixels can be turned upright in it: two copies of 4 bytes for each pixel."""
+
+_PLAIN_BYTES = 4
+"""Bytes of a decoded pixel in Pillow's memory. Whoever allows more pixels allows this much memory for each."""
+
+_RAISE = (
+    "If you trust it, raise the limit (--max-pixels, which allows 4 bytes for each pixel; in Python max_pixels= or "
+    "max_memory=)."
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class ReadingOptions:
         axis: Direction of the slices of a NIfTI volume; by default ``"axial"``.
         frame: Number of a time step, from 0; negative numbers count from the end.
         max_pixels: Largest number of pixels of an image, or of a slice.
+        max_memory: Most bytes that reading a file may take; by default :data:`MAX_MEMORY`, or 4 bytes for each of
+            ``max_pixels`` if that is more.
 
     Raises:
         ImageError: A value is not allowed.
@@ -47,6 +58,7 @@ class ReadingOptions:
     axis: Axis | None = None
     frame: int | None = None
     max_pixels: int = MAX_PIXELS
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values, and turn lists into tuples."""
@@ -71,6 +83,7 @@ class ReadingOptions:
                 hint = " or 'middle'" if name == "slice" else ""
                 raise ImageError(f"{name}={value!r} must be a whole number{hint}; the first is 0, the last is -1.")
         check_count("max_pixels", self.max_pixels, error=ImageError)
+        check_count("max_memory", self.max_memory, optional=True, error=ImageError)
 
     @classmethod
     def from_user(cls, options: Mapping[str, Any] | ReadingOptions | None) -> ReadingOptions:
@@ -91,8 +104,8 @@ class ReadingOptions:
         return cls(**(options or {}))
 
     def list_given(self) -> list[str]:
-        """Return the names of the options that the user gave, apart from the limit of pixels."""
-        names = [field.name for field in fields(self) if field.name != "max_pixels"]
+        """Return the names of the options that the user gave, apart from the limits."""
+        names = [field.name for field in fields(self) if not field.name.startswith("max_")]
         return [name for name in names if getattr(self, name) is not None]
 
     def check_supported(self, name: str, file_format: str, *supported: str) -> None:
@@ -106,7 +119,7 @@ class ReadingOptions:
                 applies = f" Options for it: {', '.join(supported)}." if supported else ""
                 raise ImageError(f"{name}: {given}= does not apply to {file_format}; leave it out.{applies}")
 
-    def check_size(self, name: str, height: int, width: int, planes: int = 1) -> None:
+    def check_size(self, name: str, height: int, width: int, planes: int = 1, value_bytes: int = 1) -> None:
         """Check the size of an image before it is decoded, as a small file may claim any.
 
         Args:
@@ -114,20 +127,37 @@ class ReadingOptions:
             height: Its height.
             width: Its width.
             planes: Number of bands, slices and frames that are decoded, all together.
+            value_bytes: Bytes that reading takes at most for a value, with all copies.
 
         Raises:
-            ImageError: It is empty, or larger than ``max_pixels`` allows.
+            ImageError: It is empty, or larger than ``max_pixels`` or ``max_memory`` allow.
         """
         if min(height, width, planes) < 1:
             raise ImageError(f"{name} has {width} x {height} pixels in {planes} planes: it is empty.")
-        limit = self.max_pixels
-        if height * width <= limit and height * width * planes <= _VALUES_PER_PIXEL * limit:
-            return
-        raise ImageError(
-            f"{name} is too large to be decoded safely: {width} x {height} pixels in {planes} planes, and the limit is "
-            f"{limit:,} pixels, {_VALUES_PER_PIXEL * limit:,} in all planes. If you trust it, raise the limit "
-            "(--max-pixels, in Python max_pixels=)."
-        )
+        if height * width > self.max_pixels:
+            raise ImageError(
+                f"{name} is too large to be decoded safely: {width} x {height} pixels, and the limit is "
+                f"{self.max_pixels:,} pixels. {_RAISE}"
+            )
+        self.check_memory(name, height * width * planes * value_bytes)
+
+    def check_memory(self, name: str, needed: float) -> None:
+        """Check that reading a file does not take more bytes of memory than allowed.
+
+        Raises:
+            ImageError: It does.
+        """
+        limit = self.max_memory or max(MAX_MEMORY, _PLAIN_BYTES * self.max_pixels)
+        if needed > limit:
+            raise ImageError(
+                f"{name} is too large to be decoded safely: it takes up to {needed / 1e6:,.0f} MB of memory, and the "
+                f"limit is {limit / 1e6:,.0f} MB. {_RAISE}"
+            )
+
+    @property
+    def percentile_bytes(self) -> int:
+        """Bytes for each value that percentiles take: the values in order, and which of them count."""
+        return 0 if self.percentiles is None else 9
 
     def choose_slice(self, name: str, count: int, what: str = "slices") -> int | None:
         """Return the index of the chosen slice, from 0; ``None`` if none was chosen.

@@ -6,6 +6,7 @@ Usual TIFF photos are left to Pillow.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,12 @@ _SIGNED = 2
 _DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')
 """Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile."""
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR = 0, 1, 2, 6
+_DRAWN_BYTES = 2
+"""Bytes that a value takes while it is drawn."""
+_THREADS = 8
+"""Strips or tiles that tifffile decodes at once, at most."""
+_MOST_UNPACKED = 1100
+"""Bytes that a byte of a TIFF may be unpacked to: Deflate reaches 1032."""
 _ORDER = "TZYXCS"
 # tifffile's letters of axes. Pages without a declared meaning are "I" or "Q".
 _ROLES = {"T": "T", "Z": "Z", "I": "Z", "Q": "Z", "Y": "Y", "X": "X", "C": "C", "S": "S"}
@@ -66,7 +73,7 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         if may_be_photo and {axis for axis in sizes if sizes[axis] > 1} <= {*"YXS"}:
             return None
         _check_series(series, sizes, name, options)
-        array = series.asarray()
+        array = series.asarray(maxworkers=_THREADS)
         if array.shape != series.shape:
             raise ValueError(f"{array.shape} of {series.shape} values are there")
         stack = _to_stack(tifffile.transpose_axes(array, axes, _ORDER))
@@ -127,9 +134,10 @@ def _check_series(series: Any, sizes: Mapping[str, int], name: str, options: Rea
         ImageError: It is too large, its pages are in other files, or its values are no plain numbers.
     """
     height, width = sizes.get("Y", 1), sizes.get("X", 1)
-    options.check_size(
-        name, height, width, int(np.prod([n for axis, n in sizes.items() if axis not in "YX"], dtype=int))
-    )
+    # The decoded values and the chosen ones; then those that are drawn.
+    needed = 2 * series.dtype.itemsize + _DRAWN_BYTES + options.percentile_bytes
+    options.check_size(name, height, width, math.prod(n for axis, n in sizes.items() if axis not in "YX"), needed)
+    _check_pages(series, name, options)
     if any(page is None for page in series.pages):
         raise ImageError(f"{name} lacks some of its pages; they may be in other files of the same OME data set.")
     if series.dtype.kind not in "biuf":
@@ -138,6 +146,24 @@ def _check_series(series: Any, sizes: Mapping[str, int], name: str, options: Rea
     if photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR):
         given = ", ".join(f"{each}=" for each in options.list_given())
         raise ImageError(f"{name} holds colors of the kind {series.keyframe.photometric.name}; leave {given} out.")
+
+
+def _check_pages(series: Any, name: str, options: ReadingOptions) -> None:
+    """Check what the pages hold, and what decoding them takes beside their values.
+
+    Raises:
+        ImageError: There are fewer bytes than they can be unpacked from; or a strip or a tile is too large.
+    """
+    pages = [page for page in series.pages if page is not None]
+    key = series.keyframe
+    threads = 1 if key.chunks is None else min(_THREADS, math.prod(key.chunked))
+    options.check_memory(name, threads * math.prod(key.chunks) * key.dtype.itemsize)
+    there = min(sum(sum(page.databytecounts) for page in pages), key.parent.filehandle.size)
+    if there * _MOST_UNPACKED < series.nbytes:
+        raise ImageError(
+            f"{name} is damaged or cut short: it announces {series.nbytes:,} bytes of pixels, and there are {there:,} "
+            "to unpack them from."
+        )
 
 
 def _to_stack(array: NDArray[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camtool.errors import ImageError
+from camtool.inputs.image_files import MAX_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,8 +37,9 @@ def hash_photo(path: Path) -> str | None:
     try:
         if path.is_dir():
             return _hash_slices(path)
-        # Opening a pipe would wait forever.
-        return hash_file(path) if stat.S_ISREG(path.stat().st_mode) else None
+        # Opening a pipe would wait forever, and a sparse file may claim any size; such files are not read as photos.
+        status = path.stat()
+        return hash_file(path) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES else None
     except (OSError, ValueError, ImageError):  # ValueError: there is a NUL in the name
         return None
 
