@@ -21,6 +21,7 @@ from camtool.evaluation.trials import REFERENCE, Bench, Deadline, MeasuredBatch,
 from camtool.layers.survey import find_candidates
 from camtool.methods import METHODS
 from camtool.models import Loaded, Transform, to_loaded
+from camtool.progress import follow_step
 from camtool.structures.model_cache import remember_for_model
 
 __all__ = ["Recommendation", "Tried", "recommend", "recommend_once"]
@@ -127,7 +128,8 @@ def recommend(
     for name, given in (("target_class", requests), ("truth", truth)):
         if given is not None and len(given) != len(images):
             raise MetricError(f"{name} has {len(given)} entries for {len(images)} images; give one for each.")
-    return _choose(subject, images, requests, truth, deadline, slowest)
+    with follow_step("Choosing the method"):
+        return _choose(subject, images, requests, truth, deadline, slowest)
 
 
 def recommend_once(
