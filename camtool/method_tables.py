@@ -26,6 +26,16 @@ _FAMILIES = {
 }
 """Heading → the modules of :mod:`camtool.methods.families` and its neighbors whose methods are listed below it."""
 
+_BEGIN = {
+    "gradcam": "most models, in one backward pass; the default",
+    "faithcam": "more precise heat, from several depths",
+    "rivalcam": "several objects or similar classes in one photo",
+    "legrad": "the attention of a vision transformer",
+    "tam": "the words of a vision-language model",
+    "ablationcam": "models without gradients, e.g. quantized ones",
+}
+"""Method to begin with → what for."""
+
 _OWN = "Your own"
 """Heading of methods that are registered outside of camtool."""
 
@@ -75,7 +85,8 @@ def _format_by_family(width: int) -> list[StyledLine]:
     rows = [("method", "what it does", "cost", "needs", "paper")]
     rows += [_build_cells(each) for family in by_family.values() for each in family]
     heading, *entries = fit_columns(rows, width, keep=3, wrapped=1)
-    lines: list[StyledLine] = [(line, "bold") for line in heading]
+    lines: list[StyledLine] = [("Begin with", "bold cyan"), *_format_table([*_BEGIN.items()], width), ("", "")]
+    lines += [(line, "bold") for line in heading]
     parts = iter(entries)
     for family, members in by_family.items():
         lines += [("", ""), *((line, "bold cyan") for line in wrap_paragraph(family, width))]
@@ -87,10 +98,10 @@ def _format_by_family(width: int) -> list[StyledLine]:
 
 
 def _format_flat() -> list[StyledLine]:
-    rows = [("method", "what it does", "cost", "needs", "paper", "family")]
+    rows = [("method", "what it does", "cost", "needs", "paper", "begin with it for", "family")]
     for family, members in _group_by_family().items():
         # The heading "Wrappers, written before ..." is only "Wrappers" in a cell.
-        rows += [(*_build_cells(each), family.partition(",")[0]) for each in members]
+        rows += [(*_build_cells(each), _BEGIN.get(each.name, ""), family.partition(",")[0]) for each in members]
     return [(line, "") for line in align_columns(rows)]
 
 
