@@ -124,8 +124,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
         raise LayerError(
             f"no layer of the model can carry a map: no output is a grid over the "
-            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(model, inputs)}. If a layer "
-            "has a layout of its own, add a module that returns it as (N, C, h, w) and name that module with layer=."
+            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(model, inputs)}"
         )
     misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
@@ -138,10 +137,24 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
 
 
 def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
-    """Return, for a message, the last outputs with more axes than a batch of vectors."""
+    """Return, for a message, the last outputs with more axes than a batch of vectors, and what to do."""
     calls = trace(model, select_first_image(inputs))
-    outputs = [f"{call.name} {call.shape}" for call in calls if len(call.shape or ()) > 2]
-    return f" (last outputs: {', '.join(outputs[-3:])})" if outputs else ""
+    outputs = [call for call in calls if len(call.shape or ()) > 2][-3:]
+    shapes = f" (last outputs: {', '.join(f'{call.name} {call.shape}' for call in outputs)})" if outputs else ""
+    joined = _describe_joined_batch(outputs[-1].shape) if outputs else ""
+    remedy = "add a module that returns it as (N, C, h, w) and name that module with layer=."
+    return shapes + (joined or f". If a layer has a layout of its own, {remedy}")
+
+
+def _describe_joined_batch(shape: tuple[int, ...] | None) -> str:
+    """Return, for a message, that an output has several rows for one image; an empty string if it has one."""
+    if shape is None or len(shape) < 3 or shape[0] < 2:
+        return ""
+    return (
+        f". The model joins several images, views or tiles into one batch: these layers return {shape[0]} rows for one "
+        "image, and which of them is the image's is not known. Let the model run these layers on one after the other, "
+        "or use a method at the input, e.g. method='occlusion'."
+    )
 
 
 def _find_named(
@@ -159,10 +172,10 @@ def _find_named(
         if like is not None:
             layouts = [each for each in layouts if (each.kind, each.prefix) == (like.kind, like.prefix)]
         if not layouts:
-            near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:])
+            near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
-                f"input. Layers near the output that return one: {near or 'none'}."
+                f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
             )
         if len(layouts) > 1 or layouts[0].frames:
             output = observe(model, [name], vary_corner(inputs), grad=False).calls[name][call_index].detach()

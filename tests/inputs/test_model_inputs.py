@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
+from camtool.errors import LayerError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.rescoring import run_forward, run_tail, score_inputs, score_with_graph
@@ -618,3 +619,29 @@ def test_a_function_of_the_outputs_of_several_calls_is_explained_at_the_call_of_
     (features[0].mean((2, 3)) * features[1].mean((2, 3))).sum().backward()
     weights = features[image].grad.mean((2, 3), keepdim=True)
     np.testing.assert_allclose(found.raw, (weights * features[image]).sum(1)[0].relu().detach(), atol=1e-7)
+
+
+class JoinedViews(nn.Module):
+    """Runs two views through one trunk as one batch: stacked, or one batch after the other."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.trunk, self.head = how, nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU()), nn.Linear(8, 3)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        views = torch.stack([u, v], 1).flatten(0, 1) if self.how == "stack" else torch.cat([u, v])
+        features = self.trunk(views).mean((2, 3))
+        pairs = features.unflatten(0, (-1, 2)) if self.how == "stack" else torch.stack(features.chunk(2), 1)
+        return self.head(pairs.flatten(1))
+
+
+@pytest.mark.parametrize("how", ["stack", "cat"])
+@pytest.mark.parametrize("layer", [None, "trunk"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_views_that_are_joined_into_one_batch_are_refused_in_plain_words(how, layer, count) -> None:
+    model, images = JoinedViews(how).eval(), torch.rand(2, count, 3, 12, 12)
+    inputs = camtool.Inputs(*images, image=1)
+    with pytest.raises(LayerError, match=r"joins several images, views or tiles .* 2 rows for one"):
+        camtool.explain(model, inputs, 1, layer=layer)
+    assert camtool.explain(model, inputs, 1, method="inputxgradient")[0].raw.any()
