@@ -24,7 +24,7 @@ from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import trace
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
-from camtool.layers.centers import find_centers
+from camtool.layers.centers import find_place
 from camtool.layers.depths import Depths, find_depths
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
@@ -82,6 +82,8 @@ class ForwardPass:
         placement: As above.
         asked_depths: The argument ``depths``.
         observe: As above.
+        has_other_paths: Layer name to whether the image reaches the scores by other paths, too; filled by
+            :meth:`find_centers`.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
@@ -105,6 +107,7 @@ class ForwardPass:
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
         self.asked_depths, self.observe = depths, observe
+        self.has_other_paths: dict[str, bool] = {}
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
         names = [layer.name for layer in self.observed_layers]
         self._frames = {each.name: each.layout.frames for each in self.observed_layers if each.layout.frames}
@@ -296,7 +299,9 @@ class ForwardPass:
         if self.placement == "stretch":
             return None
         with self.restore_autocast():
-            return find_centers(self.model, self.inputs, layer, call_index=self.call_index)
+            place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
+        self.has_other_paths[layer.name] = place.has_other_paths
+        return place.centers
 
     def find_blank_outputs(self) -> dict[str, Tensor]:
         """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.

@@ -196,7 +196,7 @@ def observe_connected(
 
 def observe_with_trunk(
     model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs
-) -> tuple[Tensor, dict[str, list[Tensor]]]:
+) -> tuple[Tensor, Observation]:
     """Run ``model`` once on the first image, with a graph from the image to the outputs of ``layers``.
 
     Args:
@@ -206,7 +206,7 @@ def observe_with_trunk(
 
     Returns:
         The image input, a leaf of the graph, ``(1, C, *size)``; for a detector the image as its own transform resized
-        it. And for each layer the tensors that it returned, one per call.
+        it. And the output of the model, with the tensors that each layer returned.
 
     Raises:
         LayerError: A name is unknown.
@@ -243,8 +243,8 @@ def observe_with_trunk(
             first = replace_main_tensor(first, leaves[0]) if leaves else first
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
-        run_user_inputs(model, first)
-    return leaves[0], calls
+        output = run_user_inputs(model, first)
+    return leaves[0], Observation(output, calls)
 
 
 def resume(

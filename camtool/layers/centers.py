@@ -17,7 +17,7 @@ layer's size: a step that was not understood, e.g. patches merged by a reshape, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, NoReturn, TypeAlias
@@ -28,6 +28,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.layers.other_paths import has_other_paths, iterate_graph
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.state.model_state import preserve_model
@@ -36,7 +37,7 @@ from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs
 from camtool.structures.weight_states import WeightStates
 
-__all__ = ["find_centers", "iterate_graph", "read_centers"]
+__all__ = ["LayerPlace", "find_centers", "find_place", "read_centers"]
 
 Sizes: TypeAlias = "tuple[int, ...]"
 
@@ -63,43 +64,54 @@ class _UnreadableError(Exception):
 
 
 def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
-    """Return the centers of a layer's cells; the model runs once for each layer and input size.
+    """Return the centers of a layer's cells, see :func:`find_place`."""
+    return find_place(model, inputs, layer, call_index=call_index).centers
+
+
+def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> LayerPlace:
+    """Return where a layer is; the model runs once for each layer and input size.
 
     Args:
         model: Any module. Its state is preserved.
         inputs: What the model is called with. Only their shapes matter.
         layer: The layer.
         call_index: Which call of the layer is read if it runs more than once.
-
-    Returns:
-        The centers, or None if arithmetic does not determine them, e.g. for Swin transformers, which merge patches by
-        a reshape, and for weights made in inference mode.
     """
 
-    def find() -> _Answer:
+    def find() -> LayerPlace:
         if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-            return _Answer(None, None)
+            return LayerPlace(None, None, False)
         # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory. It is read
         # while the model is preserved, as checkpointed parts of the model run again when they are read.
         with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
-            image, calls = observe_with_trunk(model, [layer.name], inputs)
-            output = get_call(layer.name, calls[layer.name], call_index)
+            image, observed = observe_with_trunk(model, [layer.name], inputs)
+            output = get_call(layer.name, observed.calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image, frames=layer.layout.frames)
+            is_passed_by = has_other_paths(observed.output, output, image)
         weights = list_weights(model, buffers=False)
-        return _Answer(centers, WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)]))
+        states = WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)])
+        return LayerPlace(centers, states, is_passed_by)
 
-    def is_valid(known: _Answer) -> bool:
+    def is_valid(known: LayerPlace) -> bool:
         return known.weights is None or known.weights.equal_those_of(list_weights(model, buffers=False))
 
     question = "centers", describe_shapes(inputs), layer, call_index
-    return remember_for_model(model, question, find, is_valid).centers
+    return remember_for_model(model, question, find, is_valid)
 
 
-class _Answer(NamedTuple):
-    """Centers, and the states of the weights that they depend on; ``None`` if they depend on none."""
+class LayerPlace(NamedTuple):
+    """Where a layer is: its place in the input, and in the graph of the model.
+
+    Attributes:
+        centers: The centers of its cells, or None if arithmetic does not determine them, e.g. for Swin transformers,
+            which merge patches by a reshape, and for weights made in inference mode.
+        weights: The states of the weights that the centers depend on; ``None`` if they depend on none.
+        has_other_paths: See :func:`camtool.layers.other_paths.has_other_paths`.
+    """
 
     centers: CellCenters | None
     weights: WeightStates | None
+    has_other_paths: bool
 
 
 def _has_taps(tensor: Tensor) -> bool:
@@ -166,21 +178,6 @@ def read_centers(
         return CellCenters(size, (*before, *found.axes))
 
     return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
-
-
-def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
-    """Yield the nodes of a graph that are not known yet, each after the nodes that it uses."""
-    stack, entered = [root], set()
-    while stack:
-        node = stack[-1]
-        if node in known:
-            stack.pop()
-        elif node not in entered:
-            entered.add(node)
-            stack += [child for child, _ in node.next_functions if child is not None]
-        else:
-            stack.pop()
-            yield node
 
 
 def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:

@@ -22,9 +22,9 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import LayerError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
-from camtool.layers.centers import iterate_graph
 from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.other_paths import iterate_graph
 from camtool.layers.projections import has_matrix
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
 from camtool.layers.survey import group_grid_outputs
@@ -157,7 +157,8 @@ def _count_paths(
     """Return the number of paths from the image to a layer through each of the named layers, and the number of all."""
     # The graph is only read, so no tensor is kept.
     with preserve_model(model), saved_tensors_hooks(_keep_nothing, torch.empty):
-        image, calls = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
+        image, observed = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
+        calls = observed.calls
         nodes = {name: get_call(name, calls[name], call_index).grad_fn for name in calls}
         return _count_paths_through(nodes, image, nodes[layer.name])
 

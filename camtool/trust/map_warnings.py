@@ -154,8 +154,17 @@ def _check_target(explained: ExplainedRow) -> Iterator[MapWarning]:
         yield to_map_warning(warning, "target-warning")
 
 
-def _check_calls(explained: ExplainedRow) -> Iterator[MapWarning]:
-    """Warn for each layer that ran several times, unless the user chose a call."""
+def _check_layers(explained: ExplainedRow) -> Iterator[MapWarning]:
+    """Warn of a layer that other paths pass by, and of each that ran several times, unless the user chose a call."""
+    evidence, target = explained.evidence, explained.target
+    # Several layers may be those of all branches, and a detection is read from some layers of a detector.
+    is_about_one = len(evidence) == 1 and evidence[0].forward_pass.has_other_paths.get(evidence[0].layer)
+    if is_about_one and target.reads_scores() and not explained.has_zero_gradient:
+        yield MapWarning(
+            f"The image reaches the scores by other branches of the model, too, and not only through layer "
+            f"{evidence[0].layer!r}; the map shows nothing of these.",
+            "other-paths",
+        )
     for each in explained.evidence:
         # A layer that runs several times has several outputs, and a map shows only one of them.
         if each.call_count > 1 and not each.forward_pass.is_call_chosen:
@@ -176,7 +185,7 @@ MAP_WARNINGS: Mapping[str, Check] = MappingProxyType(
         "low rank": _check_rank,
         "class predicted nowhere": _check_presence,
         "the target's own": _check_target,
-        "several calls of a layer": _check_calls,
+        "other paths, several calls of a layer": _check_layers,
     }
 )
 """All warnings, in the order in which they are shown: name and function."""

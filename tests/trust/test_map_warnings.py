@@ -291,7 +291,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "low rank": (ColorNet(), 7, {}, RANK),
     "class predicted nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
     "the target's own": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
-    "several calls of a layer": (ColorNet(runs=2), None, {}, TWICE),
+    "other paths, several calls of a layer": (ColorNet(runs=2), None, {}, TWICE),
 }
 """For each entry of the table a model, a target, options, and a part of the warning."""
 

@@ -57,8 +57,8 @@ def calibrate(model: nn.Module, images: Tensor) -> None:
 def measure(model: nn.Module, layer: Layer, images: Tensor, cell: tuple[int, ...]) -> list[float]:
     total: Tensor | float = 0.0
     for image in images.split(1):
-        leaf, calls = observe_with_trunk(model, [layer.name], image)
-        of_cell = layer.layout.to_grid(calls[layer.name][-1])[(slice(None), slice(None), *cell)]
+        leaf, observed = observe_with_trunk(model, [layer.name], image)
+        of_cell = layer.layout.to_grid(observed.calls[layer.name][-1])[(slice(None), slice(None), *cell)]
         for _ in range(4):
             (gradient,) = torch.autograd.grad(of_cell, leaf, torch.randn_like(of_cell), retain_graph=True)
             total = total + gradient.double().square().sum((0, 1))

@@ -1,0 +1,61 @@
+"""Paths from the image to the scores beside a layer: ensembles, branches and gates, but no skip connections."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import camtool
+from tests.helpers.vision_transformers import make_tiny_vit
+
+
+class Net(nn.Module):
+    """A stem, a layer, and something that joins the layer's output with what else there is."""
+
+    def __init__(self, join: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.join, self.stem, self.layer = join, nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3, 1, 1)
+        self.other, self.head = nn.Conv2d(4, 4, 3, 1, 1), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = self.stem(images)
+        other, values = self.other(before), self.layer(before)
+        values = {
+            "nothing": lambda: values,
+            "skip connection": lambda: before + values,
+            "concatenated skip": lambda: torch.cat([before[:, :2], values[:, :2]], 1),
+            "shortcut with weights": lambda: other + values,
+            "branches": lambda: torch.cat([other[:, :2], values[:, :2]], 1),
+            "attention pooling": lambda: before * values.flatten(2).softmax(2).unflatten(2, values.shape[2:]),
+            "gate of its own": lambda: values * values.sigmoid(),
+        }[self.join]()
+        return self.head(values.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("join", "is_passed_by"),
+    [
+        ("nothing", False),
+        ("skip connection", False),
+        ("concatenated skip", False),
+        ("gate of its own", False),
+        ("shortcut with weights", True),
+        ("branches", True),
+        ("attention pooling", True),
+    ],
+)
+def test_a_layer_that_other_branches_pass_by_gets_a_warning(join: str, is_passed_by: bool) -> None:
+    model, image = Net(join).eval(), torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    result = camtool.explain(model, image, 1, layer="layer")[0]
+    assert ("other-paths" in [each.code for each in result.warnings]) == is_passed_by
+    # With branches named together, and for functions, whose tensors are not known before, check() finds out.
+    for target, layer in ((1, ["layer", "other"]), (lambda scores: scores[1], "layer")):
+        result = camtool.explain(model, image, target, layer=layer)[0]
+        assert "other-paths" not in [each.code for each in result.warnings]
+
+
+def test_the_last_block_of_a_transformer_gets_none() -> None:
+    result = camtool.explain(make_tiny_vit(), torch.rand(1, 3, 6, 8), 1)[0]
+    assert "other-paths" not in [each.code for each in result.warnings]
