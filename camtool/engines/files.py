@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -24,6 +27,11 @@ _FORMAT = 1
 """Number of the files' format; a change of what they hold increases it."""
 
 _UNFINISHED = "unfinished-"
+
+_SECONDS_TO_LOCK = 2
+
+_SECONDS_TO_COMPILE = 24 * 3600
+"""Time after which an unfinished graph is that of a killed process, where locks cannot tell."""
 
 
 def find_folder() -> Path:
@@ -59,8 +67,9 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
         os.utime(made)
         return made
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_killed(folder)
     # Made elsewhere and renamed, so that no other process meets half a graph.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished, _hold(Path(unfinished)):
         (Path(unfinished) / key).mkdir()
         make(Path(unfinished) / key)
         try:
@@ -70,6 +79,35 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
                 raise
     _delete_oldest(folder.iterdir(), keep=made)
     return made
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[bool]:
+    """Lock a folder for the block; the system unlocks it if the process is killed. Yield False if another holds it."""
+    if sys.platform == "win32":  # folders cannot be locked there
+        yield time.time() - folder.stat().st_mtime > _SECONDS_TO_COMPILE
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_held = True
+    except OSError:  # it is locked, or the file system has no locks
+        is_held = False
+    try:
+        yield is_held
+    finally:
+        os.close(descriptor)
+
+
+def _remove_killed(folder: Path) -> None:
+    """Remove what processes left that were killed while they compiled."""
+    for each in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError), _hold(each) as is_held:  # OSError: it was finished meanwhile
+            # A new folder is not locked yet.
+            if is_held and time.time() - each.stat().st_mtime > _SECONDS_TO_LOCK:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:
