@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import stat
@@ -208,11 +209,14 @@ def _build_branch(path: str, *, recursive: bool, out: Path | None, as_volumes: b
     if Path(path).is_file():
         return _Branch(None, _join_slices(path, [Path(path)], is_folder=False)[0] if as_volumes else [Path(path)], [])
     is_folder = Path(path).is_dir()
-    base, found = _list_folder(Path(path), recursive=recursive, out=out) if is_folder else _list_pattern(path)
+    unreadable: list[Skipped] = []
+    base, found = (
+        _list_folder(Path(path), unreadable, recursive=recursive, out=out) if is_folder else _list_pattern(path)
+    )
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
     photos = [photo for photo in found if _is_photo(photo, results)]
     is_entered = recursive and is_folder
-    skipped = [
+    skipped = unreadable + [
         Skipped(each, reason)
         for each in found
         if (reason := _describe_skipped(each, is_entered=is_entered)) is not None
@@ -252,14 +256,30 @@ def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple
     return sorted({photo.parent for photo in slices} | kept), [each for each in others if each not in kept]
 
 
-def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> tuple[Path, list[Path]]:
-    """Return the folder, and all paths in it that are not hidden."""
+def _list_folder(
+    base: Path, unreadable: list[Skipped], *, recursive: bool, out: Path | None
+) -> tuple[Path, list[Path]]:
+    """Return the folder, and all paths in it that are not hidden; add folders in it that cannot be listed."""
     if out is not None and base.resolve() == out.resolve():
         raise ImageError(
             f"path {str(base)!r} is also the output folder; give another folder for the results with --out."
         )
-    found = sorted(base.rglob("*") if recursive else base.glob("*"))
-    return base, [each for each in found if not any(part.startswith(".") for part in each.relative_to(base).parts)]
+    found: list[Path] = []
+    waiting = [base]
+    while waiting:  # a recursive function would end at a thousand levels
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError as error:
+            if folder == base:
+                raise
+            unreadable.append(Skipped(folder, f"a folder that cannot be read: {error.strerror}"))
+            continue
+        found += [folder / entry.name for entry in visible]
+        if recursive:
+            waiting += [folder / entry.name for entry in visible if entry.is_dir(follow_symlinks=False)]
+    return base, sorted(found)
 
 
 def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
@@ -286,9 +306,10 @@ def _suggest_path(path: Path) -> str:
 
 def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
     """Return what a path is, if the user may expect it to be read but it is not; else None."""
-    if is_entered and path.is_symlink() and path.is_dir():
+    is_folder = os.path.isdir(path)  # noqa: PTH112  Path.is_dir raises if it is too long
+    if is_entered and is_folder and path.is_symlink():
         return "a link to a folder, which is not followed"
-    if not is_entered and path.is_dir():
+    if not is_entered and is_folder:
         return "a folder" if image_files.has_image_suffix(path) else None
     return _describe_special(path) if image_files.has_image_suffix(path) else None
 
@@ -297,7 +318,9 @@ def _describe_special(path: Path) -> str | None:
     """Return what a path is that exists but is neither file nor folder; None for others."""
     try:
         return _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return "nested too deep"
         return "a broken link" if path.is_symlink() else None
 
 
@@ -319,7 +342,7 @@ def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_photo(path: Path, results: Path | None) -> bool:
-    if path.name.startswith(".") or not path.is_file():
+    if path.name.startswith(".") or not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises if it is too long
         return False
     if not image_files.has_image_suffix(path) and not is_dicom_file(path):
         return False
