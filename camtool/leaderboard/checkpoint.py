@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from camtool.errors import MetricError
+from camtool.runs.stored_files import iterate_lines
 from camtool.structures.tensor_bytes import get_bytes
 
 __all__ = ["Checkpoint", "hash_tensors"]
@@ -58,16 +59,33 @@ def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    known = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for line in filter(None, lines):
+    known, is_empty = {}, True
+    for line in filter(bytes.strip, iterate_lines(path)):
+        is_empty = False
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if not isinstance(entry, dict) or entry.keys() != {"key", "value"}:
-            raise MetricError(f"checkpoint: {path} is not a checkpoint of camtool; give another file.")
+        if not _is_entry(entry):
+            raise MetricError(f"checkpoint: {path} is not a checkpoint of camtool, or is damaged; give another file.")
         known[entry["key"]] = entry["value"]
-    if any(map(str.strip, lines)) and not known:
+    if not is_empty and not known:
         raise MetricError(f"checkpoint: {path} is not a checkpoint of camtool; give another file.")
     return known
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return True for a key with what is kept of it: layer and time, values of the images, or an error."""
+    if not isinstance(entry, dict) or entry.keys() != {"key", "value"} or not isinstance(entry["key"], str):
+        return False
+    value = entry["value"]
+    if not isinstance(value, dict):
+        return False
+    numbers = [*value.get("values", ()), value.get("ms", 0)] if isinstance(value.get("values", []), list) else [None]
+    texts = [value.get("layer", ""), value.get("error", "")]
+    is_known = value.keys() in ({"layer", "ms"}, {"values"}, {"error"})
+    return (
+        is_known
+        and all(isinstance(each, (int, float)) for each in numbers)
+        and all(isinstance(each, str) for each in texts)
+    )

@@ -232,7 +232,10 @@ class _Run:
             result = self.store[_name(key, candidate, name, options)]
             if "error" in result:
                 self.failed.setdefault(name, f"{candidate}: {result['error']}")
-            self.values[candidate, name] += result.get("values", [np.nan] * count)
+            values = result.get("values", [np.nan] * count)
+            if len(values) != count:
+                raise MetricError(f"checkpoint: it holds {len(values)} values of {count} images; give another file.")
+            self.values[candidate, name] += values
 
     def _report(self, candidate: Candidate, count: int) -> None:
         self.done += count

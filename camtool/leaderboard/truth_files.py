@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from camtool.errors import MetricError
 from camtool.inputs.image_files import read_image
+from camtool.runs.stored_files import read_regular
 
 __all__ = ["find_classes", "read_boxes", "read_masks"]
 
@@ -45,10 +47,10 @@ def read_boxes(path: Path, photos: Sequence[Path]) -> list[NDArray[np.float64]]:
     """
     by_name: dict[str, list[list[float]]] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for name, box in _iterate_boxes(csv.DictReader(file), path):
-                by_name.setdefault(name, []).append(box)
-    except UnicodeDecodeError as error:
+        text = read_regular(path).decode("utf-8-sig")
+        for name, box in _iterate_boxes(csv.DictReader(StringIO(text, newline="")), path):
+            by_name.setdefault(name, []).append(box)
+    except (UnicodeDecodeError, csv.Error) as error:
         raise MetricError(
             f"truth: {path} is no text; give a CSV file with the columns {', '.join(_COLUMNS)}."
         ) from error
@@ -63,7 +65,7 @@ def _iterate_boxes(reader: csv.DictReader[str], path: Path) -> Iterator[tuple[st
     if missing:
         raise MetricError(f"truth: {path} has no column {missing[0]!r}; it needs {', '.join(_COLUMNS)}.")
     for row in reader:
-        yield Path(row["image"]).name, _read_box(row, f"line {reader.line_num} of {path}")
+        yield Path(row["image"] or "").name, _read_box(row, f"line {reader.line_num} of {path}")
 
 
 def _read_box(row: dict[str, str], place: str) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
+from camtool.runs.stored_files import read_regular
 
 __all__ = ["convert_value", "read_config"]
 
@@ -28,9 +29,7 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CamtoolError(f"--config {path} has more than {_MAX_BYTES:,} bytes; it is no list of options.")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
         content = yaml.safe_load(text)
         _check_names_once(path, yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

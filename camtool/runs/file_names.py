@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from camtool.errors import CamtoolError
+from camtool.runs.stored_files import is_encodable
 
-__all__ = ["check_inside", "fold_name", "make_distinct", "name_result", "name_url", "shorten"]
+__all__ = ["check_inside", "fold_name", "is_inside", "make_distinct", "name_result", "name_url", "resolve", "shorten"]
 
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
@@ -33,9 +35,20 @@ def check_inside(folder: Path, path: Path) -> None:
     Raises:
         CamtoolError: The file, or a folder on the way to it, is a link that leads outside.
     """
-    target = (folder / path).resolve()
-    if not target.is_relative_to(folder.resolve()):
+    target = resolve(folder / path)
+    if not target.is_relative_to(resolve(folder)):
         raise CamtoolError(f"{folder / path}: a link in the output folder leads out of it, to {target}; remove it.")
+
+
+def resolve(path: Path) -> Path:
+    """Return a path without links. One that leads to itself stays, where ``Path.resolve`` may raise a RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
+def is_inside(name: str) -> bool:
+    """Return True if a recorded path stays below the folder that it is relative to, and can be a path here."""
+    path = Path(name)
+    return is_encodable(name) and not path.is_absolute() and not path.drive and ".." not in path.parts
 
 
 def name_result(stem: str, method: str, label: str, index: int | None) -> str:

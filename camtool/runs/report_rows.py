@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from camtool.runs.stored_files import build_checked
 
 if TYPE_CHECKING:
     from camtool.explanation import Explanation
@@ -106,12 +108,9 @@ def parse_row(row: Mapping[str, Any]) -> ManifestLine:
     """Return the line of a row that :func:`to_row` made. A score that JSON lacks becomes NaN.
 
     Raises:
-        TypeError: A field is missing.
+        ValueError: A field is missing, or of another type.
     """
-    known = {each.name for each in fields(ManifestLine)}
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in known
-    }
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     if values.get("score") is None:
         values["score"] = math.nan
-    return ManifestLine(**values)
+    return build_checked(ManifestLine, values)

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan
+from camtool.runs.stored_files import read_regular
 
 __all__ = ["TrueClass", "TrueClasses", "read_true_classes"]
 
@@ -122,7 +123,7 @@ class _RowError(Exception):
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     """Return the rows, and whether their classes are indices in any case."""
     try:
-        return _parse_rows(path, path.read_text(encoding="utf-8-sig"))
+        return _parse_rows(path, read_regular(path).decode("utf-8-sig"))
     except (UnicodeDecodeError, csv.Error) as error:
         raise CamtoolError(f"--labels-csv {path} cannot be read: {error}.") from error
 

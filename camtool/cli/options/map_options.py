@@ -152,7 +152,7 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
             raise CamtoolError(f"--option {each!r} is not an option of a method; use --{name.replace('_', '-')}.")
         try:
             options[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             options[name] = text
     return options
 

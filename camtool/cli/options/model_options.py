@@ -16,6 +16,7 @@ from camtool.cli import terminal
 from camtool.cli.options.panels import MODEL_PANEL
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
+from camtool.runs.stored_files import read_regular
 
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
@@ -38,6 +39,10 @@ __all__ = [
     "load_model",
     "read_labels",
 ]
+
+
+_MAX_LABELS_BYTES = 2**26
+"""Bytes of a file of class names: a million names."""
 
 
 class Device(str, Enum):
@@ -176,9 +181,9 @@ def read_labels(path: Path) -> list[str]:
     """
     try:
         # Editors on Windows put a byte order mark at the start of UTF-8 files.
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig")
         labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except ValueError as error:  # not UTF-8, or not JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
         raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
     if not isinstance(labels, list):
         raise CamtoolError(f"--labels {path} holds a JSON {type(labels).__name__}; give a JSON list of names.")

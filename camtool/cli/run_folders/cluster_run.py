@@ -147,7 +147,7 @@ class _Follower:
     def __init__(self, run: ClusterRun, notes: list[str], *, has_classes: bool, request: RunRequest) -> None:
         self._run, self._notes, self._has_classes = run, notes, has_classes
         self._quiet, self._as_json = request.options["quiet"], request.options["as_json"]
-        self._photos, self._rows, self._failures = 0, 0, 0
+        self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
         self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
         self._unreported = {shard.name for shard in run.list_unfinished()}
@@ -169,12 +169,13 @@ class _Follower:
             # By convention 128 plus the number of the signal.
             stop_code = 143 if isinstance(stop, Terminated) else 130
             self._add_unreported()
-        if self._has_classes:
-            for outcome in self._run.read_outcomes(self._earlier):
-                self._right += outcome.right
-                self._wrong += outcome.wrong
+        for outcome in self._run.read_outcomes(self._earlier):
+            self._right += outcome.right
+            self._wrong += outcome.wrong
+            self._earlier_failures += outcome.failures
+            self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
         self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
-        return stop_code or (1 if self._failures else 0)
+        return stop_code or (1 if self._failures + self._earlier_failures else 0)
 
     def _add_unreported(self) -> None:
         """Count shards that workers wrote and the engine had not reported when the run was stopped."""
@@ -227,12 +228,15 @@ class _Follower:
                 print_line(f"[yellow]{escape(note)}[/]")
             for skipped in self._run.plan.skipped[:_MAX_REASONS]:
                 print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
-        if self._failures:
-            terminal.err.print(f"[bold red]{format_count(self._failures, 'photo')} could not be explained:[/]")
+        failures = self._failures + self._earlier_failures
+        if failures:
+            terminal.err.print(f"[bold red]{format_count(failures, 'photo')} could not be explained:[/]")
             for reason in self._reasons:
                 terminal.err.print(f"  {escape(reason)}", soft_wrap=True)
-            if self._failures > len(self._reasons):
-                terminal.err.print(f"  and {self._failures - len(self._reasons)} more, in the column failure")
+            if failures > len(self._reasons):
+                terminal.err.print(f"  and {failures - len(self._reasons)} more, in the column failure")
+        if self._earlier_failures and not self._quiet:
+            terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
 
     def _print_explained(self, seconds: float) -> None:
         earlier = len(self._earlier)
@@ -249,6 +253,7 @@ class _Follower:
             "photos": self._photos,
             "rows": self._rows,
             "failures": self._failures,
+            "failures_of_earlier_starts": self._earlier_failures,
             "reasons": self._reasons,
             "right": self._right if self._has_classes else None,
             "wrong": self._wrong if self._has_classes else None,

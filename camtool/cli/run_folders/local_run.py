@@ -16,7 +16,7 @@ from camtool.cli.progress import run_summary
 from camtool.cli.progress.activity import show_activity
 from camtool.cli.run_folders import report_command
 from camtool.cli.run_folders.run_request import RunRequest
-from camtool.runs.run_folder import description
+from camtool.runs.run_folder import description, sheets
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -37,6 +37,8 @@ def run_here(context: typer.Context, request: RunRequest) -> int:
     from camtool.runs.run_folder.run_folder import RunStart
 
     asked, out = request.options, request.output.folder
+    if asked["sheet"]:
+        sheets.check_sheets(out)
     is_quiet = asked["quiet"] or asked["as_json"]
     # Photos are listed before the model is loaded, which may take minutes.
     listed = _list_photos(asked, out, is_quiet=is_quiet)

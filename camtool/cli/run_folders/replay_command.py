@@ -13,6 +13,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
+from camtool.cli.run_folders import cluster_options, run_request
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -26,6 +27,15 @@ def replay(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
     image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the code, and open the URLs, that the files of the run name.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model of the run, if it is code that you trust.")
+    ] = None,
+    transform: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The transform of the run, if it is code that you trust.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
@@ -35,6 +45,7 @@ def replay(
     from camtool.runs.run_folder.replay import Replayer
 
     replayer = Replayer(run, image)
+    _check_trusted(replayer, image, {"model": model, "transform": transform}, allow_code=allow_code)
     with TemporaryDirectory(prefix="camtool-replay-") as folder:
         _repeat_run(context, replayer, [f"--out={folder}", "--quiet"] if as_json else [f"--out={folder}"])
     if as_json:
@@ -42,6 +53,28 @@ def replay(
     else:
         _print_result(replayer)
     raise typer.Exit(0 if replayer.is_identical else 1)
+
+
+def _check_trusted(
+    replayer: Replayer, image: str | None, repeated: Mapping[str, str | None], *, allow_code: bool
+) -> None:
+    """Check that the user has named all code and URLs that the replay would run and open, or allows them.
+
+    Raises:
+        CamtoolError: The user has not, or names another model than the run.
+    """
+    command = replayer.description["command"]
+    for name, value in repeated.items():
+        if value is not None and value != command.get(name):
+            raise CamtoolError(f"--{name} {value}: the run used {command.get(name) or 'none'}; repeat that, or none.")
+    named = {image, *(f"--{name} {value}" for name, value in repeated.items())}
+    untrusted = [each for each in replayer.list_foreign() if each not in named]
+    if untrusted and not allow_code:
+        listed = "\n".join(untrusted)
+        raise CamtoolError(
+            f"the files of the run name code or addresses, which somebody else may have chosen:\n{listed}\n"
+            "If you trust them, repeat --model and --transform, or add --allow-code."
+        )
 
 
 def _repeat_run(context: typer.Context, replayer: Replayer, arguments: list[str]) -> None:
@@ -64,7 +97,9 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
     Raises:
         CamtoolError: The command has no such option, as the run was made by another version of camtool.
     """
-    known = {each.name: each for each in command.params}
+    # The description of a run holds no others. They could name an output folder or a file of further options.
+    hidden = run_request.WITHOUT_EFFECT | cluster_options.ALL
+    known = {each.name: each for each in command.params if each.name not in hidden}
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
@@ -74,9 +109,11 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         if parameter.is_flag:
             yield from (parameter.opts if value else parameter.secondary_opts)[:1]
         elif parameter.multiple:
-            yield from (f"{parameter.opts[0]}={each}" for each in value)
-        elif isinstance(value, list):
+            yield from (f"{parameter.opts[0]}={each}" for each in (value if isinstance(value, list) else [value]))
+        elif isinstance(value, list) and len(value) == parameter.nargs > 1:
             yield from (parameter.opts[0], *map(str, value))
+        elif isinstance(value, (list, dict)):
+            raise CamtoolError(f"{parameter.opts[0]} of the run is damaged: {value}.")
         else:
             yield f"{parameter.opts[0]}={value}"
 

@@ -61,7 +61,7 @@ def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest
         CamtoolError: Something is.
     """
     from camtool.runs import job_list
-    from camtool.runs.run_folder import description
+    from camtool.runs.run_folder import description, replaced_run
 
     cluster_options.check_options(context)
     output = _read_output(context, asked)
@@ -75,7 +75,7 @@ def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest
     command = {name: value for name, value in context.params.items() if name not in hidden}
     if not asked["cluster"]:
         photo_options.check_no_other_command(asked["paths"])
-        if not asked["overwrite"]:
+        if not asked["overwrite"] and not replaced_run.is_interrupted(asked["out"]):
             description.check_unchanged(asked["out"], description.describe_command(command))
     settings: dict[str, Any] = {
         "layer": asked["layer"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,8 +86,11 @@ class UltralyticsSource(Source):
         return Loaded(model, self.find_transform(model), self.find_labels(model))
 
     def runs_code(self, name: str) -> bool:
-        """Return True for a pickle that this version of Ultralytics cannot load without running code in it."""
-        return not name.lower().endswith((".yaml", ".yml")) and not _can_load_safely()
+        """Return True for a pickle that this version of Ultralytics cannot load without running code in it.
+
+        It evaluates expressions in a YAML file. Those that it brings along are not in a folder of the user's.
+        """
+        return Path(name).is_file() if name.lower().endswith((".yaml", ".yml")) else not _can_load_safely()
 
     def build_untrained(self, name: str) -> nn.Module:
         """Build the model that a file describes."""

@@ -30,6 +30,9 @@ MAX_ATTEMPTS = 5
 _WHOLE_AT_CLOSE = ("s3", "gcs", "abfs")
 """Object stores, by pyarrow's names: a file appears when it is closed. Elsewhere it is renamed when it is complete."""
 
+_MAX_DOCUMENT_BYTES = 2**24
+"""Bytes that are read of a file such as ``run.json``; a longer one is damaged."""
+
 _TEMPORARY = ".tmp"
 _ATTEMPT = ".attempt"
 
@@ -96,13 +99,28 @@ class OutputFolder:
         found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         return {each.base_name for each in found if each.type == fs.FileType.File}
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        try:
-            with self.filesystem.open_input_stream(f"{self.path}/{name}", compression=None) as stream:
-                return bytes(stream.read())
-        except (FileNotFoundError, NotADirectoryError):
+    def open_file(self, name: str) -> Any | None:
+        """Return a regular file, opened to read parts of it; None if there is none.
+
+        Raises:
+            CamtoolError: It is of another kind, such as a pipe.
+        """
+        fs = import_library("pyarrow.fs")
+        path = f"{self.path}/{name}"
+        kind = self.filesystem.get_file_info(path).type
+        if kind == fs.FileType.NotFound:
             return None
+        if kind != fs.FileType.File:
+            raise CamtoolError(f"{self.name}/{name} cannot be read: it is no regular file.")
+        return self.filesystem.open_input_file(path)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or its first bytes; None if there is none."""
+        file = self.open_file(name)
+        if file is None:
+            return None
+        with file:
+            return bytes(file.read(_MAX_DOCUMENT_BYTES))
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, completely or not at all; missing folders are created.
@@ -156,7 +174,7 @@ class OutputFolder:
         """Remove what a run wrote: its shards, their pictures, and ``run.json``. Other files are left alone.
 
         Raises:
-            CamtoolError: The folder holds a run without a cluster.
+            CamtoolError: The folder holds a run without a cluster, or a ``run.json`` that camtool did not write.
         """
         if self._holds_local_run():
             raise CamtoolError(
@@ -174,10 +192,7 @@ class OutputFolder:
             self.filesystem.delete_file(f"{self.path}/{DESCRIPTION}")
 
     def _holds_local_run(self) -> bool:
-        try:
-            found = self.read_description()
-        except CamtoolError:  # it is damaged
-            return False
+        found = self.read_description()
         return found is not None and not is_cluster_run(found)
 
     def _list_folders(self, name: str) -> list[str]:
@@ -194,7 +209,7 @@ class OutputFolder:
         """Return what ``run.json`` says; None if there is no run.
 
         Raises:
-            CamtoolError: It is damaged.
+            CamtoolError: It is damaged, or camtool did not write it.
         """
         content = self.read(DESCRIPTION)
         return None if content is None else parse_description(content, f"{self.name}/{DESCRIPTION}")

@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -173,15 +172,24 @@ def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
     """Return the outcome of a shard from its file; None if there is none.
 
     Raises:
+        CamtoolError: The file is damaged, or no shard.
         OSError: The file cannot be read.
     """
-    content = folder.read(name)
-    if content is None:
+    arrow, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
+    file = folder.open_file(name)
+    if file is None:
         return None
-    table = import_library("pyarrow.parquet").read_table(BytesIO(content), columns=["failure"])
-    reasons = [each for each in table["failure"].to_pylist() if each is not None]
-    facts = {key: int(table.schema.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
-    return _build_outcome(name, table.num_rows, reasons, facts)
+    try:
+        with file:
+            opened = parquet.ParquetFile(file)
+            facts = {key: int(opened.schema_arrow.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
+            found = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
+            rows_in_file = opened.metadata.num_rows
+    except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:  # also no metadata at all
+        raise CamtoolError(
+            f"{folder.name}/{name} is damaged, or no shard of camtool: {error}. Remove it to compute it again."
+        ) from error
+    return _build_outcome(name, rows_in_file, [each for each in found if each is not None], facts)
 
 
 def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, int]) -> ShardOutcome:

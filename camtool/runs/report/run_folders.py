@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any, TypeVar
 
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
+from camtool.runs.file_names import is_inside, resolve
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
+from camtool.runs.stored_files import iterate_lines, parse_object, read_regular
 
 __all__ = [
     "EXPLANATIONS",
@@ -49,18 +50,18 @@ def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents
     """
     if not any((folder / name).is_file() for name in (EXPLANATIONS, FAILURES)):
         raise CamtoolError(f"{str(folder)!r} holds no {EXPLANATIONS}; give the output folder of camtool run.")
-    rows, damaged = _read_lines(folder / EXPLANATIONS, lambda fields: build_row(fields, folder))
-    failures, damaged_failures = _read_lines(folder / FAILURES, _build_failure)
-    notices = [describe_limit(len(rows), max_rows)] if len(rows) > max_rows else []
+    rows, count, damaged = _read_lines(folder / EXPLANATIONS, lambda fields: build_row(fields, folder), max_rows)
+    failures, _, damaged_failures = _read_lines(folder / FAILURES, _build_failure, max_rows)
+    notices = [describe_limit(count, max_rows)] if count > max_rows else []
     if damaged or damaged_failures:
         notices.append(f"{format_count(damaged + damaged_failures, 'line')} of the run's files cannot be read.")
-    return ReportContents(rows[:max_rows], failures[:max_rows], read_run_description(folder), notices)
+    return ReportContents(rows, failures, read_run_description(folder), notices)
 
 
 def read_run_description(folder: Path) -> dict[str, Any]:
     """Return what made the results, from ``run.json``; nothing if there is no such file or it is damaged."""
     path = folder / _RUN
-    return (_parse_object(path.read_bytes()) or {}) if path.is_file() else {}
+    return (_parse_object(read_regular(path)) or {}) if path.is_file() else {}
 
 
 def describe_limit(count: int, shown: int) -> str:
@@ -102,35 +103,35 @@ def read_number(value: object) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]  # is_number
 
 
-def _read_lines(path: Path, build: Callable[[dict[str, Any]], _Built | None]) -> tuple[list[_Built], int]:
-    """Return what the lines of a file hold, and how many of them cannot be read."""
-    built, damaged = [], 0
+def _read_lines(
+    path: Path, build: Callable[[dict[str, Any]], _Built | None], most: int
+) -> tuple[list[_Built], int, int]:
+    """Return what the first lines of a file hold, how many there are, and how many others cannot be read."""
+    built, count, damaged = [], 0, 0
     for fields in _parse_lines(path):
         each = None if fields is None else build(fields)
         if each is None:
             damaged += 1
-        else:
+            continue
+        count += 1
+        if count <= most:
             built.append(each)
-    return built, damaged
+    return built, count, damaged
 
 
 def _parse_lines(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield the fields of each line; None for a line that is damaged. Without a file there are none."""
-    if not path.is_file():
-        return
-    with path.open("rb") as stream:
-        for line in stream:
-            if line.strip():
-                yield _parse_object(line)
+    for line in iterate_lines(path):
+        if line.strip():
+            yield _parse_object(line)
 
 
 def _parse_object(text: bytes) -> dict[str, Any] | None:
     """Return a JSON object; None if the text is something else."""
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_object(text, is_finite=False)
+    except ValueError:
         return None
-    return fields if isinstance(fields, dict) else None
 
 
 def _build_failure(fields: dict[str, Any]) -> ReportFailure | None:
@@ -169,11 +170,11 @@ def _read_shares(value: object) -> dict[str, float]:
 def _find_pictures(files: object, folder: Path) -> dict[str, Path]:
     """Return kind → path of the pictures among the files that lie in the folder."""
     named = files if isinstance(files, dict) else {}
-    paths = {str(kind): folder / str(file) for kind, file in named.items()}
-    root = folder.resolve()
+    paths = {str(kind): folder / str(file) for kind, file in named.items() if is_inside(str(file))}
+    root = resolve(folder)
     return {
         kind: path
         for kind, path in paths.items()
         # In a folder from somebody else, a path may lead anywhere.
-        if path.suffix.lower() in _PICTURE_SUFFIXES and path.resolve().is_relative_to(root)
+        if path.suffix.lower() in _PICTURE_SUFFIXES and resolve(path).is_relative_to(root)
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
 from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit, read_number
+from camtool.runs.stored_files import open_regular
 
 __all__ = ["list_shards", "read_shards"]
 
 _REQUIRED = ("path", "method", "label")
 _ROWS_AT_A_TIME = 1024
+_MAX_GROUP_BYTES = 2**29
 
 _PLACE = 10
 """Numbers that say where a heatmap lies."""
@@ -46,32 +49,44 @@ def read_shards(shards: Sequence[Path], *, max_rows: int = MAX_ROWS) -> ReportCo
     failures: list[ReportFailure] = []
     count = 0
     for shard in shards:
-        file = _open_shard(shard)
-        count += file.metadata.num_rows
-        for fields in _iterate_rows(file, max_rows - len(rows) - len(failures)):
-            if fields.get("failure") is not None:
-                failures.append(ReportFailure(str(fields.get("path")), str(fields["failure"])))
-            else:
-                rows.append(_build_row(fields, shard))
+        with _open_shard(shard) as file:
+            count += file.metadata.num_rows
+            for fields in _iterate_rows(file, max_rows - len(rows) - len(failures)):
+                if fields.get("failure") is not None:
+                    failures.append(ReportFailure(str(fields.get("path")), str(fields["failure"])))
+                else:
+                    rows.append(_build_row(fields, shard))
     shown = len(rows) + len(failures)
     return ReportContents(rows, failures, notices=[describe_limit(count, shown)] if count > shown else [])
 
 
-def _open_shard(path: Path) -> Any:
-    """Open a Parquet file, and check that it has the columns of a cluster run."""
+@contextmanager
+def _open_shard(path: Path) -> Iterator[Any]:
+    """Open a Parquet file for the block, and check that it has the columns of a cluster run.
+
+    Raises:
+        CamtoolError: It has not, cannot be read, or the block meets damaged data.
+    """
     try:
-        from pyarrow import ArrowInvalid
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise CamtoolError("Reading Parquet files needs pyarrow: pip install 'camtool[parquet]'") from error
     try:
-        file = ParquetFile(path)
-    except ArrowInvalid as error:
+        with open_regular(path) as stream:
+            file = ParquetFile(stream)
+            missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
+            if missing:
+                absent = ", ".join(missing)
+                raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {absent}.")
+            sizes = [file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups)]
+            if max(sizes, default=0) > _MAX_GROUP_BYTES:
+                raise CamtoolError(
+                    f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed."
+                )
+            yield file
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise CamtoolError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from error
-    missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
-    if missing:
-        raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {', '.join(missing)}.")
-    return file
 
 
 def _iterate_rows(file: Any, count: int) -> Iterator[Mapping[str, Any]]:
@@ -100,13 +115,13 @@ def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
     from dataclasses import replace
 
     data, height, width = (fields.get(name) for name in ("heatmap", "heatmap_height", "heatmap_width"))
-    if not data or not height or not width:
+    if not isinstance(data, bytes) or not isinstance(height, int) or not isinstance(width, int):
         return row
     numbers = fields.get("heatmap_place")
     known = [read_number(each) for each in numbers] if isinstance(numbers, list) else []
     place = tuple(each for each in known if each is not None)
     rows, columns = fields.get("image_height"), fields.get("image_width")
-    stored = StoredHeatmap(bytes(data), int(height), int(width))
-    if len(place) == _PLACE and rows and columns:
-        stored = replace(stored, place=place, photo_size=(int(rows), int(columns)))
+    stored = StoredHeatmap(data, height, width)
+    if len(place) == _PLACE and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > 0:
+        stored = replace(stored, place=place, photo_size=(rows, columns))
     return replace(row, heatmap=stored)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import is_temporary_name
+from camtool.runs.file_names import is_inside, resolve
 from camtool.runs.report_rows import MANIFEST
-from camtool.runs.run_folder.description import DESCRIPTION
-from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, read_records
-from camtool.runs.run_folder.planning import is_inside
+from camtool.runs.run_folder.description import DESCRIPTION, read_description
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, check_records
 
 __all__ = [
     "FAILURES",
     "LISTS",
+    "check_own_files",
     "list_run_files",
     "move_results",
     "remove_results",
@@ -36,7 +34,7 @@ LISTS = (MANIFEST, FAILURES, JOURNAL, PHOTOS, DESCRIPTION)
 def remove_temporary_files(folders: Iterable[Path]) -> None:
     """Remove camtool's temporary files from folders, which killed runs left. Missing folders are left out."""
     for folder in folders:
-        if folder.is_dir():
+        if os.path.isdir(folder):  # noqa: PTH112  Path.is_dir raises if the path is too long
             for path in folder.iterdir():
                 if is_temporary_name(path.name):
                     path.unlink(missing_ok=True)
@@ -74,9 +72,9 @@ def list_run_files(folder: Path) -> Iterator[str]:
 
     The description is the last, so that a removal that is interrupted can be repeated.
     """
-    records = chain(read_records(folder / PHOTOS), read_records(folder / JOURNAL))
-    yield from chain.from_iterable(record.files for record in records)
-    yield from _list_manifest_files(folder / MANIFEST)
+    for name in (PHOTOS, JOURNAL):
+        for record in check_records(folder / name, skip_damaged=True):
+            yield from record.files
     yield from LISTS
 
 
@@ -89,21 +87,22 @@ def remove_run(folder: Path) -> None:
     remove_results(folder, list_run_files(folder))
 
 
+def check_own_files(folder: Path) -> None:
+    """Check that a folder holds no lists, or those of a run of camtool.
+
+    Raises:
+        CamtoolError: One may be the user's.
+    """
+    name = next((name for name in LISTS if os.path.lexists(folder / name)), None)
+    if name is not None and read_description(folder) is None:
+        raise CamtoolError(
+            f"{folder / name} is not of a run of camtool, as there is no {DESCRIPTION} beside it. Move it, or give "
+            "another folder with --out."
+        )
+
+
 def _may_be_removed(folder: Path, name: str) -> bool:
     """Return True if a recorded path leads to a file in the folder."""
     path = folder / name
     # A link to a folder on the way could lead anywhere.
-    return is_inside(name) and path.parent.resolve().is_relative_to(folder.resolve()) and not path.is_dir()
-
-
-def _list_manifest_files(path: Path) -> Iterator[str]:
-    """Yield the files that a manifest names: the only list that camtool wrote before it kept records."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
-            with suppress(ValueError):
-                yield from _get_files(json.loads(line))
-
-
-def _get_files(row: Any) -> list[str]:
-    files = row.get("files") if isinstance(row, dict) else None
-    return [*map(str, files.values())] if isinstance(files, dict) else []
+    return is_inside(name) and resolve(path.parent).is_relative_to(resolve(folder)) and not path.is_dir()

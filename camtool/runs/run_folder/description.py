@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -17,6 +18,7 @@ from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_weights, remove_addresses
 from camtool.runs.run_folder.user_code import hash_user_code
+from camtool.runs.stored_files import parse_object, read_regular
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -48,6 +50,14 @@ MACHINE = "machine"
 
 _CODE = "code"
 """The part of a description with the hashes of the user's own source files."""
+
+_MARK = "camtool"
+"""The part of a description that tells it from a file of the user's: the version."""
+
+_REMEDY = "Move it, or give another folder with --out."
+
+_MAX_BYTES = 2**28
+"""Bytes of a file of labels, which is hashed before it is read."""
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "scikit-image")
 """Distributions that every result depends on."""
@@ -81,7 +91,7 @@ def describe_run(
     engine = str(to_plain(command.get("engine", "eager")))
     device = _find_device(loaded)
     return {
-        "camtool": __version__,
+        _MARK: __version__,
         **describe_command(command),
         "model": _describe_model(loaded, command.get("weights")),
         _CODE: hash_user_code(command.get(name) for name in ("model", "transform")),
@@ -97,14 +107,22 @@ def describe_run(
 
 def describe_command(command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a description that is known before the model is loaded."""
-    # Options are hashed that name a file, e.g. of labels. os.path.isfile takes any text for a path, also a long one.
-    files = {name: value for name, value in command.items() if isinstance(value, (str, Path)) and os.path.isfile(value)}  # noqa: PTH113
+    # Options are hashed that name a file, e.g. of labels. Weights alone may be large; others are then refused.
+    texts = {name: value for name, value in command.items() if isinstance(value, (str, Path))}
+    files = {
+        name: value for name, value in texts.items() if _is_file(value, math.inf if name == "weights" else _MAX_BYTES)
+    }
     return {
         "directory": str(Path.cwd()),
         # Sorted, as the order of the arguments must not matter.
         "command": to_plain(dict(sorted(command.items()))),
         "sha256": {name: hash_file(Path(path)) for name, path in sorted(files.items())},
     }
+
+
+def _is_file(path: str | Path, max_bytes: float) -> bool:
+    # These functions take any text for a path, also a long one.
+    return os.path.isfile(path) and os.path.getsize(path) <= max_bytes  # noqa: PTH113, PTH202
 
 
 def to_plain(value: Any) -> Any:
@@ -181,11 +199,11 @@ def read_description(folder: Path) -> dict[str, Any] | None:
     """Return the description in a run folder; None if there is none.
 
     Raises:
-        CamtoolError: It is damaged.
+        CamtoolError: It is damaged, or camtool did not write it.
     """
     path = folder / DESCRIPTION
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return parse_description(content, str(path))
@@ -199,20 +217,22 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
         name: The file, for the message.
 
     Raises:
-        CamtoolError: It is damaged.
+        CamtoolError: It is damaged, or camtool did not write it.
     """
     try:
-        found = json.loads(content)
+        found = parse_object(content)
     except ValueError as error:
-        raise CamtoolError(f"{name} is damaged: {error}. Give another folder with --out, or --overwrite.") from error
-    if not isinstance(found, dict):
-        raise CamtoolError(f"{name} describes no run. Give another folder with --out, or --overwrite.")
+        raise CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}") from error
+    if not isinstance(found.get(_MARK), str):
+        raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
     return found
 
 
 def encode_description(description: Mapping[str, Any]) -> bytes:
     """Return the content of the file with a description."""
-    return f"{json.dumps(description, indent=2)}\n".encode()
+    from camtool import __version__
+
+    return f"{json.dumps({_MARK: __version__, **description}, indent=2)}\n".encode()
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:

@@ -13,9 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from camtool.errors import CamtoolError
+from camtool.runs.file_names import is_inside
+from camtool.runs.report_rows import parse_row
+from camtool.runs.stored_files import build_checked, is_encodable, iterate_lines, parse_object
 from camtool.runs.text_escapes import to_json
 
-__all__ = ["JOURNAL", "PHOTOS", "PhotoRecord", "encode_record", "merge_records", "read_records"]
+__all__ = ["JOURNAL", "PHOTOS", "PhotoRecord", "check_records", "encode_record", "merge_records", "read_records"]
 
 PHOTOS = "photos.jsonl"
 """Name of the file in the output folder with one JSON line for each photo of the run."""
@@ -66,16 +70,46 @@ def encode_record(record: PhotoRecord) -> bytes:
 
 
 def read_records(path: Path) -> Iterator[PhotoRecord]:
-    """Yield the records in a file, one at a time. Damaged lines are left out; a missing file has none."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
+    """Yield the records in a file that this process wrote, or that :func:`check_records` has passed, one at a time.
+
+    A last line that was cut is left out; a missing file has none.
+    """
+    for line in iterate_lines(path):
+        if line.endswith(b"\n"):
+            yield PhotoRecord(**json.loads(line))
+
+
+def check_records(path: Path, *, skip_damaged: bool = False) -> Iterator[PhotoRecord]:
+    """Yield the records as :func:`read_records` does, of a file that anybody may have written.
+
+    Args:
+        path: The file.
+        skip_damaged: Leave all damaged lines out. Without it one is an error, as the photo of it is not known.
+
+    Raises:
+        CamtoolError: A line is damaged, or the file is no regular one.
+    """
+    images: set[str] = set()
+    batch = 0
+    for number, line in enumerate(iterate_lines(path), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
             record = _parse_record(line)
-            if record is not None:
-                yield record
+            if record.image in images:
+                raise ValueError(f"the photo {record.image} has another line")
+            if record.batch < batch:
+                raise ValueError(f"batch {record.batch} stands behind batch {batch}")
+        except ValueError as error:
+            if skip_damaged:
+                continue
+            raise CamtoolError(
+                f"{path}, line {number} is damaged: {error}. Remove the line, and the run explains its photo again; or "
+                "start anew with --overwrite."
+            ) from error
+        images.add(record.image)
+        batch = record.batch
+        yield record
 
 
 def merge_records(planned: Iterable[PhotoRecord], journal: Iterable[PhotoRecord]) -> Iterator[PhotoRecord]:
@@ -104,11 +138,27 @@ def _get_batch(record: PhotoRecord) -> int:
     return record.batch
 
 
-def _parse_record(line: bytes) -> PhotoRecord | None:
-    """Return the record of a line; None if the line is cut or damaged."""
-    try:
-        record = PhotoRecord(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
-    texts = isinstance(record.image, str) and isinstance(record.stem, str)
-    return record if line.endswith(b"\n") and texts and isinstance(record.batch, int) else None
+def _parse_record(line: bytes) -> PhotoRecord:
+    """Return the record of a line.
+
+    Raises:
+        ValueError: It is damaged, or says what camtool does not write.
+    """
+    values = parse_object(line)
+    unknown = values.keys() - PhotoRecord.__dataclass_fields__.keys()
+    if unknown:
+        raise ValueError(f"camtool writes no {min(unknown)!r}")
+    record = build_checked(PhotoRecord, values)
+    rows = [parse_row(row) for row in record.explanations or ()]
+    if record.batch < 0 or not record.image or not is_encodable(record.image):
+        raise ValueError("its batch or its image is invalid")
+    if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
+        raise ValueError("its explanations are of another photo")
+    if not all(name and is_inside(name) for name in (record.stem, *record.files)):
+        raise ValueError("a path leads out of the folder")
+    for facts in record.files.values():
+        if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
+            raise ValueError("a file has no size or no hash")
+    if any(name not in record.files for row in rows for name in row.files.values()):
+        raise ValueError("a file of an explanation is not listed")
+    return record

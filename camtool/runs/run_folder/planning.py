@@ -12,7 +12,7 @@ from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 
-__all__ = ["Batch", "FolderState", "find_batches", "is_inside", "iterate_batches", "plan_new_photos"]
+__all__ = ["Batch", "FolderState", "find_batches", "iterate_batches", "plan_new_photos"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FolderState:
         if not record.is_done or (self.retry_failed and record.failure is not None):
             return False
         return not self._has_changed(record) and all(
-            is_inside(name) and self._is_whole(self.folder / name, facts) for name, facts in record.files.items()
+            self._is_whole(self.folder / name, facts) for name, facts in record.files.items()
         )
 
     def _is_whole(self, path: Path, facts: dict[str, object]) -> bool:
@@ -116,12 +116,6 @@ def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list
     """Yield the number and the photos of each batch."""
     for number, photos in groupby(records, key=lambda record: record.batch):
         yield number, list(photos)
-
-
-def is_inside(name: str) -> bool:
-    """Return True if a recorded path stays below the folder that it is relative to."""
-    path = Path(name)
-    return not path.is_absolute() and not path.drive and ".." not in path.parts
 
 
 def _build_job(record: PhotoRecord, planned: dict[str, Job]) -> Job:

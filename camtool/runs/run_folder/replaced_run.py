@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from camtool.runs.file_names import check_inside
-from camtool.runs.run_folder.cleaning import LISTS, list_run_files, move_results
+from camtool.runs.run_folder.cleaning import LISTS, check_own_files, list_run_files, move_results
 
-__all__ = ["replace_old_run"]
+__all__ = ["is_interrupted", "replace_old_run"]
 
 _MOVING = ".camtool-moving"
 """Name of the subfolder while files of the old run are moved to it or back."""
@@ -24,6 +24,14 @@ _ASIDE = ".camtool-replaced"
 
 _DISCARDED = ".camtool-removed"
 """Name of the same subfolder when the new run has a result. Renaming it decides in one step which run counts."""
+
+
+def is_interrupted(folder: Path) -> bool:
+    """Return True if the lists in a folder may be those of a new run that was killed before it had a result.
+
+    The next run in the folder restores the old one.
+    """
+    return any((folder / name).exists() for name in (_MOVING, _ASIDE))
 
 
 @contextmanager
@@ -38,13 +46,14 @@ def replace_old_run(folder: Path, *, is_asked: bool) -> Iterator[Callable[[], No
         is_asked: Replace the run. Otherwise only an earlier replacement is completed, or undone.
 
     Raises:
-        CamtoolError: A link in the folder leads out of it.
+        CamtoolError: A link in the folder leads out of it, or lists in it are not of a run of camtool.
         OSError: A file cannot be moved.
     """
     for name in (_MOVING, _ASIDE, _DISCARDED):
         check_inside(folder, Path(name))
     shutil.rmtree(folder / _DISCARDED, ignore_errors=True)
     _restore(folder)
+    check_own_files(folder)
     if is_asked:
         move_results(folder, list_run_files(folder), folder / _MOVING)
         if (folder / _MOVING).exists():

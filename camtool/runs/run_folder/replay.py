@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,12 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
+from camtool.runs.file_names import resolve
 from camtool.runs.job_list import Job, parse_source
-from camtool.runs.run_folder.description import DESCRIPTION, check_directory, find_changes, read_description
+from camtool.runs.run_folder.description import (
+    DESCRIPTION,
+    check_directory,
+    find_changes,
+    is_cluster_run,
+    read_description,
+)
 from camtool.runs.run_folder.hashes import hash_photo
-from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, merge_records, read_records
-from camtool.runs.run_folder.planning import is_inside
+from camtool.runs.run_folder.photo_records import (
+    JOURNAL,
+    PHOTOS,
+    PhotoRecord,
+    check_records,
+    merge_records,
+    read_records,
+)
 from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.stored_files import is_encodable
 
 if TYPE_CHECKING:
     from camtool.explainer import Explainer
@@ -67,10 +82,30 @@ class Replayer:
         found = read_description(self.folder)
         if found is None or "command" not in found:
             raise CamtoolError(f"run {str(self.folder)!r} holds no {DESCRIPTION}, so it cannot be replayed.")
+        _check_shape(found, self.folder / DESCRIPTION)
         check_directory(found)
         self.description: dict[str, Any] = found
+        done = [each.image for each in self._read_stored() if each.is_done]
+        if not done:
+            raise CamtoolError(f"run {str(self.folder)!r} has explained no photo yet; start it again with camtool run.")
         if self.image is not None:
-            self.image = _find_image(self.image, [each.image for each in self._read_stored()])
+            self.image = _find_image(self.image, done)
+
+    def list_foreign(self) -> list[str]:
+        """Return what a replay would run or open because the files of the run name it: code, and addresses.
+
+        Somebody else may have written the files, and what they name may be a trap.
+        """
+        command = self.description["command"]
+        model, transform = command.get("model"), command.get("transform")
+        texts = _iterate_texts({name: value for name, value in command.items() if name != "paths"})
+        photos = (each.image for each in self._select_batches())
+        addresses = [text for text in (*texts, *command["paths"], *photos) if _ADDRESS.search(text)]
+        return [
+            *([f"--model {model}"] if model is not None and _may_run_code(str(model)) else []),
+            *([f"--transform {transform}"] if transform is not None else []),
+            *dict.fromkeys(addresses),
+        ]
 
     @property
     def is_identical(self) -> bool:
@@ -114,7 +149,8 @@ class Replayer:
         ]
 
     def _read_stored(self) -> Iterator[PhotoRecord]:
-        return merge_records(read_records(self.folder / PHOTOS), read_records(self.folder / JOURNAL))
+        journal = check_records(self.folder / JOURNAL, skip_damaged=True)
+        return merge_records(check_records(self.folder / PHOTOS), journal)
 
     def _select_batches(self) -> Iterator[PhotoRecord]:
         """Yield all photos of the batches that hold a photo to replay."""
@@ -126,6 +162,43 @@ class Replayer:
         return (each for each in self._read_stored() if each.batch in batches)
 
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""The start of a URL or URI. Some libraries accept one slash. A drive of Windows has one letter, and is local."""
+
+
+def _check_shape(description: Mapping[str, Any], path: Path) -> None:
+    """Check the parts of a description that a replay uses.
+
+    Raises:
+        CamtoolError: One is of another type.
+    """
+    command = description["command"]
+    paths = command.get("paths") if isinstance(command, dict) else None
+    texts = [description.get(name, "") for name in ("directory", "engine")]
+    if not isinstance(paths, list) or not all(isinstance(each, str) for each in (*paths, *texts)):
+        raise CamtoolError(f"{path} is damaged: it holds no valid command, directory or engine.")
+    if is_cluster_run(description):
+        raise CamtoolError(f"{path} is of a run with --cluster, which cannot be replayed.")
+
+
+def _may_run_code(model: str) -> bool:
+    """Return True if loading a model runs code: by its name, or because its folder holds some."""
+    from camtool.models import may_run_code
+
+    folder = Path(model.partition(":")[2]).expanduser()
+    return may_run_code(model) or (is_encodable(str(folder)) and folder.is_dir() and any(folder.glob("*.py")))
+
+
+def _iterate_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of JSON, also the names in it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for each in pair for text in _iterate_texts(each))
+    elif isinstance(value, list):
+        yield from (text for each in value for text in _iterate_texts(each))
+
+
 def _find_image(asked: str, known: Sequence[str]) -> str:
     """Return the recorded path of a photo.
 
@@ -133,7 +206,7 @@ def _find_image(asked: str, known: Sequence[str]) -> str:
         ImageError: None, or several, end like this.
     """
     parts = Path(asked).parts
-    same = [each for each in known if each == asked or Path(each).resolve() == Path(asked).resolve()]
+    same = [each for each in known if each == asked or resolve(Path(each)) == resolve(Path(asked))]
     ending = [each for each in known if Path(each).parts[-len(parts) :] == parts]
     found = same[:1] or ending
     if len(found) == 1:
@@ -190,5 +263,5 @@ def _compare_files(folder: Path, row: Mapping[str, Any], stored: PhotoRecord, ma
         recorded = stored.files[name]["sha256"]
         if made.files.get(name, {}).get("sha256") != recorded:
             yield f"{kind}: other bytes than those of {name}"
-        if not is_inside(name) or hash_photo(folder / name) != recorded:
+        if hash_photo(folder / name) != recorded:
             yield f"{kind}: {name} was changed or removed after the run"

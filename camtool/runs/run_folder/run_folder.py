@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -27,12 +27,14 @@ from camtool.runs.run_folder.photo_records import (
     JOURNAL,
     PHOTOS,
     PhotoRecord,
+    check_records,
     encode_record,
     merge_records,
     read_records,
 )
 from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
 from camtool.runs.run_folder.replaced_run import replace_old_run
+from camtool.runs.stored_files import iterate_lines, open_regular
 from camtool.runs.text_escapes import to_json
 
 __all__ = ["RunFolder", "RunStart", "open_run_folder"]
@@ -154,6 +156,8 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         _check_no_cluster_run(folder)
     for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
+        with suppress(FileNotFoundError):
+            open_regular(folder / name).close()
     try:
         with (
             hold_lock(folder / _LOCK),
@@ -188,7 +192,7 @@ def _open(
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
-    recorded = list(start.plan) or [each.without_results() for each in read_records(folder / PHOTOS)]
+    recorded = list(start.plan) or [each.without_results() for each in check_records(folder / PHOTOS)]
     remove_temporary_files({folder, *(folder / Path(each.stem).parent for each in recorded)})
     if read_description(folder) is None:
         write_description(folder, start.description or {})
@@ -207,11 +211,7 @@ def _check_no_cluster_run(folder: Path) -> None:
     Raises:
         CamtoolError: It does.
     """
-    try:
-        found = read_description(folder) or {}
-    except CamtoolError:  # it is damaged
-        return
-    if is_cluster_run(found):
+    if is_cluster_run(read_description(folder) or {}):
         raise CamtoolError(
             f"out {str(folder)!r} holds a run with --cluster, which --overwrite removes only with it; give another "
             "folder with --out."
@@ -224,10 +224,9 @@ def _check_folder(folder: Path, start: RunStart) -> None:
     Raises:
         CamtoolError: It holds another run.
     """
-    is_run = read_description(folder) is not None
-    if is_run and start.description is not None:
+    if start.description is not None:
         check_unchanged(folder, start.description)
-    elif is_run or any((folder / name).exists() for name in (PHOTOS, MANIFEST)):
+    elif read_description(folder) is not None:
         raise CamtoolError(
             f"out {str(folder)!r} holds results whose settings are unknown; give another folder with --out, or remove "
             "them and start anew with --overwrite."
@@ -246,8 +245,13 @@ def _merge_journal(folder: Path) -> None:
     if journal.is_symlink():
         journal.unlink()
     if journal.is_file():
-        _write_lines(photos, map(encode_record, merge_records(read_records(photos), read_records(journal))))
+        # A power failure may have damaged the journal anywhere.
+        _merge(photos, check_records(photos), check_records(journal, skip_damaged=True))
         journal.unlink()
+
+
+def _merge(photos: Path, planned: Iterable[PhotoRecord], done: Iterable[PhotoRecord]) -> None:
+    _write_lines(photos, map(encode_record, merge_records(planned, done)))
 
 
 def _publish(folder: Path) -> None:
@@ -257,7 +261,7 @@ def _publish(folder: Path) -> None:
     """
     journal, photos = folder / JOURNAL, folder / PHOTOS
     if journal.exists():
-        _write_lines(photos, map(encode_record, merge_records(read_records(photos), read_records(journal))))
+        _merge(photos, read_records(photos), read_records(journal))
     for name, list_lines in ((MANIFEST, _list_rows), (FAILURES, _list_failures)):
         if not _holds_lines(folder / name, list_lines(photos)):
             _write_lines(folder / name, list_lines(photos))
@@ -283,9 +287,8 @@ def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 def _holds_lines(path: Path, lines: Iterable[bytes]) -> bool:
     try:
-        with path.open("rb") as file:
-            return all(ours == theirs for ours, theirs in zip_longest(lines, file))
-    except FileNotFoundError:
+        return path.exists() and all(ours == theirs for ours, theirs in zip_longest(lines, iterate_lines(path)))
+    except CamtoolError:  # a line is too long
         return False
 
 

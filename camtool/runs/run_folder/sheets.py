@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.messages import format_percent
+from camtool.errors import CamtoolError
 from camtool.runs.report_rows import MANIFEST, ManifestLine
+from camtool.runs.stored_files import iterate_lines, open_regular, parse_object
 from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.pixel_checks import Pixels
 
-__all__ = ["PICTURES_PER_SHEET", "SHEET", "build_caption", "read_manifest", "write_sheets"]
+__all__ = ["PICTURES_PER_SHEET", "SHEET", "build_caption", "check_sheets", "read_manifest", "write_sheets"]
 
 SHEET = "contact-sheet"
 """Name of the contact sheets, before a page's number and the suffix."""
@@ -26,6 +28,12 @@ PICTURES_PER_SHEET = 40
 """Pictures on a page: eight rows of five, which is about as high as two screens."""
 
 _COLUMNS = 5
+
+_MARK = "camtool contact sheet"
+"""Text in a sheet that tells it from a file of the user's."""
+
+_HEAD_BYTES = 4096
+"""Bytes at the start of a file in which the text stands."""
 
 
 def build_caption(line: ManifestLine) -> Caption:
@@ -67,18 +75,9 @@ def _make_drawable(label: object, index: object = None) -> str:
 
 def read_manifest(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of the manifest of an output folder, one at a time; none if there is no manifest."""
-    try:
-        stream = (folder / MANIFEST).open("rb")
-    except FileNotFoundError:
-        return
-    with stream:
-        for line in stream:
-            try:
-                fields = json.loads(line)
-            except ValueError:  # cut by a power failure
-                continue
-            if isinstance(fields, dict):
-                yield fields
+    for line in iterate_lines(folder / MANIFEST):
+        with suppress(ValueError):  # cut by a power failure
+            yield parse_object(line)
 
 
 # --------------------------------------------------------------------------------------------------------- the sheets
@@ -102,11 +101,12 @@ def write_sheets(
         The paths of ``contact-sheet.png``, or of ``contact-sheet-001.png`` and so on if there are several pages.
 
     Raises:
+        CamtoolError: A file has the name of a sheet, and camtool did not draw it.
         OSError: A sheet cannot be written.
     """
     from camtool.rendering.contact_sheet import draw_picture_sheet
-    from camtool.rendering.image_writing import write_image
 
+    old = check_sheets(folder)
     wanted = frozenset(images)
     count = sum(1 for _ in _iterate_pictures(folder, wanted))
     pages = -(-count // per_page)
@@ -116,11 +116,36 @@ def write_sheets(
         page = (
             (_load_picture(path, has_caption=has_captions), caption) for path, caption in islice(pictures, per_page)
         )
-        write_image(folder / name, draw_picture_sheet(page, columns=_COLUMNS))
-    for path in folder.glob(f"{SHEET}*.png"):
-        if path.name not in names and re.fullmatch(rf"{SHEET}(-\d{{3,}})?\.png", path.name):
+        _write_sheet(folder / name, draw_picture_sheet(page, columns=_COLUMNS))
+    for path in old:
+        if path.name not in names:
             path.unlink()
     return [folder / name for name in names]
+
+
+def check_sheets(folder: Path) -> list[Path]:
+    """Return the contact sheets in a folder.
+
+    Raises:
+        CamtoolError: A file has the name of one, and camtool did not draw it.
+    """
+    found = [path for path in folder.glob(f"{SHEET}*.png") if re.fullmatch(rf"{SHEET}(-\d{{3,}})?\.png", path.name)]
+    for path in found:
+        with open_regular(path) as file:
+            if _MARK.encode() not in file.read(_HEAD_BYTES):
+                raise CamtoolError(f"{path} was not drawn by camtool; move it, or leave out --sheet.")
+    return found
+
+
+def _write_sheet(path: Path, pixels: Pixels) -> None:
+    from PIL import Image, PngImagePlugin
+
+    from camtool.rendering.image_writing import open_atomically
+
+    mark = PngImagePlugin.PngInfo()
+    mark.add_text("Software", _MARK)
+    with open_atomically(path) as stream:
+        Image.fromarray(pixels).save(stream, "PNG", compress_level=2, pnginfo=mark)
 
 
 def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Path, Caption]]:

@@ -125,8 +125,10 @@ def test_the_command_gives_the_rows_of_a_local_run_and_skips_what_is_finished(
     assert_same_rows(found, local_rows)
 
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    code, text, _ = run()
-    assert (code, "(7 from an earlier start)" in text) == (0, True)
+    code, text, errors = run()
+    assert (code, "(7 from an earlier start)" in text) == (1, True)
+    assert "3 photos could not be explained" in errors
+    assert "004.png" in errors
     code, _, errors = run("--method", "gradcam")
     assert (code, "other settings" in errors) == (2, True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before

@@ -112,10 +112,10 @@ def test_relative_paths_tie_a_run_to_its_directory(tmp_path, monkeypatch):
             check_directory(then)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", ""])
+@pytest.mark.parametrize("content", ["{", "[]", "", "{}", '{"camtool": 1}', "[" * 5000, '{"camtool": "0", "a": NaN}'])
 def test_a_damaged_description_is_an_error(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(camtool.CamtoolError, match=r"run\.json .*--overwrite"):
+    with pytest.raises(camtool.CamtoolError, match=r"run\.json .*--out"):
         read_description(tmp_path)
 
 

@@ -13,6 +13,7 @@ from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.run_folder import replaced_run
 from camtool.runs.run_folder.cleaning import LISTS
+from camtool.runs.run_folder.description import encode_description, write_description
 from camtool.runs.run_folder.photo_records import PHOTOS, PhotoRecord, encode_record
 from camtool.runs.run_folder.replaced_run import replace_old_run
 from camtool.runs.run_folder.run_folder import RunStart
@@ -114,17 +115,20 @@ class Killed(BaseException):
 
 def build_old_run(folder: Path) -> dict[str, bytes]:
     """Write the files of a run that was itself killed: with a journal, and a result in a subfolder."""
-    record = PhotoRecord("a.jpg", "a", 0, explanations=[], files={"a.png": {}, "below/a.npy": {}})
+    facts = {"bytes": 3, "sha256": ""}
+    record = PhotoRecord("a.jpg", "a", 0, explanations=[], files={"a.png": facts, "below/a.npy": facts})
     (folder / "below").mkdir(parents=True)
     for name in (*LISTS, "a.png", "below/a.npy", "mine.txt"):
         (folder / name).write_text("old")
     (folder / PHOTOS).write_bytes(encode_record(record))
+    write_description(folder, {})
     return read_files(folder)
 
 
 def replace_with_new_run(folder: Path) -> None:
     with replace_old_run(folder, is_asked=True) as discard:
-        for name in LISTS:
+        (folder / "run.json").write_text(encode_description({"is": "new"}).decode())
+        for name in LISTS[:-1]:
             (folder / name).write_text("new")
         (folder / "a.png").write_text("new")
         discard()
@@ -150,6 +154,7 @@ def kill_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kill_at_any_moment_leaves_one_of_the_runs_whole(tmp_path):
     new = {**dict.fromkeys((*LISTS, "a.png", "z.png"), b"new"), "mine.txt": b"old"}
+    new["run.json"] = encode_description({"is": "new"})
     found = []
     for steps in count():
         for again in range(0, 12, 3):  # the process that recovers is killed as well

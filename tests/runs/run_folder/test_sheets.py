@@ -96,10 +96,8 @@ def test_only_one_page_is_in_memory(out, monkeypatch):
     monkeypatch.setattr(
         sheets, "_load_picture", lambda *args, **named: loaded.append(args[0].name) or real(*args, **named)
     )
-    from camtool.rendering import image_writing
-
-    written, write = [], image_writing.write_image
-    monkeypatch.setattr(image_writing, "write_image", lambda *args: written.append(len(loaded)) or write(*args))
+    written, write = [], sheets._write_sheet
+    monkeypatch.setattr(sheets, "_write_sheet", lambda *args: written.append(len(loaded)) or write(*args))
     write_sheets(out, IMAGES, per_page=2)
     assert written == [2, 4, 5]
 

@@ -1,0 +1,326 @@
+"""Runs that somebody else stored: no code and no address of theirs is used unasked, and damage is a sentence."""
+
+# ruff: noqa: F401, F811  fixtures of the other file are used by name
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import camtool
+from tests.cli.test_commands import (
+    TINY,
+    Net,
+    assert_refused,
+    camtool_,
+    explained,
+    list_files,
+    photos,
+    posix,
+    prepare,
+    read_lines,
+    start_process,
+    write_photo,
+)
+from tests.runs.run_folder.test_run_folder import read_files
+
+LISTS = ("run.json", "photos.jsonl", "explanations.jsonl", "failures.jsonl", ".photos.jsonl.part")
+
+
+@pytest.fixture
+def stored(camtool_, photos) -> Path:
+    """A finished run of the bundled model, over two photos."""
+    assert camtool_("photos", "--model", "demo", "--no-report").code == 0
+    return Path("out")
+
+
+def change(path: Path, edit: Callable[[Any], Any]) -> None:
+    """Edit a JSON file."""
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+# ------------------------------------------------------------------------------------------- code and addresses
+
+
+@pytest.mark.slow
+def test_a_replay_neither_runs_code_nor_opens_urls_of_a_stranger(stored, camtool_, tmp_path):
+    """The real command, with a factory that leaves a trace, and a server that waits for a call."""
+    trap = "from pathlib import Path\nPath('was-run').touch()\n"
+    (tmp_path / "trap.py").write_text(f"{trap}def make(*_): raise RuntimeError\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.01)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/a.png"
+        lines = (stored / "photos.jsonl").read_text().replace("photos/a.png", url)
+        (stored / "photos.jsonl").write_text(lines)
+        for values in ({"model": "trap:make"}, {"transform": "trap:make"}, {}):
+            change(stored / "run.json", lambda found, values=values: found["command"].update(values))
+            process = start_process("replay", stored, cwd=tmp_path)
+            text, errors = process.communicate(timeout=120)
+            assert (process.returncode, text) == (2, "")
+            assert url in errors
+            assert "--allow-code" in errors
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert not (tmp_path / "was-run").exists()
+
+
+def name_model_folder(command: dict[str, Any]) -> None:
+    Path("folder").mkdir()
+    Path("folder", "modeling.py").touch()
+    command["model"] = "hf:folder"
+
+
+STRANGE = {
+    "factory": (lambda command: command.update(model="trap:make"), "--model trap:make"),
+    "transform": (lambda command: command.update(transform="trap:make"), "--transform trap:make"),
+    "folder with code": (name_model_folder, "--model hf:folder"),
+    "photo": (lambda command: command["paths"].append("https://a.example/b.png"), "https://a.example/b.png"),
+    "weights": (lambda command: command.update(weights="https://a.example/w.pth"), "https://a.example/w.pth"),
+    "model": (lambda command: command.update(model="ultralytics:http:/a.example/y.pt"), "http:/a.example/y.pt"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_a_stored_run_names_is_refused_unless_it_is_repeated(stored, camtool_, kind):
+    edit, text = STRANGE[kind]
+    change(stored / "run.json", lambda found: edit(found["command"]))
+    result = camtool_("replay", "out")
+    assert (result.code, result.out) == (2, "")
+    assert text in result.err
+    # With the permission the replay goes on, and fails later: nothing of this exists.
+    assert "--allow-code" not in camtool_("replay", "out", "--allow-code").err
+    if text.startswith("--"):
+        assert "--allow-code" not in camtool_("replay", "out", *text.split()).err
+        assert_refused(camtool_("replay", "out", text.split()[0], "else"), f"the run used {text.split()[1]}")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"out": "elsewhere"},
+        {"overwrite": True},
+        {"config": "options.yaml"},
+        {"cluster": "ray"},
+        {"limit": ["1", "--out=elsewhere"]},
+        {"window": ["1", "2", "--out=elsewhere"]},
+        {"paths": 5},
+        {"paths": [5]},
+    ],
+    ids=str,
+)
+def test_options_that_no_run_stores_are_refused(stored, camtool_, values):
+    before = read_files(Path())
+    change(stored / "run.json", lambda found: found["command"].update(values))
+    assert_refused(camtool_("replay", "out"))
+    shutil.copy(stored / "run.json", "run.json")
+    assert {*read_files(Path())} == {*before, "run.json"}
+
+
+# ------------------------------------------------------------------------------------------------------ damage
+
+
+def drop(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda record: record.pop(name)
+
+
+def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda record: record.update({name: value})
+
+
+def put_row(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda record: record["explanations"][0].update({name: value})
+
+
+MUTATIONS = [
+    *(drop(name) for name in ("image", "stem", "batch", "explanations", "files", "sha256")),
+    *(put("image", value) for value in (5, "", None, "a\0b", "\ud800", ["a"], "photos/b.jpg")),
+    *(put("stem", value) for value in ("", "../a", "/a", "a\0", {})),
+    *(put("batch", value) for value in (-1, 2**80, "0", 1.5, True, None, 7)),
+    *(put("bytes", value) for value in ("5", [], -1)),
+    *(put("explanations", value) for value in (5, {}, [5], [[]], [{}])),
+    *(put("failure", value) for value in (5, "both")),
+    *(put("files", value) for value in (5, [], {"a.png": 5}, {"a.png": {}}, {"../a": {"bytes": 1, "sha256": ""}})),
+    *(put_row(name, None) for name in ("image", "method", "layer", "label", "warnings", "files")),
+    *(put_row(name, [5]) for name in ("index", "score", "box", "warnings", "files", "warning_codes", "correct")),
+    *(put_row("score", value) for value in (float("nan"), float("inf"), "1e999")),
+    put_row("files", {"overlay": "../../a.png"}),
+    put("new", 1),
+]
+RAW = [
+    b"\n",
+    b"{}\n",
+    b"[]\n",
+    b"null\n",
+    b"5\n",
+    b"\xff\xfe\n",
+    b"\0\0\0\n",
+    b'{"image"\n',
+    b"[" * 5000 + b"\n",
+    b'{"a":' * 99,
+]
+
+
+@pytest.mark.slow
+def test_a_line_of_a_stored_run_that_is_damaged_is_a_sentence_or_is_made_again(stored, camtool_):
+    """Each mutation of a line is met by each command. None ends in a traceback, which ``camtool_`` would raise."""
+    good = (stored / "photos.jsonl").read_bytes().splitlines(keepends=True)
+    lines: list[bytes] = [*RAW, b"", good[1]]
+    for mutate in MUTATIONS:
+        record = json.loads(good[0])
+        mutate(record)
+        lines.append(f"{json.dumps(record)}\n".encode())
+    refused = 0
+    for line in lines:
+        for command in (["replay", "out"], ["photos", "--model", "demo", "--no-report"]):
+            (stored / "photos.jsonl").write_bytes(line + good[1])
+            result = camtool_(*command)
+            assert result.code in (0, 1, 2), line
+            assert (result.code == 2) == result.err.startswith("Error: "), line
+            refused += result.code == 2 and "photos.jsonl, line 1 is damaged: " in result.err
+    assert refused > len(lines)
+
+
+@pytest.mark.slow
+def test_a_line_of_the_list_that_is_damaged_is_counted_in_the_report(stored, camtool_):
+    good = (stored / "explanations.jsonl").read_bytes().splitlines(keepends=True)
+    row = json.loads(good[0])
+    values = (None, 5, "\ud800", "a\0", [5], {"overlay": "a\0.png"}, {"overlay": "loop.png"}, {"a": 5})
+    (stored / "loop.png").symlink_to("loop.png")
+    edited = [json.dumps({**row, name: value}).encode() + b"\n" for name in row for value in values]
+    for line in [*edited, *RAW]:
+        (stored / "explanations.jsonl").write_bytes(line + good[1])
+        assert camtool_("report", "out").code == 0, line
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pipe", "loop", "folder", "device", "large"])
+def test_files_of_a_stored_run_are_regular_and_not_too_large(stored, camtool_, kind):
+    for name in LISTS[:4]:
+        shutil.copytree(stored, "copy", dirs_exist_ok=True)
+        path = Path("copy", name)
+        path.unlink()
+        make = {
+            "pipe": os.mkfifo,
+            "loop": lambda path: path.symlink_to(path.name),
+            "folder": Path.mkdir,
+            "device": lambda path: path.symlink_to("/dev/zero"),
+            "large": lambda path: path.open("wb").close() or os.truncate(path, 2**35),
+        }
+        make[kind](path)
+        for command in (["replay", "copy"], ["photos", "--model", "demo", "--out", "copy"], ["report", "copy"]):
+            result = camtool_(*command)
+            assert result.code in (0, 2)
+            assert (result.code == 2) == result.err.startswith("Error: "), result.err
+        path.rmdir() if kind == "folder" else path.unlink()
+
+
+@posix
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["photos", "--labels", "odd"],
+        ["photos", "--labels-csv", "odd"],
+        ["photos", "--config", "odd"],
+        ["evaluate", "photos", "--labels", "odd"],
+        ["evaluate", "photos", "--out", ".", "--methods", "gradcam", "--metrics", "entropy"],
+    ],
+    ids=lambda options: " ".join(options[:3]),
+)
+@pytest.mark.parametrize("kind", ["pipe", "large"])
+def test_tables_and_labels_are_regular_and_not_too_large(camtool_, photos, kind, options):
+    for name in ("odd", "checkpoint.jsonl"):
+        os.mkfifo(name) if kind == "pipe" else Path(name).touch()
+        os.truncate(name, 2**35) if kind == "large" else None
+    result = camtool_(*options, "--model", TINY)
+    assert (result.code, result.out) == (2, "")
+    assert "cannot be read: it " in result.err
+
+
+# ------------------------------------------------------------------------------------------------ foreign files
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("options", [[], ["--overwrite"]], ids=str)
+def test_files_that_camtool_did_not_write_are_refused_by_name(explained, photos, name, options):
+    Path("out").mkdir()
+    Path("out", name).write_text('{"name": "my experiment"}\n')
+    before = read_files(Path("out"))
+    assert_refused(explained(*options), str(Path("out", name)), "camtool", "--out")
+    assert read_files(Path("out")) == before
+
+
+def test_a_contact_sheet_of_the_user_is_kept(explained, photos):
+    write_photo(Path("out", "contact-sheet.png"))
+    before = read_files(Path("out"))
+    assert_refused(explained("--sheet"), "contact-sheet.png", "--sheet")
+    assert read_files(Path("out")) == before
+    Path("out", "contact-sheet.png").unlink()
+    assert explained("--sheet").code == explained("--sheet", "--overwrite").code == 0
+
+
+# -------------------------------------------------------------------------------------------------------- kills
+
+
+class Stuck(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(100)
+        return super().forward(x)
+
+
+def stuck() -> camtool.Loaded:
+    return camtool.Loaded(Stuck(), prepare)
+
+
+@posix
+@pytest.mark.slow
+def test_after_a_kill_in_overwriting_the_old_command_goes_on(explained, photos, tmp_path):
+    assert explained("--no-report").code == 0
+    before = read_files(Path("out"))
+    new = ["photos", "--model", f"{__name__}:stuck", "--overwrite"]
+    with start_process(*new, cwd=tmp_path) as process:
+        deadline = time.monotonic() + 120
+        aside, new_lists = Path("out", ".camtool-replaced"), Path("out", "photos.jsonl")
+        while not (aside.exists() and new_lists.exists()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert json.loads(Path("out", "run.json").read_text())["command"]["model"].endswith("stuck")
+    result = explained("--no-report")
+    assert (result.code, result.err) == (0, "")
+    assert "Nothing to do: the run is finished." in result.out
+    assert read_files(Path("out")) == before
+
+
+# ------------------------------------------------------------------------------------------------- deep folders
+
+
+@posix
+@pytest.mark.parametrize("name", [pytest.param("d", marks=pytest.mark.slow), "d" * 200])
+def test_a_folder_that_is_nested_too_deep_does_not_end_the_run(explained, photos, name, tmp_path):
+    here = Path.cwd()
+    os.chdir(photos)
+    photo = (photos / "a.png").read_bytes()
+    for _ in range(1500 if name == "d" else 30):
+        Path(name).mkdir()
+        os.chdir(name)
+    Path("deep.png").write_bytes(photo)
+    os.chdir(here)
+    try:
+        result = explained("-r", "--no-report")
+    finally:
+        os.system(f"rm -rf '{photos}' '{tmp_path / 'out'}'")  # shutil.rmtree is a recursive function
+    assert result.code in (0, 1)  # the path of a result may be too long
+    assert "photos explained" in result.out
+    assert ("Skipped: " in result.out) == (name != "d")
