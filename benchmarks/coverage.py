@@ -106,7 +106,11 @@ def explain_with_camtool(model: nn.Module, image: Tensor) -> Explained:
     def maps() -> Maps:
         (result,) = camtool.explain(model, image)
         yield result.raw
-        yield from (each.raw for each in camtool.explain(model, image, [camtool.targets.Top(_CLASSES)])[0])
+        try:
+            (results,) = camtool.explain(model, image, [camtool.targets.Top(_CLASSES)])
+        except camtool.NothingFoundError:  # random weights are sure of nothing
+            (results,) = camtool.explain(model, image, [camtool.targets.AllDetections(confidence=0)])
+        yield from (each.raw for each in results)
 
     return Explained(find_explained_layer(model, image), maps())
 

@@ -86,6 +86,9 @@ OneTarget: TypeAlias = "int | str | targets.Target | Callable[[Any], Tensor] | N
 Targets: TypeAlias = "Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]"
 """One target for each image; for a single image, several targets."""
 
+SeveralTargets: TypeAlias = "targets.Top | targets.AllDetections"
+"""Several targets of an image, as many as it has."""
+
 AnyTargets: TypeAlias = (
     "targets.TargetLike | Targets | Sequence[targets.TargetLike | Targets | Sequence[targets.TargetLike]]"
 )
@@ -174,7 +177,7 @@ def explain(
 def explain(
     model: Model,
     img: OneImage,
-    target_class: targets.Top,
+    target_class: SeveralTargets,
     *,
     method: OneMethod = "gradcam",
     **settings: Unpack[LayerSettings],
@@ -183,7 +186,7 @@ def explain(
 def explain(
     model: Model,
     img: Images,
-    target_class: targets.Top | Sequence[targets.Top | Targets],
+    target_class: SeveralTargets | Sequence[SeveralTargets | Targets],
     *,
     method: OneMethod = "gradcam",
     **settings: Unpack[LayerSettings],
@@ -382,10 +385,10 @@ class Explainer(Generic[Result]):
     @overload
     def __call__(self, img: Images, target_class: Targets) -> list[Result]: ...
     @overload
-    def __call__(self, img: OneImage, target_class: targets.Top) -> list[Result]: ...
+    def __call__(self, img: OneImage, target_class: SeveralTargets) -> list[Result]: ...
     @overload
     def __call__(
-        self, img: Images, target_class: targets.Top | Sequence[targets.Top | Targets]
+        self, img: Images, target_class: SeveralTargets | Sequence[SeveralTargets | Targets]
     ) -> list[list[Result]]: ...
     @explain_foreign_arguments
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:

@@ -200,6 +200,11 @@ _KINDS = (
         "Explain the class's score instead.",
     ),
     WarningKind(
+        "not-reported",
+        "The detector itself does not report the detection: a threshold or a surer detection removes it.",
+        "Take the map as that of a candidate, or explain a detection that is reported.",
+    ),
+    WarningKind(
         "low-confidence",
         "The detector's confidence in the detection is below 10 %.",
         "Explain a detection with a higher confidence.",

@@ -18,13 +18,14 @@ The same tensors without anything beside them, as a wrapper of the user may retu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.outputs.post_processing import ULTRALYTICS, ULTRALYTICS_RTDETR, YOLOV5, PostProcessing
 from camtool.structures.nested_tensors import find_tensors
 
 __all__ = [
@@ -33,7 +34,9 @@ __all__ = [
     "find_best_rows",
     "find_decoded_queries",
     "find_level_scores",
+    "has_angles",
     "has_relative_rows",
+    "has_selected_all",
     "to_corners",
 ]
 
@@ -60,12 +63,16 @@ class Anchors:
         scores: ``(N, A, K)`` logits if the model returns them, else the confidences.
         confidences: ``(N, A, K)``.
         level_scores: What the model computes from each feature level, ``(N, ...)``, fine to coarse.
+        post_processing: What the model's own post-processing does with them.
+        rotated: ``(N, A, 5)``, each ``(x, y, width, height, angle)``, if the boxes are rotated.
     """
 
     boxes: Tensor
     scores: Tensor
     confidences: Tensor
     level_scores: Sequence[Tensor]
+    post_processing: PostProcessing = ULTRALYTICS
+    rotated: Tensor | None = None
 
 
 def find_anchors(output: Any, class_count: int | None = None) -> Anchors | None:
@@ -121,18 +128,35 @@ def has_relative_rows(output: Any) -> bool:
     return any(map(len, rows)) and all(_are_fractions(each[:, :4].detach()) for each in rows)
 
 
-def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the boxes ``(N, Q, 4)`` and the logits ``(N, Q, K)`` of Ultralytics' RT-DETR; ``None`` for other outputs.
+def has_angles(output: Any) -> bool:
+    """Return True if rows of :func:`find_best_rows` are rotated boxes: center, width, height, ..., and the angle."""
+    return any("angle" in head for head in _find_heads(_split(output)[1]))
 
-    Boxes are centers, widths and heights, as fractions of the input.
+
+def has_selected_all(output: Any) -> bool:
+    """Return True if the rows of :func:`find_best_rows` are what is reported, False if a threshold follows.
+
+    A head of Ultralytics returns its best rows, however low their confidence. Other rows come from the user's module.
+    """
+    return not _find_heads(_split(output)[1])
+
+
+def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor, PostProcessing] | None:
+    """Return the boxes ``(N, Q, 4)`` and the logits ``(N, Q, K)`` of Ultralytics' RT-DETR, and what becomes of them.
+
+    Boxes are centers, widths and heights, as fractions of the input. The result is ``None`` for other outputs.
     """
     table, beside = _split(output)
     tensors = find_tensors(beside)[:2]
     if table is None or [each.ndim for each in tensors] != [4, 4]:
         return None
     boxes, scores = tensors  # (decoder layers, N, Q, 4) and (decoder layers, N, Q, K)
-    is_match = boxes.shape[1:3] == scores.shape[1:3] == table.shape[:2] and boxes.shape[3] == 4
-    return (boxes[-1], scores[-1]) if is_match else None
+    # Earlier versions return a row for each query with all its classes, later ones the best pairs of query and class.
+    is_by_query = table.shape[1:] == (boxes.shape[2], 4 + scores.shape[3])
+    is_match = boxes.shape[1:3] == scores.shape[1:3] and boxes.shape[3] == 4 and len(table) == boxes.shape[1]
+    if not is_match or not (is_by_query or table.shape[2] == _BEST_COLUMNS):
+        return None
+    return boxes[-1], scores[-1], replace(ULTRALYTICS_RTDETR, has_many_classes=not is_by_query)
 
 
 def _split(output: Any) -> tuple[Tensor | None, Sequence[Any]]:
@@ -167,15 +191,30 @@ def _find_heads(beside: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 def _read_heads(table: Tensor, heads: Sequence[Mapping[str, Any]]) -> Anchors | None:
     """Read a table ``(N, 4 + K + extras, A)`` with the logits of the head that it was computed by."""
+    anchors = None
     for head in heads:
         logits, classes = head["scores"], head["scores"].shape[1]
         confidences = table[:, 4 : 4 + classes]
         if confidences.shape != logits.shape:
             continue
-        if torch.allclose(confidences.detach(), logits.detach().sigmoid(), atol=_SAME_CONFIDENCE):
-            boxes = to_corners(table[:, :4].mT, table[:, -1] if "angle" in head else None)
-            return Anchors(boxes, logits.mT, confidences.mT, _split_head(head))
-    return None
+        is_source = torch.allclose(confidences.detach(), logits.detach().sigmoid(), atol=_SAME_CONFIDENCE)
+        if is_source or anchors is None:
+            # Confidences that a wrapper changed, e.g. by a temperature, have no logits.
+            scores = logits.mT if is_source else confidences.mT
+            anchors = _build_anchors(table, scores, confidences.mT, _split_head(head), has_angle="angle" in head)
+        if is_source:
+            break
+    return anchors
+
+
+def _build_anchors(
+    table: Tensor, scores: Tensor, confidences: Tensor, levels: Sequence[Tensor], *, has_angle: bool
+) -> Anchors:
+    """Return the anchors of a table ``(N, 4 + K + extras, A)``, whose last row may be the angle of rotated boxes."""
+    if not has_angle:
+        return Anchors(to_corners(table[:, :4].mT), scores, confidences, levels)
+    rotated = torch.cat([table[:, :4], table[:, -1:]], 1).mT
+    return Anchors(to_corners(table[:, :4].mT, table[:, -1]), scores, confidences, levels, rotated=rotated)
 
 
 def _split_head(head: Mapping[str, Any]) -> Sequence[Tensor]:
@@ -221,7 +260,9 @@ def _read_columns(table: Tensor, beside: Sequence[Any], class_count: int | None)
     if not levels:
         return None
     confidences = table[:, 4 : None if class_count is None else 4 + class_count].mT
-    return Anchors(to_corners(table[:, :4].mT), confidences, confidences, levels)
+    # Masks and keypoints add several numbers, a rotated box adds one.
+    has_angle = table.shape[1] - 4 - confidences.shape[2] == 1
+    return _build_anchors(table, confidences, confidences, levels, has_angle=has_angle)
 
 
 def _find_maps(table: Tensor, beside: Sequence[Any]) -> list[Tensor]:
@@ -246,7 +287,7 @@ def _read_rows(table: Tensor, beside: Sequence[Any]) -> Anchors | None:
     if not levels:
         return None
     confidences = table[..., 4:5] * table[..., 5:]
-    return Anchors(to_corners(table[..., :4]), confidences, confidences, levels)
+    return Anchors(to_corners(table[..., :4]), confidences, confidences, levels, YOLOV5)
 
 
 # ------------------------------------------------------------------------------------------ a table without anything

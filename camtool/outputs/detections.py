@@ -15,9 +15,29 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
-from camtool.outputs.anchors import find_anchors, find_best_rows, find_decoded_queries, has_relative_rows, to_corners
+from camtool.outputs.anchors import (
+    Anchors,
+    find_anchors,
+    find_best_rows,
+    find_decoded_queries,
+    has_angles,
+    has_relative_rows,
+    has_selected_all,
+    to_corners,
+)
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.phrases import Phrase, PhraseScores, find_phrase_scores
+from camtool.outputs.post_processing import (
+    DETR,
+    GROUNDING_DINO,
+    OWL_VIT,
+    SIGMOID_DETR,
+    ULTRALYTICS_SELECTED,
+    PostProcessing,
+    compute_box_iou,
+    compute_rotated_iou,
+    suppress_overlaps,
+)
 from camtool.structures.nested_tensors import get_named_items
 
 __all__ = [
@@ -34,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The detections in one image.
+    """The detections in one image, or the candidates of which the model's own post-processing reports some.
 
     Attributes:
         boxes: ``(D, 4)``, each ``(x0, y0, x1, y1)``.
@@ -47,6 +67,8 @@ class Detections:
         phrases: If the classes are phrases of a text, their tokens.
         is_no_object_assumed: True if it is not known whether the last logit of each query is "no object", see
             :func:`describe_assumption`.
+        post_processing: What follows in the model's own library; ``None`` if these are the detections that it reports.
+        rotated: ``(D, 5)``, each ``(x, y, width, height, angle)`` in radians, if the boxes are rotated.
     """
 
     boxes: Tensor
@@ -57,6 +79,8 @@ class Detections:
     class_count: int | None = None
     phrases: tuple[Phrase, ...] | None = None
     is_no_object_assumed: bool = False
+    post_processing: PostProcessing | None = None
+    rotated: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -92,16 +116,34 @@ class Detections:
         assert each.classes is not None
         return each._select_boxes(each.confidences.argsort(descending=True, stable=True), each.classes)
 
-    def compute_iou(self, box: Sequence[float]) -> Tensor:
-        """Return the intersection over union ``(D,)`` of each box with a given one.
+    def select_reported(self, confidence: float | None = None) -> Detections:
+        """Return what the model's own post-processing reports, the most confident first, ``scores`` ``(D,)``.
 
-        Equal boxes have an IoU of 1, also if they are empty.
+        Args:
+            confidence: A threshold instead of the model's own. It cannot bring back what the model itself has removed.
         """
-        boxes, other = self.boxes.detach(), self.boxes.new_tensor(box)
-        # Boxes that do not touch have a negative width or height, which must not become a positive area.
-        shared = (torch.minimum(boxes[:, 2:], other[2:]) - torch.maximum(boxes[:, :2], other[:2])).clamp_min(0).prod(1)
-        total = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (other[2:] - other[:2]).prod() - shared
-        return torch.where((boxes == other).all(1), 1, shared / total.where(total > 0, 1))
+        rule = self.post_processing
+        if rule is not None and rule.has_many_classes and self.classes is None:
+            found = self._pick_best_pairs(rule.limit or len(self))
+        else:
+            found = self.sort_by_confidence()
+        threshold = confidence if rule is None or confidence is not None else rule.threshold
+        assert found.classes is not None
+        if threshold is not None:
+            found = found._select_boxes(found.confidences > threshold, found.classes)
+        if rule is not None and rule.iou_threshold is not None:
+            assert found.classes is not None
+            kept = suppress_overlaps(found.boxes, found.rotated, found.classes, rule.iou_threshold, rule.limit)
+            found = found._select_boxes(torch.tensor(kept, dtype=torch.long, device=found.device), found.classes)
+        return found
+
+    def compute_iou(self, box: Sequence[float], rotated: Sequence[float] | None = None) -> Tensor:
+        """Return the intersection over union ``(D,)`` of each box with a given one, of rotated boxes if both are."""
+        if self.rotated is not None and rotated is not None:
+            boxes = self.rotated.detach().cpu()
+            return compute_rotated_iou(boxes, boxes.new_tensor(rotated)).to(self.boxes)
+        boxes = self.boxes.detach()
+        return compute_box_iou(boxes, boxes.new_tensor(box))
 
     def compute_lowest_score(self) -> Tensor:
         """Return the score ``()`` of a missing box, on the graph: a confidence of 0, or the lowest of the logits."""
@@ -111,7 +153,18 @@ class Detections:
 
     def _select_boxes(self, which: Tensor, classes: Tensor) -> Detections:
         """Return some of the boxes, given by booleans or indices."""
-        return self._select_scores(lambda values: values[which], boxes=self.boxes[which], classes=classes[which])
+        rotated = {} if self.rotated is None else {"rotated": self.rotated[which]}
+        return self._select_scores(
+            lambda values: values[which], boxes=self.boxes[which], classes=classes[which], **rotated
+        )
+
+    def _pick_best_pairs(self, count: int) -> Detections:
+        """Return the most confident pairs of a box and a class."""
+        order = self.confidences.flatten().argsort(descending=True, stable=True)[:count]
+        width = self.confidences.shape[1]
+        return self._select_scores(
+            lambda values: values.flatten()[order], boxes=self.boxes[order // width], classes=order % width
+        )
 
     def _select_scores(self, select: Callable[[Tensor], Tensor], **others: Tensor) -> Detections:
         """Select from the scores and the confidences, and replace other attributes."""
@@ -238,17 +291,27 @@ def _read_all_queries(
     phrases = find_phrase_scores(named, scores)
     if phrases is not None:
         return list(map(_read_phrases, boxes, phrases))
+    is_open = "text_embeds" in named  # OWL-ViT compares each query with each text
     width = scores.shape[2]
-    # A single logit leaves no class next to "no object". OWL-ViT compares each query with each text.
-    if width in (1, class_count) or "text_embeds" in named:
-        return list(map(_read_queries, boxes, scores, scores.sigmoid()))
-    found = map(_read_queries, boxes, scores[..., :-1], scores.softmax(2)[..., :-1])
-    return [replace(each, is_no_object_assumed=class_count != width - 1) for each in found]
+    # A single logit leaves no class next to "no object".
+    if width in (1, class_count) or is_open:
+        rule = OWL_VIT if is_open else SIGMOID_DETR
+        return [_read_queries(*each, rule) for each in zip(boxes, scores, scores.sigmoid(), strict=True)]
+    pairs = zip(boxes, scores[..., :-1], scores.softmax(2)[..., :-1], strict=True)
+    return [replace(_read_queries(*each, DETR), is_no_object_assumed=class_count != width - 1) for each in pairs]
 
 
-def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
+def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor, rule: PostProcessing) -> Detections:
     """Return the detections in one image's queries."""
-    return Detections(to_corners(boxes), scores, confidences, None, is_relative=True, class_count=scores.shape[1])
+    return Detections(
+        to_corners(boxes),
+        scores,
+        confidences,
+        None,
+        is_relative=True,
+        class_count=scores.shape[1],
+        post_processing=rule,
+    )
 
 
 def _read_phrases(boxes: Tensor, found: PhraseScores) -> Detections:
@@ -259,7 +322,7 @@ def _read_phrases(boxes: Tensor, found: PhraseScores) -> Detections:
     """
     if not found.phrases:
         raise TargetError("the prompt names nothing to look for; pass one with phrases, e.g. 'a cat. a dog.'.")
-    return replace(_read_queries(boxes, found.logits, found.logits.sigmoid()), phrases=found.phrases)
+    return replace(_read_queries(boxes, found.logits, found.logits.sigmoid(), GROUNDING_DINO), phrases=found.phrases)
 
 
 # ----------------------------------------------------------------------------------------- anchors and rows, as in YOLO
@@ -269,27 +332,38 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
     """Return the detections of each image of a YOLO model, or ``None`` for other models."""
     queries = find_decoded_queries(output)
     if queries is not None:
-        boxes, logits = queries
-        return list(map(_read_queries, boxes, logits, logits.sigmoid()))
+        boxes, logits, rule = queries
+        return [_read_queries(*each, rule) for each in zip(boxes, logits, logits.sigmoid(), strict=True)]
     anchors = find_anchors(output, class_count)
     if anchors is not None:
-        has_logits = anchors.scores is not anchors.confidences
-        confidences = anchors.confidences.unbind()
-        scores = anchors.scores.unbind() if has_logits else confidences
-        return list(map(_read_anchors, anchors.boxes, scores, confidences))
+        return [_read_anchors(anchors, image) for image in range(len(anchors.boxes))]
     rows = find_best_rows(output)
     if rows is None:
         return None
-    is_relative = has_relative_rows(output)
-    return [_read_rows(each, is_relative=is_relative) for each in rows]
+    selected = None if has_selected_all(output) else ULTRALYTICS_SELECTED
+    is_relative, has_angle = has_relative_rows(output), has_angles(output)
+    found = [_read_rows(each, has_angle=has_angle) for each in rows]
+    return [replace(each, is_relative=is_relative, post_processing=selected) for each in found]
 
 
-def _read_anchors(boxes: Tensor, scores: Tensor, confidences: Tensor) -> Detections:
+def _read_anchors(anchors: Anchors, image: int) -> Detections:
     """Return the detections in one image's anchors."""
-    return Detections(boxes, scores, confidences, None, class_count=scores.shape[1])
+    confidences = anchors.confidences[image]
+    return Detections(
+        anchors.boxes[image],
+        confidences if anchors.scores is anchors.confidences else anchors.scores[image],
+        confidences,
+        None,
+        class_count=confidences.shape[1],
+        post_processing=anchors.post_processing,
+        rotated=None if anchors.rotated is None else anchors.rotated[image],
+    )
 
 
-def _read_rows(rows: Tensor, *, is_relative: bool) -> Detections:
-    """Return the detections in one image's rows ``(D, 6 + extras)``."""
-    confidences = rows[:, 4]
-    return Detections(rows[:, :4], confidences, confidences, rows[:, 5].detach().long(), is_relative)
+def _read_rows(rows: Tensor, *, has_angle: bool) -> Detections:
+    """Return the detections in one image's rows ``(D, 6 + extras)``; boxes with an angle begin with their center."""
+    confidences, classes = rows[:, 4], rows[:, 5].detach().long()
+    boxes, rotated = rows[:, :4], None
+    if has_angle:
+        boxes, rotated = to_corners(boxes, rows[:, -1]), torch.cat([boxes, rows[:, -1:]], 1)
+    return Detections(boxes, confidences, confidences, classes, rotated=rotated)

@@ -22,6 +22,7 @@ from camtool.targets.detections import Box, Detection, MatchedDetection
 from camtool.targets.negation import Negated
 from camtool.targets.places import Point, Region
 from camtool.targets.resolving import (
+    AllDetections,
     TargetLike,
     Top,
     asks_for_several,
@@ -36,6 +37,7 @@ from camtool.targets.values import Similarity, Value
 
 __all__ = [
     "AgainstRest",
+    "AllDetections",
     "Box",
     "ClassScore",
     "Contrast",

@@ -15,7 +15,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
 from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, get_class_label
-from camtool.targets.checks import check_integer, check_number_tuple
+from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
 from camtool.warning_codes import MapWarning
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "Detection",
     "DetectionSimilarity",
     "MatchedDetection",
-    "build_nothing_found_error",
     "find_most_confident",
+    "list_detections",
 ]
 
 _LOW_CONFIDENCE = 0.1
@@ -37,7 +37,7 @@ about one digit left that can change, and its gradient is almost zero."""
 
 _SAME_PLACE = 0.01
 """Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
-the same box up to rounding; among these the most confident one counts."""
+the same box up to rounding; among these the one with the most similar confidence counts."""
 
 _OTHER_OBJECT = 0.5
 """Detections whose boxes have a smaller intersection over union are of different objects."""
@@ -45,12 +45,19 @@ _OTHER_OBJECT = 0.5
 
 @dataclass(frozen=True)
 class Detection(Target):
-    """The ``n``-th most confident detection in the image, counted from 0."""
+    """The ``n``-th most confident of the detections that the model's own post-processing reports, counted from 0.
+
+    Attributes:
+        n: The number.
+        confidence: A threshold instead of the model's own; detections with a higher confidence count.
+    """
 
     n: int = 0
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("Detection's n", self.n)
+        check_confidence("Detection's confidence", self.confidence)
 
     def __call__(self, output: Any) -> Tensor:
         return _score_each(self, output)
@@ -64,12 +71,13 @@ class Detection(Target):
         found = image.prediction
         if not isinstance(found, Detections):
             return self
-        if not 0 <= self.n < len(found):
-            raise build_nothing_found_error(
-                f"target_class asks for detection {self.n}, counted from 0, but the model found {len(found)} in this "
-                "image."
+        reported = found.select_reported(self.confidence)
+        if not 0 <= self.n < len(reported):
+            raise _build_nothing_found_error(
+                f"target_class asks for detection {self.n}, counted from 0, but the model found {len(reported)} in "
+                f"this image{_describe_threshold(found, self.confidence)}."
             )
-        return _match(found.sort_by_confidence(), self.n, image.geometry)
+        return _match(reported, self.n, image.geometry)
 
     def has_place(self) -> bool:
         """Return True."""
@@ -78,7 +86,7 @@ class Detection(Target):
 
 @dataclass(frozen=True)
 class Box(Target):
-    """The most confident detection that overlaps a box.
+    """The most confident detection that overlaps a box; if the model reports none there, the surest candidate.
 
     Attributes:
         xyxy: ``(x0, y0, x1, y1)``; in :func:`camtool.explain` in pixels of the photo, else in the model's units.
@@ -113,13 +121,18 @@ class Box(Target):
         if not isinstance(found, Detections):
             return self
         candidates = found if self.class_index is None else found.select_class(self.class_index)
-        candidates = candidates.sort_by_confidence()
-        overlap = candidates.compute_iou(_to_model_box(self.xyxy, found, image.geometry))
-        is_enough = overlap >= self.iou_threshold
-        if not is_enough.any():
-            raise self._build_error(overlap)
-        # argmax returns the first, which is the most confident.
-        return _match(candidates, int(is_enough.int().argmax()), image.geometry, self.iou_threshold)
+        reported = found.select_reported()
+        if self.class_index is not None:
+            reported = reported.select_class(self.class_index)
+        box = _to_model_box(self.xyxy, found, image.geometry)
+        for is_reported, each in ((True, reported), (False, candidates.sort_by_confidence())):
+            overlap = each.compute_iou(box)
+            is_enough = overlap >= self.iou_threshold
+            if is_enough.any():
+                # argmax returns the first, which is the most confident.
+                which = int(is_enough.int().argmax())
+                return _match(each, which, image.geometry, self.iou_threshold, is_reported=is_reported)
+        raise self._build_error(overlap)
 
     def has_place(self) -> bool:
         """Return True."""
@@ -129,7 +142,7 @@ class Box(Target):
         """Return the error for overlaps ``(D,)`` that are all too small."""
         best = f"the best overlap is {float(overlap.max()):.2f}" if len(overlap) else "the model found none at all"
         which = "" if self.class_index is None else f" of class {self.class_index}"
-        return build_nothing_found_error(
+        return _build_nothing_found_error(
             f"no detection{which} overlaps the box {self.xyxy} by {self.iou_threshold:g} or more; {best}."
         )
 
@@ -150,6 +163,9 @@ class MatchedDetection(Target):
         iou_threshold: The smallest intersection over union that counts in other images.
         class_count: The number of classes, if every box has a score for each class.
         is_no_object_assumed: True if it is not known whether the model has a logit for "no object".
+        why_not_reported: A sentence that says why the model's own post-processing does not report it; ``None`` if it
+            does.
+        rotated: Its box ``(x, y, width, height, angle)`` as the model gives it, if boxes are rotated.
     """
 
     class_index: int
@@ -159,6 +175,8 @@ class MatchedDetection(Target):
     iou_threshold: float = 0.5
     class_count: int | None = None
     is_no_object_assumed: bool = False
+    why_not_reported: str | None = None
+    rotated: tuple[float, ...] | None = None
 
     def __call__(self, output: Any) -> Tensor:
         images = _read_detections(output, self.class_count)
@@ -181,11 +199,13 @@ class MatchedDetection(Target):
         return self.xyxy
 
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
-        """Return warnings if the confidence is assumed, very low, or so high that it has no gradient."""
+        """Return warnings if the detection is not reported, or its confidence is assumed, very low or saturated."""
         warnings = list[MapWarning]()
         if self.is_no_object_assumed and self.class_count is not None:
             warnings.append(MapWarning(describe_assumption(self.class_count), "assumed-no-object"))
-        if self.confidence < _LOW_CONFIDENCE:
+        if self.why_not_reported is not None:
+            warnings.append(MapWarning(self.why_not_reported, "not-reported"))
+        elif self.confidence < _LOW_CONFIDENCE:
             warning = f"The model's confidence in this detection is only {self.confidence:.1%}."
             warnings.append(MapWarning(warning, "low-confidence"))
         # A score that differs from the confidence is a logit, which does not saturate.
@@ -209,12 +229,12 @@ class MatchedDetection(Target):
         if not isinstance(image.prediction, Detections):
             return ()
         found, rivals = image.prediction.sort_by_confidence(), list[MatchedDetection]()
-        is_elsewhere = found.compute_iou(self.model_box) < _OTHER_OBJECT
+        is_elsewhere = found.compute_iou(self.model_box, self.rotated) < _OTHER_OBJECT
         while len(rivals) < count and is_elsewhere.any():
             which = int(is_elsewhere.int().argmax())
             rivals.append(_match(found, which, image.geometry, self.iou_threshold))
             # Some models return many boxes of one object, which would compete many times.
-            is_elsewhere &= found.compute_iou(rivals[-1].model_box) < _OTHER_OBJECT
+            is_elsewhere &= found.compute_iou(rivals[-1].model_box, rivals[-1].rotated) < _OTHER_OBJECT
             is_elsewhere[which] = False
         return rivals
 
@@ -236,12 +256,13 @@ class MatchedDetection(Target):
 
     def _find_nearest(self, found: Detections) -> int | None:
         """Return the position of the box that overlaps this one best, or ``None`` if none overlaps it enough."""
-        overlap = found.compute_iou(self.model_box)
+        overlap = found.compute_iou(self.model_box, self.rotated)
         best = overlap.max() if len(overlap) else None
         if best is None or best < self.iou_threshold:
             return None
         is_near = overlap >= best - _SAME_PLACE
-        return int(torch.where(is_near, found.confidences.detach(), -torch.inf).argmax())
+        difference = (found.confidences.detach() - self.confidence).abs()
+        return int(torch.where(is_near, difference, torch.inf).argmin())
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,29 +303,66 @@ class DetectionSimilarity(Target):
         return (found.compute_iou(self.model_box) * similarity).max()
 
 
-def find_most_confident(index: int, image: ImageOutput) -> MatchedDetection:
-    """Return the most confident detection of a class in an image's detections.
+def find_most_confident(index: int | None, image: ImageOutput) -> MatchedDetection:
+    """Return the most confident detection of a class, or of all classes for ``None``, in an image's detections.
+
+    If the model's own post-processing reports none, it is the surest candidate, which has a warning.
 
     Raises:
         TargetError: The class does not exist.
         NothingFoundError: There is no detection of this class.
     """
     assert isinstance(image.prediction, Detections)
-    labels = image.labels
-    # A detector's output does not show how many classes there are, so the labels must do.
-    if index < 0 or (labels is not None and index >= len(labels)):
-        known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
-        raise TargetError(f"target_class {index} does not exist: {known}.")
-    found = image.prediction.select_class(index)
+    labels, candidates, reported = image.labels, image.prediction, image.prediction.select_reported()
+    if index is not None:
+        # A detector's output does not show how many classes there are, so the labels must do.
+        if index < 0 or (labels is not None and index >= len(labels)):
+            known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
+            raise TargetError(f"target_class {index} does not exist: {known}.")
+        candidates, reported = candidates.select_class(index), reported.select_class(index)
+    if len(reported):
+        return _match(reported, 0, image.geometry)
+    if not len(candidates):
+        which = "nothing" if index is None else f"no {get_class_label(index, labels)}"
+        raise _build_nothing_found_error(f"the model found {which} in this image.")
+    return _match(candidates.sort_by_confidence(), 0, image.geometry, is_reported=False)
+
+
+def list_detections(image: ImageOutput, confidence: float | None = None, count: int | None = None) -> list[Target]:
+    """Return the detections of an image that the model's own post-processing reports, the most confident first.
+
+    Args:
+        image: The model's output for the image.
+        confidence: See :class:`Detection`.
+        count: The largest number of detections; by default all.
+
+    Raises:
+        NothingFoundError: There are none.
+    """
+    assert isinstance(image.prediction, Detections)
+    found = image.prediction.select_reported(confidence)
     if not len(found):
-        raise build_nothing_found_error(f"the model found no {get_class_label(index, labels)} in this image.")
-    return _match(found.sort_by_confidence(), 0, image.geometry)
+        raise _build_nothing_found_error(
+            f"the model found nothing in this image{_describe_threshold(image.prediction, confidence)}."
+        )
+    return [_match(found, which, image.geometry) for which in range(len(found))[:count]]
 
 
-def build_nothing_found_error(reason: str) -> NothingFoundError:
+def _describe_threshold(found: Detections, confidence: float | None) -> str:
+    """Return the end of a sentence that says how sure the best candidate is, if a threshold removed candidates."""
+    rule = found.post_processing
+    threshold = rule.threshold if confidence is None and rule is not None else confidence
+    if threshold is None or not len(found):
+        return ""
+    best = float(found.confidences.max())
+    return f" with a confidence above {threshold:g}, and the highest confidence is {best:.2g}"
+
+
+def _build_nothing_found_error(reason: str) -> NothingFoundError:
     """Return an error that gives the reason and says what the user can do."""
     return NothingFoundError(
-        f"{reason} Ask for another target, or lower the model's own threshold (torchvision's score_thresh)."
+        f"{reason} Ask for another target, or lower the model's own threshold (torchvision's score_thresh; that of "
+        "other models by Detection(0, confidence=0.05), on the command line by --target detections:0.05)."
     )
 
 
@@ -326,19 +384,41 @@ def _read_detections(output: Any, class_count: int | None = None) -> Iterable[De
     return found
 
 
-def _match(found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5) -> MatchedDetection:
+def _match(
+    found: Detections,
+    which: int,
+    geometry: Geometry | None,
+    iou_threshold: float = 0.5,
+    *,
+    is_reported: bool = True,
+) -> MatchedDetection:
     """Return one of some detections, each of which has a class."""
     assert found.classes is not None
     model_box = _to_corners(found.boxes[which].tolist())
+    confidence = float(found.confidences[which])
     return MatchedDetection(
         class_index=int(found.classes[which]),
         model_box=model_box,
         xyxy=_to_photo_box(model_box, found, geometry),
-        confidence=float(found.confidences[which]),
+        confidence=confidence,
         iou_threshold=iou_threshold,
         class_count=found.class_count,
         is_no_object_assumed=found.is_no_object_assumed,
+        why_not_reported=None if is_reported else _describe_omission(found, confidence),
+        rotated=None if found.rotated is None else tuple(found.rotated[which].tolist()),
     )
+
+
+def _describe_omission(found: Detections, confidence: float) -> str | None:
+    """Return a sentence that says why a model's own post-processing does not report one of its candidates."""
+    rule = found.post_processing
+    if rule is None:
+        return None
+    if confidence <= rule.threshold:
+        why = f"its confidence is {confidence:.2g}, and the threshold is {rule.threshold:g}"
+    else:
+        why = "another class or detection of the same object is surer"
+    return f"The model's own post-processing does not report this detection: {why}."
 
 
 def _to_photo_box(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:

@@ -18,14 +18,15 @@ from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
 from camtool.targets.base import ImageOutput, Target
-from camtool.targets.checks import check_integer
+from camtool.targets.checks import check_confidence, check_integer
 from camtool.targets.classes import ClassScore
-from camtool.targets.detections import Detection, build_nothing_found_error, find_most_confident
+from camtool.targets.detections import find_most_confident, list_detections
 from camtool.targets.places import Region
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
 
 __all__ = [
+    "AllDetections",
     "TargetLike",
     "Top",
     "asks_for_several",
@@ -41,19 +42,38 @@ class Top:
     """The ``k`` highest-ranked classes or detections of the image, or all of them if there are fewer.
 
     For a classifier these are classes. For a segmenter they are the classes that cover most of the image, with
-    background last. For a detector they are the most confident detections.
+    background last. For a detector they are the most confident detections among :class:`AllDetections`.
     """
 
     k: int = 1
 
 
-TargetLike: TypeAlias = int | str | Top | Target | Callable[[Any], Tensor] | None
-"""A request for one image: a class by index or label, a target, a function, the top k; ``None`` is the top class."""
+@dataclass(frozen=True)
+class AllDetections:
+    """All detections that the model's own post-processing reports in the image, the most confident first.
+
+    These are those of ``predict()`` of Ultralytics, of the image processors of Hugging Face, and of torchvision's
+    detectors, with their thresholds and their non-maximum suppression. It is a request for several targets, as
+    :class:`Top`.
+
+    Attributes:
+        confidence: A threshold instead of the model's own; detections with a higher confidence count.
+    """
+
+    confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        check_confidence("AllDetections' confidence", self.confidence)
+
+
+TargetLike: TypeAlias = int | str | Top | AllDetections | Target | Callable[[Any], Tensor] | None
+"""A request for one image: a class by index or label, a target, a function, the top k, all detections; ``None`` is the
+top class."""
 
 
 def asks_for_several(request: Any) -> bool:
     """Return True if a request for one image leads to a list of results."""
-    return isinstance(request, (list, tuple, Top))
+    return isinstance(request, (list, tuple, Top, AllDetections))
 
 
 def resolve_targets(
@@ -64,7 +84,7 @@ def resolve_targets(
     link: Link | None = "softmax",
     find_class_vectors: Callable[[], Tensor | None] | None = None,
 ) -> list[Target]:
-    """Turn what the user asks for in one image into targets. Only :class:`Top` gives more than one.
+    """Turn what the user asks for in one image into targets. :class:`Top` and :class:`AllDetections` give several.
 
     The meaning of ``None``, an index and a label depends on the model's output:
 
@@ -76,7 +96,8 @@ def resolve_targets(
     * score planes ``(K, h, w)``: the class where the model predicts it; if it predicts it nowhere, the sum of its
       logits over the image. ``None`` is the class that covers most of the image, and the background only if nothing
       else is predicted. A class is background if its label says so; without labels it is class 0.
-    * detections: the most confident one of the class; ``None`` is the most confident of all.
+    * detections: of those that the model's own post-processing reports, the most confident one of the class; ``None``
+      is the most confident of all. If it reports none, it is the surest candidate, with a warning.
 
     Args:
         request: See :data:`TargetLike`.
@@ -96,8 +117,14 @@ def resolve_targets(
         # A single score becomes two classes here, so that all that follows sees (K, ...) with K >= 2.
         prediction = compute_class_scores(prediction[None], link or "identity")[0]
     image = ImageOutput(prediction, labels, geometry, link, find_class_vectors)
+    if request is None and isinstance(prediction, Detections):
+        return [find_most_confident(None, image)]
     if request is None or isinstance(request, Top):
         return _rank(Top(1) if request is None else request, image)
+    if isinstance(request, AllDetections):
+        if not isinstance(prediction, Detections):
+            raise TargetError("target_class asks for all detections, but the model is not a detector; pass a class.")
+        return list_detections(image, request.confidence)
     return [_resolve_one(request, image)]
 
 
@@ -148,7 +175,7 @@ def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tens
     """
     flat = [each for request in requests for each in (request if isinstance(request, (list, tuple)) else [request])]
     for each in flat:
-        if each is None or isinstance(each, (Integral, Tensor, Top)) or _is_about_a_class(each):
+        if each is None or isinstance(each, (Integral, Tensor, Top, AllDetections)) or _is_about_a_class(each):
             raise TargetError(
                 f"target_class is {each!r}, but this model compares images with texts and has no classes; pass a text, "
                 "e.g. 'a photo of a dog'."
@@ -233,9 +260,7 @@ def _rank(top: Top, image: ImageOutput) -> list[Target]:
         raise TargetError(f"target_class {top}: k must be 1 or more.")
     scores = image.prediction
     if isinstance(scores, Detections):
-        if not len(scores):
-            raise build_nothing_found_error("the model found nothing in this image.")
-        return [Detection(n).resolve_on(image) for n in range(min(top.k, len(scores)))]
+        return list_detections(image, count=top.k)
     if scores.ndim >= 3:
         return [_resolve_index(index, image) for index in _sort_by_area(scores, image.labels)[: top.k]]
     if scores.ndim != 1:

@@ -27,6 +27,7 @@ import camtool
 from camtool.cli import app, terminal
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
+from tests.targets.test_detections import TWO as SQUARES
 
 LABELS = ["ant", "bee", "cat", "dog"]
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
@@ -284,6 +285,19 @@ def test_targets_are_ranks_indices_or_names(explained, photos, targets, indices)
     else:
         assert found == indices
     assert [line["label"] for line in read_lines()] == [LABELS[index] for index in found]
+
+
+def test_all_detections_above_a_confidence(camtool_, photos):
+    pixels = (SQUARES.permute(1, 2, 0) * 255).byte().numpy()
+    Image.fromarray(pixels).save("photos/squares.png")
+    detector = "tests.targets.test_detections:SquareDetector"
+    for number, (target, indices) in enumerate([("detections", [1, 2, 2]), ("detections:0.25", [1, 2])]):
+        out = f"out{number}"
+        assert camtool_("photos/squares.png", "--model", detector, "--target", target, "--out", out).code == 0
+        assert [line["index"] for line in read_lines(Path(out))] == indices
+    result = camtool_("photos/squares.png", "--model", detector, "--target", "detections:2", "--out", "out2")
+    assert result.code == 2
+    assert "--target detections:2: the confidence must be a number from 0 to 1" in " ".join(result.err.split())
 
 
 def test_layer_can_be_repeated(explained, photos):

@@ -17,9 +17,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.layers.selection import find_layers
 from camtool.structures.module_names import find_detector_transform
-from camtool.targets import (
-    Top,
-)
+from camtool.targets import AllDetections, Top
 from tests.helpers.comparison import assert_same_raw
 from tests.targets.test_detections import SquareDetector
 
@@ -306,7 +304,7 @@ def test_the_assumption_of_no_object_is_a_warning_until_the_class_count_is_set()
     assert "the last of its 3 logits" in warning
     assert "model.num_classes = 3" in warning
     assert "or 2 if this is right" in warning
-    for request in (0, Top(2), camtool.targets.Box((0, 0, 48, 64))):
+    for request in (0, AllDetections(confidence=0), camtool.targets.Box((0, 0, 48, 64))):
         found = camtool.explain(model, photo, request, method=compute_signed_hirescam)
         assert all(has_assumption(each.warnings) for each in (found if isinstance(found, list) else [found]))
 

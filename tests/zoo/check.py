@@ -171,7 +171,11 @@ def faults_of_maps(maps: Iterable[NDArray[Any]]) -> Iterator[str]:
 def _maps(model: nn.Module, img: Tensor) -> Iterator[NDArray[Any]]:
     (result,) = camtool.explain(model, img)
     yield result.raw
-    yield from (each.raw for each in camtool.explain(model, img, [camtool.targets.Top(_CLASSES)])[0])
+    try:
+        (results,) = camtool.explain(model, img, [camtool.targets.Top(_CLASSES)])
+    except camtool.NothingFoundError:  # random weights are sure of nothing
+        (results,) = camtool.explain(model, img, [camtool.targets.AllDetections(confidence=0)])
+    yield from (each.raw for each in results)
 
 
 def _reached(model: nn.Module, layer: Layer, img: Tensor) -> bool:

@@ -22,7 +22,7 @@ from tests.layers.test_frames import FrameNet
 from tests.zoo import test_open_vocabulary as open_vocabulary
 from tests.zoo.vision_language import SIDE, WITH_GRID, WITHOUT_GRID, SmallVLM
 
-__all__ = ["FAMILIES", "Family", "compute_gradcam", "find_faults"]
+__all__ = ["FAMILIES", "Family", "build_yolo", "compute_gradcam", "find_faults"]
 
 _MOST_CLASSES = 8
 """A rectified map of a random network is empty for about half of the classes, so as many are asked."""
@@ -116,7 +116,7 @@ _SEEDS = {"yolov8n-pose": 3}
 """Seeds of the weights, by default 0. With that one, the map of the only class of this model is empty."""
 
 
-def _build_yolo(name: str) -> nn.Module:
+def build_yolo(name: str) -> nn.Module:
     """Build a model whose class scores depend on the image and differ between anchors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -167,7 +167,7 @@ def _list_yolo() -> Iterator[tuple[str, Family]]:
         elif "rtdetr" in name:
             get_scores = _get_rtdetr_scores
         read = _read_rtdetr if "rtdetr" in name else _read_channels_first
-        yield name, Family(partial(_build_yolo, name), _make_photo, get_scores, read)
+        yield name, Family(partial(build_yolo, name), _make_photo, get_scores, read)
 
 
 def _make_photo() -> Tensor:

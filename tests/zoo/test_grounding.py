@@ -123,7 +123,7 @@ def test_without_a_tokenizer_the_texts_of_the_phrases_are_asked_for() -> None:
         camtool.explain(model, inputs, "a cat", labels=["a cat"])
     with pytest.raises(TargetError, match="2 does not exist: the model has 2 classes"):
         camtool.explain(model, inputs, 2)
-    (result,) = camtool.explain(model, inputs, [[Detection(0)]])[0]
+    (result,) = camtool.explain(model, inputs, [[Detection(0, confidence=0)]])[0]
     assert result.label in ("class 0", "class 1")
 
 

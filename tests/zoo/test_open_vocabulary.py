@@ -46,7 +46,7 @@ def make_inputs(texts: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("family", ["OwlViT", "Owlv2"])
 def test_the_map_equals_a_gradcam_by_hand(family: str, texts: int) -> None:
     model, inputs = build(family), make_inputs(texts)
-    found = camtool.explain(model, inputs, [Detection(0)])
+    found = camtool.explain(model, inputs, [Detection(0, confidence=0)])
     (result,) = found[0] if isinstance(found[0], list) else [found[0]]
     kept: list[torch.Tensor] = []
     handle = model.get_submodule(result.layer).register_forward_hook(

@@ -125,11 +125,16 @@ def test_detections_have_the_confidence_the_box_and_the_map_computed_by_hand(nam
     logits, boxes = output.logits[0].detach(), output.pred_boxes[0].detach()
     confidences = logits.softmax(1)[:, :-1] if known.has_no_object else logits.sigmoid()
     assert confidences.shape[1] == len(LABELS)
-    # Of a dog: the query that is surest of it. Of the model: the queries in order, each for its surest class.
+    # Of a dog: the query that is surest of it. Of the model: the queries in order, each for its surest class; with a
+    # sigmoid, the pairs of a query and a class.
     dog = (int(confidences[:, 2].argmax()), 2)
-    ranked = confidences.amax(1).argsort(descending=True)
-    wanted = [(int(query), int(confidences[query].argmax())) for query in ranked[[0, 3]]]
-    (results,) = camtool.explain(model, img, [[None, Detection(3), "dog"]])
+    if known.has_no_object:
+        ranked = confidences.amax(1).argsort(descending=True)
+        wanted = [(int(query), int(confidences[query].argmax())) for query in ranked[[0, 3]]]
+    else:
+        ranked = confidences.flatten().argsort(descending=True)
+        wanted = [divmod(int(pair), len(LABELS)) for pair in ranked[[0, 3]]]
+    (results,) = camtool.explain(model, img, [[None, Detection(3, confidence=0), "dog"]])
     any_map = False
     for (query, index), result in zip([*wanted, dog], results, strict=True):
         x, y, width, height = boxes[query].tolist()

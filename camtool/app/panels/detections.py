@@ -37,8 +37,8 @@ __all__ = [
     "list_boxes",
 ]
 
-_MOST_BOXES = 100
-"""Detectors of torchvision return at most this many boxes by default."""
+_MOST_BOXES = 300
+"""Detectors of torchvision return at most 100 boxes by default, those of Ultralytics and Hugging Face 300."""
 
 _SHOWN_COLOR = (255, 255, 255)
 _CHOSEN_COLOR = (255, 140, 0)
@@ -79,7 +79,7 @@ class BoxOnPhoto:
 
 
 def list_boxes(loaded: Loaded, image: Image.Image, least: float = 0.0) -> tuple[BoxOnPhoto, ...]:
-    """Return the detections of a photo, the most confident first; none if the model finds nothing.
+    """Return the detections of a photo that the model reports, the most confident first; none if it finds nothing.
 
     Args:
         loaded: A detector.

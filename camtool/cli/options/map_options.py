@@ -14,7 +14,7 @@ from camtool.cli.options.panels import MAP_PANEL
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from camtool.targets import Top
+    from camtool.targets import AllDetections, Top
 
 __all__ = [
     "LayerName",
@@ -54,7 +54,8 @@ Targets = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TARGET",
-        help="Class index, class name, or top1, top3, ...; for CLIP-like models a text. Repeat it for several.",
+        help="Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector reports; "
+        "for CLIP-like models a text. Repeat it for several.",
         show_default="top1",
         rich_help_panel=MAP_PANEL,
     ),
@@ -118,17 +119,37 @@ def find_methods(texts: list[str], settings: Mapping[str, Any], reserved: Collec
     return list(dict.fromkeys(method.name for method in found))
 
 
-def parse_targets(texts: list[str] | None) -> list[Top | int | str]:
-    """Return the target of each text: ``"top3"``, a class index, or a label. None gives the most probable class."""
-    from camtool.targets import Top
+def parse_targets(texts: list[str] | None) -> list[Top | AllDetections | int | str]:
+    """Return the target of each text: ``"top3"``, ``"detections:0.5"``, a class index, or a label.
 
-    def parse(text: str) -> Top | int | str:
+    None gives the most probable class.
+
+    Raises:
+        CamtoolError: The confidence is not a number from 0 to 1.
+    """
+    from camtool.targets import AllDetections, Top
+
+    def parse(text: str) -> Top | AllDetections | int | str:
+        name, _, confidence = text.partition(":")
+        if name == "detections":
+            return AllDetections(_parse_confidence(text, confidence) if _ else None)
         top = re.fullmatch(r"top(\d+)", text)
         if top and int(top[1]) > 0:
             return Top(int(top[1]))
         return int(text) if text.isdecimal() else text
 
     return [parse(text) for text in texts or ["top1"]]
+
+
+def _parse_confidence(text: str, number: str) -> float:
+    """Return the number of ``detections:NUMBER``."""
+    try:
+        confidence = float(number)
+    except ValueError:
+        confidence = -1.0
+    if not 0 <= confidence <= 1:
+        raise CamtoolError(f"--target {text}: the confidence must be a number from 0 to 1, e.g. detections:0.5.")
+    return confidence
 
 
 def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> dict[str, Any]:
