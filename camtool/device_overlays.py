@@ -22,7 +22,7 @@ from camtool.layers.selection import Layer
 from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method
 from camtool.methods.merges import Merge, find_finest, merge_maps
-from camtool.outputs.class_scores import find_logits, weigh_chosen_class
+from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
 from camtool.state.thread_state import enable_gradients
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def compute_maps(
         forward_pass: The forward pass of the batch.
         method: The method.
         options: Its options.
-        classes: ``(N,)`` integers on the device; -1 for the class with the highest score.
+        classes: ``(N,)`` integers on the device; -1 for the class with the highest score. The map of a class that does
+            not exist is NaN.
         merge: How the maps of several layers become one.
         differentiable: Keep the graph of the maps, up to where that of the forward pass begins.
 
@@ -115,6 +116,9 @@ def compute_maps(
             maps.append(raw)
             places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
         merged = merge_maps(maps, merge, lambda: _compute_means(gradients), places)
+        # An error would wait for the device.
+        is_known = is_known_class(scores, classes).reshape(-1, *[1] * (merged.ndim - 1))
+        merged = torch.where(is_known, merged, torch.nan)
         finest = find_finest(maps)
         place = places[finest] if merged.shape == maps[finest].shape else None
         return ClassMaps(merged, place, scores, weights)

@@ -25,7 +25,7 @@ from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.batch_explainer import BatchExplainer, to_list
-from camtool.device_overlays import DeviceMaps, to_class_tensor, to_device_pixels
+from camtool.device_overlays import ClassMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, ForwardError, MethodError, TargetError
 from camtool.evaluation.recommendation import recommend_once
@@ -48,6 +48,7 @@ from camtool.methods import (
     merges,
 )
 from camtool.models import Loaded, Transform, read_input_size, to_loaded, unwrap_layer
+from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
@@ -487,7 +488,7 @@ class Explainer(Generic[Result]):
 
         Args:
             images: ``(N, 1 or 3, H, W)`` floating, as the model gets them.
-            target_class: The class of all images, or one for each; ``None`` for the class with the highest score.
+            target_class: The class of all images, or one for each; ``None`` or -1 for the class with the highest score.
             alpha: The opacity of the colors where the heatmap is 1, from 0 to 1.
             colormap: A name or a color map of matplotlib.
 
@@ -496,14 +497,16 @@ class Explainer(Generic[Result]):
 
         Raises:
             MethodError: There are several methods, or the method needs more than activations and gradients.
-            TargetError: There is another number of classes than of images.
+            TargetError: There is another number of classes than of images, or an integer is no class. In a tensor,
+                which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
         with Cleanup(), preserve_thread_state(), self._hold():
             batch = self._preparer.to_model(images)
             pixels = to_device_pixels(batch, self._preparer.transform)
             maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
-            return blend_batch(pixels, maps.to_heatmaps(batch.shape[2:]), alpha=alpha, colormap=colormap)
+            heat = maps.to_heatmaps(batch.shape[2:]).nan_to_num(0)
+            return blend_batch(pixels, heat, alpha=alpha, colormap=colormap)
 
     def compute_maps(
         self,
@@ -520,7 +523,7 @@ class Explainer(Generic[Result]):
 
         Args:
             images: ``(N, C, *size)`` floating, as the model gets them.
-            target_class: The class of all images, or one for each; ``None`` for the class with the highest score.
+            target_class: The class of all images, or one for each; ``None`` or -1 for the class with the highest score.
             resize: Return heatmaps in [0, 1] at the size of the images, with each cell where the layer looked. By
                 default the method's own values at the layer's size are returned.
             differentiable: Record the graph from the model's parameters, and from the images if they require a
@@ -531,7 +534,8 @@ class Explainer(Generic[Result]):
 
         Raises:
             MethodError: There are several methods, or the method needs more than activations and gradients.
-            TargetError: There is another number of classes than of images.
+            TargetError: There is another number of classes than of images, or an integer is no class. In a tensor,
+                which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
         with Cleanup(), preserve_thread_state(), self._hold():
@@ -539,18 +543,21 @@ class Explainer(Generic[Result]):
             maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
             return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
 
-    def _compute_device_maps(
-        self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool
-    ) -> DeviceMaps:
+    def _compute_device_maps(self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool) -> ClassMaps:
         """Return the maps of a batch without explanations."""
         self._choose_method(batch)
         if len(self._batches.methods) != 1 or not self._batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)
-        if not differentiable:
-            return self._batches.compute_device_maps(given, classes)
-        with hold_model(self._model):
-            return self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+        if differentiable:
+            with hold_model(self._model):
+                maps = self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+        else:
+            maps = self._batches.compute_device_maps(given, classes)
+        if target_class is not None and not isinstance(target_class, Tensor):
+            for index in {*np.atleast_1d(target_class).tolist()} - {-1}:
+                check_class_index(index, max(maps.logits.shape[1], 2))
+        return maps
 
     def _hold(self) -> Cleanup:
         """Return a block for the work on one or more batches."""

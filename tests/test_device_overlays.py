@@ -115,6 +115,16 @@ def test_nothing_waits_for_the_device(classes: Any, engine: Any) -> None:
         explainer.draw_overlays(x, classes)
 
 
+def test_a_class_that_does_not_exist_has_no_map(demo: camtool.Loaded) -> None:
+    explainer, x = camtool.Explainer(demo), torch.rand(2, 3, 128, 128)
+    for classes in (-2, [0, 99]):
+        with pytest.raises(TargetError, match=r"target_class (-2|99) does not exist"):
+            explainer.compute_maps(x, classes)
+    maps = explainer.compute_maps(x, torch.tensor([-1, 99]))  # a tensor is not read
+    assert maps.isnan().all((1, 2)).tolist() == [False, True]
+    assert explainer.draw_overlays(x, torch.tensor([-2, 99])).shape == (2, 3, 128, 128)
+
+
 def test_errors_say_what_is_needed() -> None:
     net, x = build(), torch.rand(2, 3, 32, 32)
     with pytest.raises(MethodError, match="one method"):

@@ -27,14 +27,16 @@ from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.grid_evidence import GridEvidence
-from camtool.geometry.cell_centers import resample
+from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.torchvision_transforms import read_geometry
+from camtool.geometry.transform_output import find_statistics
 from camtool.inputs.data_kinds import choose_example_shape
 from camtool.layers.selection import Layer, find_layers
 from camtool.maps import resize as resize_maps
 from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
-from camtool.outputs.class_scores import find_logits, weigh_chosen_class
+from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
 from camtool.structures.module_names import find_module_name
 from camtool.structures.nested_tensors import find_tensors
 from camtool.targets import ClassScore
@@ -70,8 +72,10 @@ def export(
 
     The inputs of the file are ``images``, ``(N, C, H, W)`` as the model gets them, and ``target_class``, ``(N,)``
     integers: the class to explain in each image, -1 for the one with the highest logit. The outputs are ``logits``
-    ``(N, K)`` and ``maps`` ``(N, *grid)``, not scaled. An ONNX file has a description as JSON in its metadata, under
-    the key ``camtool``: method, layer, labels, preprocessing, version.
+    ``(N, K)`` and ``maps`` ``(N, *grid)``, not scaled. The map of a class that does not exist, below -1 or from K on,
+    is NaN; images of another size than that of the file are an error of the runtime. An ONNX file has a description as
+    JSON in its metadata, under the key ``camtool``: method, layer, labels, preprocessing, centers of the map's cells,
+    version.
 
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
@@ -123,13 +127,20 @@ def _export(
     dynamic_batch: bool,
     resize: bool,
 ) -> None:
-    explained = _build(loaded.model, images, layer, method, options, resize=resize)
+    explained, centers = _build(loaded.model, images, layer, method, options, resize=resize)
     if dynamic_batch and not explained.has_any_batch_size:
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
     for count in (1, len(images)):  # models may treat a single image differently
         if count == len(images) or dynamic_batch:
             _compare(explained, loaded.model, images[:count], layer, method, options)
-    _write(explained, images, path, _describe(loaded, method, options, layer, images, resize=resize))
+    description = _describe(loaded, method, options, layer, images, resize=resize)
+    with torch.no_grad():
+        grid = explained(images, torch.full((len(images),), -1))[1].shape[1:]
+    cells = (
+        centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
+    )
+    description["centers"] = [axis.list_centers(count).tolist() for axis, count in zip(cells.axes, grid, strict=True)]
+    _write(explained, images, path, description)
 
 
 def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Tensor:
@@ -188,12 +199,16 @@ class _ExplainedModel(nn.Module):
         (start,) = self._segment.layers
         gradients = self._gradient_graph(*weights, results[start], *(results[index] for index in self._others))[0]
         grid, slope = (upcast(self._layer.layout.to_grid(each)) for each in (results[start], gradients))
-        return logits, self._place(self._make_maps(GridEvidence(grid, slope, logits)))
+        maps = self._place(self._make_maps(GridEvidence(grid, slope, logits)))
+        # A file cannot raise an error. Without NaN, the map of a class that does not exist would look like any other.
+        is_known = is_known_class(logits, target_class).reshape(-1, *[1] * (maps.ndim - 1))
+        return logits, torch.where(is_known, maps, torch.nan)
 
 
 def _build(
     model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any], *, resize: bool
-) -> _ExplainedModel:
+) -> tuple[_ExplainedModel, CellCenters | None]:
+    """Return the model with its explanation, and the centers of the layer's cells; ``None`` if they fill the input."""
     forward_pass = ForwardPass(model, images, [layer])
     logits = find_logits(forward_pass.output)
     if logits.ndim != 2:
@@ -216,7 +231,7 @@ def _build(
     def place(maps: Tensor) -> Tensor:
         return resample(maps, centers, size, None) if resize else maps
 
-    return _ExplainedModel(
+    explained = _ExplainedModel(
         capture.graph,
         trace_gradients(segment, inputs),
         segment,
@@ -226,6 +241,7 @@ def _build(
         logits=index,
         has_any_batch_size=capture.has_any_batch_size,
     )
+    return explained, centers
 
 
 def _compare(
@@ -261,8 +277,34 @@ def _describe(
         "input_shape": list(images.shape[1:]),
         "maps": "at the images' size" if resize else "on the layer's grid",
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
+        "shorter_side": _find_shorter_side(loaded, images),
+        **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
     }
+
+
+_PHOTO = (600, 800)
+"""Height and width of a photo whose preprocessing shows how photos are resized."""
+
+
+def _find_shorter_side(loaded: Loaded, images: Tensor) -> float | None:
+    """Return to how many pixels the preprocessing resizes the shorter side of a photo before it crops the middle.
+
+    Return ``None`` if it does something else, or makes images of another size than the file takes.
+    """
+    if loaded.transform is None or images.ndim != 4:
+        return None
+    try:
+        geometry = read_geometry(loaded.transform, _PHOTO)
+    except CamtoolError:  # e.g. a transform that crops at random
+        return None
+    if geometry.size != tuple(images.shape[2:]):
+        return None
+    top, left, bottom, right = geometry.box
+    scale = geometry.size[0] / (bottom - top)
+    middle = ((top + bottom) / 2 - _PHOTO[0] / 2, (left + right) / 2 - _PHOTO[1] / 2)
+    is_crop = abs(geometry.size[1] / (right - left) / scale - 1) < 0.01 and max(map(abs, middle)) * scale <= 1
+    return round(scale * min(_PHOTO), 2) if is_crop else None
 
 
 def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "find_logits",
     "find_text_logits",
     "is_between_zero_and_one",
+    "is_known_class",
     "weigh_chosen_class",
 ]
 
@@ -229,10 +230,16 @@ def weigh_chosen_class(logits: Tensor, classes: Tensor) -> Tensor:
         classes: ``(N,)`` integers; -1 for the class with the highest score.
 
     Returns:
-        ``(N, K)``: one-hot rows; for a single output z, which stands for two classes of scores -z and z, -1 or 1.
+        ``(N, K)``: one-hot rows, zeros for a class that does not exist; for a single output z, which stands for two
+        classes of scores -z and z, -1 or 1.
     """
     if logits.shape[1] == 1:
-        wanted = torch.where(classes < 0, (logits[:, 0] > 0).to(classes.dtype), classes)
+        wanted = torch.where(classes == -1, (logits[:, 0] > 0).to(classes.dtype), classes)
         return (2 * wanted[:, None] - 1).to(logits.dtype)
-    wanted = torch.where(classes < 0, logits.argmax(1), classes)
+    wanted = torch.where(classes == -1, logits.argmax(1), classes)
     return (wanted[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
+
+
+def is_known_class(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return where the classes ``(N,)`` of :func:`weigh_chosen_class` exist, by operations on tensors alone."""
+    return (classes >= -1) & (classes < max(logits.shape[1], 2))

@@ -170,18 +170,55 @@ def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch:
         camtool.export(net, tmp_path / "net.xml")
 
 
-def test_the_example_of_the_documentation_runs_without_torch(demo: camtool.Loaded, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [(200, 150), (150, 220)])
+def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_torch(
+    size: tuple[int, int], demo: camtool.Loaded, tmp_path: Path
+) -> None:
     text = (Path(camtool.__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "InferenceSession" in code)
-    assert len([line for line in example.splitlines() if line]) <= 22
+    assert len([line for line in example.splitlines() if line]) <= 25
     camtool.export(demo, tmp_path / "explained.onnx")
-    Image.new("RGB", (200, 150), (90, 120, 30)).save(tmp_path / "photo.jpg")
+    pixels = np.full((size[1], size[0], 3), (90, 120, 30), np.uint8)
+    pixels[60:90, 85:115] = (250, 30, 40)
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", quality=100)
     code = example + "\nprint(label)\nimport sys\nassert not {'torch', 'camtool'} & {*sys.modules}\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in (demo.labels or ())
+    result = camtool.explain(demo, tmp_path / "photo.jpg")
+    assert done.stdout.strip() == result.label
     with Image.open(tmp_path / "heat.png") as heat:
-        assert heat.size == (128, 128)
+        assert heat.size == size
+        assert find_center(np.asarray(heat)) == pytest.approx(find_center(result.heatmap), abs=1)
+
+
+def find_center(heat: Any) -> tuple[float, float]:
+    """Return the center of the heat in pixels, (x, y)."""
+    heat = heat.astype(float)
+    rows, columns = np.indices(heat.shape) + 0.5
+    return float((columns * heat).sum() / heat.sum()), float((rows * heat).sum() / heat.sum())
+
+
+@pytest.mark.parametrize("resize", [False, True])
+def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Path, net: nn.Module) -> None:
+    x, classes = torch.randn(5, 3, *SIZE), [1, -2, 5, 99, -1]
+    is_known = np.array([True, False, False, False, True])
+    method = "fem" if resize else "gradcam"  # one without gradients, too
+    path = camtool.export(net, tmp_path / "net.onnx", method, size=SIZE, resize=resize)
+    ir = camtool.export(net, tmp_path / "net.xml", method, size=SIZE, resize=resize)
+    compiled = openvino.Core().compile_model(ir, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for logits, maps in (run(path, x, classes), [*compiled([x.numpy(), np.array(classes)]).values()]):
+        assert logits.shape[1] == 5
+        assert np.isfinite(logits).all()
+        assert (np.isnan(maps) == ~is_known[:, None, None]).all()
+    for start in (lambda: run(path, torch.randn(1, 3, 24, 20), [1]), lambda: compiled([np.zeros((1, 3, 24, 20)), [1]])):
+        with pytest.raises(Exception, match=r"(?i)invalid dimensions|incompatible|shape"):
+            start()
+
+
+def test_a_single_logit_has_no_third_class(tmp_path: Path) -> None:
+    path = camtool.export(build(OneLogit), tmp_path / "net.onnx", size=SIZE)
+    maps = run(path, torch.randn(4, 3, *SIZE), [0, 1, 2, -2])[1]
+    assert np.isnan(maps).all((1, 2)).tolist() == [False, False, True, True]
 
 
 def test_the_command_writes_a_file_once(
