@@ -5,8 +5,12 @@ Hugging Face, timm and torchvision download weights themselves, when the user na
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
-from http.client import HTTPException, HTTPMessage
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
+from types import TracebackType
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -31,8 +35,11 @@ MOST_BYTES = 256 * 2**20
 _TIMEOUT = 30.0
 """Seconds without an answer."""
 
-_DEADLINE = 300.0
-"""Seconds for a whole download: a server may send a byte now and then forever."""
+_DEADLINE = 120.0
+"""Seconds for a whole exchange with all redirections: a server may send a byte of it now and then forever."""
+
+_MOST_ADDRESSES = 4
+"""Addresses of a host that are tried."""
 
 _CHUNK = 2**16
 
@@ -56,8 +63,25 @@ def download_image(url: str, *, most_bytes: int = MOST_BYTES) -> bytes:
             large.
     """
     request = Request(_quote_url(url), headers={"User-Agent": "camtool", "Accept": "image/*,*/*;q=0.1"})
+    with _Deadline(_DEADLINE) as deadline:
+        try:
+            content = _exchange(url, request, deadline, most_bytes)
+        except ImageError:
+            deadline.check(url)
+            raise
+        # Without a length, a content that was shut down looks complete.
+        deadline.check(url)
+        return content
+
+
+def _exchange(url: str, request: Request, deadline: _Deadline, most_bytes: int) -> bytes:
+    """Send a request, and return the content of the answer.
+
+    Raises:
+        ImageError: As for :func:`download_image`.
+    """
     try:
-        with _build_opener().open(request, timeout=_TIMEOUT) as response:
+        with _build_opener(deadline).open(request, timeout=_TIMEOUT) as response:
             _check_type(url, response.headers.get("Content-Type", "").partition(";")[0].strip().lower())
             return _read_body(url, response, most_bytes)
     except HTTPError as error:
@@ -108,24 +132,118 @@ def _read_body(url: str, response: Any, most_bytes: int) -> bytes:
     """Return the content.
 
     Raises:
-        ImageError: It is too large, takes too long, or ends early.
+        ImageError: It is too large, or ends early.
     """
     size = response.headers.get("Content-Length", "")
     expected = int(size) if size.isdecimal() else None
-    deadline, chunks, count = time.monotonic() + _DEADLINE, [], 0
+    chunks, count = [], 0
     while (expected is None or expected <= most_bytes) and count <= most_bytes:
         chunk = response.read1(_CHUNK)
         if not chunk:
             break
         chunks.append(chunk)
         count += len(chunk)
-        if time.monotonic() > deadline:
-            raise ImageError(f"{url} cannot be downloaded: it took more than {_DEADLINE:.0f} seconds.")
     if max(count, expected or 0) > most_bytes:
         raise ImageError(f"{url} is too large: more than {most_bytes / 2**20:.0f} MiB. Download it yourself.")
     if expected is not None and count < expected:
         raise ImageError(f"{url} cannot be downloaded: the connection ended after {count:,} of {expected:,} bytes.")
     return b"".join(chunks)
+
+
+class _Deadline:
+    """Deadline of an exchange, as a context: when it has passed, the connection is shut down, wherever it is read.
+
+    A timeout of a socket begins again with each byte, and http.client reads lines, headers and trailers in loops.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+        self._timer = threading.Timer(seconds, self._pass)
+        self._timer.daemon = True
+        self._lock, self._has_passed = threading.Lock(), False
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._shut_down(None)
+
+    def connect(self, address: tuple[str, int], timeout: float, *_: Any) -> socket.socket:
+        """Connect to a host; the connection before, which redirected here, is shut down.
+
+        Raises:
+            OSError: The host cannot be reached in time.
+        """
+        failure: OSError = TimeoutError("timed out")
+        for *_others, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)[:_MOST_ADDRESSES]:
+            left = min(timeout, self._end - time.monotonic())
+            if left <= 0:
+                break
+            try:
+                found = socket.create_connection((str(place[0]), int(place[1])), left)
+            except OSError as error:
+                failure = error
+                continue
+            found.settimeout(timeout)
+            # A second handle of the connection: TLS takes the first one over.
+            self._shut_down(found.dup())
+            return found
+        raise failure
+
+    def check(self, url: str) -> None:
+        """Check that the deadline has not passed.
+
+        Raises:
+            ImageError: It has.
+        """
+        if self._has_passed:
+            raise ImageError(f"{url} cannot be downloaded: it took more than {self._seconds:g} seconds.")
+
+    def _pass(self) -> None:
+        self._has_passed = True
+        self._shut_down(None)
+
+    def _shut_down(self, following: socket.socket | None) -> None:
+        """Shut down the connection, and keep the following one, if the deadline has not passed."""
+        with self._lock:
+            ended, self._connection = [self._connection], following
+            if self._has_passed:
+                ended, self._connection = [*ended, following], None
+        for each in ended:
+            if each is not None:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
+
+
+class _Connections(HTTPHandler, HTTPSHandler):
+    """Connections that end with a deadline."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        HTTPHandler.__init__(self)
+        HTTPSHandler.__init__(self)
+        self._deadline = deadline
+
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(self._build_http, req)
+
+    def https_open(self, req: Request) -> Any:
+        return self.do_open(self._build_https, req)
+
+    def _build_http(self, host: str, **options: Any) -> HTTPConnection:
+        return self._watch(HTTPConnection(host, **options))
+
+    def _build_https(self, host: str, **options: Any) -> HTTPConnection:
+        return self._watch(HTTPSConnection(host, **options))
+
+    def _watch(self, connection: HTTPConnection) -> HTTPConnection:
+        connection._create_connection = self._deadline.connect  # type: ignore[attr-defined]
+        return connection
 
 
 class _Redirections(HTTPRedirectHandler):
@@ -136,17 +254,18 @@ class _Redirections(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
+        # The standard library would read the whole content of the redirection first.
+        fp.close()
         scheme = urlsplit(newurl).scheme.lower()
         if scheme not in _SCHEMES or (req.type == "https" and scheme == "http"):
-            fp.close()
             raise ImageError(f"{req.full_url} cannot be downloaded: it redirects to {newurl!r}, which is not allowed.")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _build_opener() -> OpenerDirector:
+def _build_opener(deadline: _Deadline) -> OpenerDirector:
     """Return an opener that knows the web only: the standard library's also opens files, FTP and data URLs."""
     opener = OpenerDirector()
-    handlers = (ProxyHandler, HTTPHandler, HTTPSHandler, HTTPDefaultErrorHandler, HTTPErrorProcessor, _Redirections)
-    for handler in handlers:
+    for handler in (ProxyHandler, HTTPDefaultErrorHandler, HTTPErrorProcessor, _Redirections):
         opener.add_handler(handler())
+    opener.add_handler(_Connections(deadline))
     return opener

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -167,15 +169,70 @@ def test_no_more_than_the_limit_is_read(server: Server) -> None:
     assert sum(sent) < 2**26
 
 
-def test_a_server_that_sends_slowly_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "_DEADLINE", 0.0)
-    with pytest.raises(ImageError, match="it took more than 0 seconds"):
-        download_image(server.serve("/photo", send()))
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
+DRIPPED = {
+    "status": (b"HTTP/1.1 2", b"0"),
+    "headers": (HEAD, b"X"),
+    "many headers": (HEAD, b"X: y\r\n"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (HEAD + b"Content-Length: 5000\r\n\r\n", b"0"),
+    "body of unknown length": (HEAD + b"\r\n", PHOTO[:1]),
+    "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n0\r\n"),
+    "size of a chunk": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+    "trailers": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+    "redirection": (b"HTTP/1.1 302 Found\r\nLocation: /dripped\r\nX-", b"X"),
+    "error": (b"HTTP/1.1 404 Gone\r\nX-", b"X"),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("name", DRIPPED)
+def test_one_deadline_holds_for_the_whole_exchange(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    start, drop = DRIPPED[name]
+    is_over = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        with contextlib.suppress(OSError):
+            request.wfile.write(start)
+            while not is_over.wait(0.02):
+                request.wfile.write(drop)
+
+    monkeypatch.setattr(downloads, "_DEADLINE", 0.3)
+    started = time.monotonic()
+    with pytest.raises(ImageError, match=r"/dripped cannot be downloaded: it took more than 0\.3 seconds"):
+        download_image(server.serve("/dripped", drip))
+    assert time.monotonic() - started < 5
+    is_over.set()
+
+
+def test_a_silent_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = threading.Event()
     monkeypatch.setattr(downloads, "_TIMEOUT", 0.2)
     with pytest.raises(ImageError, match="timed out"):
         download_image(server.serve("/silent", lambda _: waiting.wait(5)))
     waiting.set()
+
+
+def test_a_redirection_is_not_read(server: Server) -> None:
+    sent: list[int] = []
+    has_ended = threading.Event()
+
+    def send_without_end(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", "/photo.png")
+        request.end_headers()
+        try:
+            for _ in range(10_000):
+                request.wfile.write(bytes(2**16))
+                sent.append(2**16)
+        except OSError:
+            has_ended.set()  # the client has gone
+
+    server.serve("/photo.png", send())
+    assert download_image(server.serve("/old", send_without_end)) == PHOTO
+    assert has_ended.wait(5)
+    assert sum(sent) < 2**25
 
 
 def test_redirections_within_the_web_are_followed(server: Server) -> None:
