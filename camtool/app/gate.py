@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace
@@ -107,16 +107,19 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        if scope["type"] != "http":  # the page uses no websockets
+            await send({"type": "websocket.close", "code": 1008})
+            return
         try:
             await self._pass_on(scope, receive, send)
         except _RefusedError as refusal:
             await _refuse(send, refusal.status, str(refusal))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise _RefusedError(403, "The page uses no websockets.")
         path, method = scope["path"].rstrip("/") or "/", scope["method"]
         self._check_origin(scope, path)
+        if "deep_link" in unquote_plus(scope["query_string"].decode("latin-1")):
+            raise _RefusedError(404, "The page has no such links.")  # Gradio would load a page that somebody uploaded
         if method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW)):
             if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
                 raise _RefusedError(403, "This file is not one of the page.")

@@ -45,8 +45,11 @@ def hide_folders_in_errors(*paths: str) -> Iterator[None]:
     """Show the names of files in errors, and not where they lie on the server."""
     try:
         yield
-    except CamtoolError as error:
-        message = str(error)
+    except Exception as error:
+        is_own = isinstance(error, CamtoolError)
+        message = hidden = str(error) if is_own else to_sentence(error)
         for path in paths:
-            message = message.replace(path, Path(path).name)
-        raise type(error)(message) from error
+            hidden = hidden.replace(path, Path(path).name)
+        if hidden == message:
+            raise
+        raise (type(error) if is_own else CamtoolError)(hidden) from error

@@ -168,6 +168,8 @@ def test_no_url_and_no_file_of_others_is_read(caller: Caller, website: tuple[str
     for route in ("file=", "file/", "proxy=", "proxy/"):
         for path in (address, address.replace("/", "%2F"), "/etc/passwd", folder / "photos" / "mine.png"):
             assert caller.client.get(f"gradio_api/{route}{path}").status_code in (403, 404)
+    for query in ("deep_link=x", "deep%5Flink=x"):
+        assert caller.client.get(f"/?{query}").status_code == 404
     for route in ("component_server", "process_recording", "call/take_upload", "vibe-edit", "stream/x"):
         assert caller.client.post(f"gradio_api/{route}", json={"data": [as_file(address)]}).status_code == 404
     assert asked == []
@@ -190,6 +192,8 @@ def test_only_this_server_by_its_own_name_and_its_own_page_is_answered(caller: C
         for path in ("gradio_api/queue/data?session_hash=x", "gradio_api/heartbeat/x", "config"):
             assert caller.client.get(path, headers=headers).status_code == 403
     assert caller.client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
+    socket = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
+    assert caller.client.get("gradio_api/queue/join", headers={**socket, **own}).status_code in (400, 403, 404)
     assert "Wrong" not in caller.call("start", [], headers=own)
 
 

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from camtool.app import server
 from camtool.app.gate import is_local
+from camtool.app.sentences import hide_folders_in_errors
 from camtool.app.server import AppServer, ServerSettings, describe_exposure
 from camtool.cli.app import app
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, ImageError
 from camtool.models.sources.torchvision import list_photo_models
 
 
@@ -46,6 +47,15 @@ def test_an_open_server_is_warned_of_and_a_password_is_advised() -> None:
     protected = describe_exposure("0.0.0.0", ("anna", "secret"))
     assert "who knows the password" in protected
     assert "secret" not in protected
+
+
+def test_errors_of_any_kind_name_files_without_their_folders() -> None:
+    for error, message in (
+        (ImageError("/home/anna/w.pt is no image."), "w.pt is no image."),
+        (OSError("/home/anna/w.pt is busy"), "OSError: w.pt is busy."),
+    ):
+        with pytest.raises(CamtoolError, match=f"^{message}$"), hide_folders_in_errors("/home/anna/w.pt"):
+            raise error
 
 
 def test_only_models_for_one_photo_are_listed() -> None:
