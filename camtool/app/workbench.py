@@ -43,10 +43,6 @@ MAX_MEMORY = 2_000 * 2**20
 _IMAGES, _RESULTS, _SCREENS, _ANSWERS, _READING = 0.15, 0.25, 0.05, 0.05, 0.5
 """Parts of the memory: kept images, results, pictures at the size of the screen, answers, and the image being read."""
 
-_READING_BYTES = 24
-"""Bytes of a pixel while an image is read, at most: the decoder's planes with alpha, and copies of them. 19 were
-measured for a WebP with alpha."""
-
 _MAX_RESULTS = 200
 
 _MAX_METHODS = 60
@@ -128,9 +124,8 @@ class Workbench:
         max_memory: int = MAX_MEMORY,
         engine: str = "eager",
     ) -> None:
-        self.models, self.engine = models, engine
-        self.max_pixels = min(max_pixels, max(1, int(_READING * max_memory / _READING_BYTES)))
-        self.max_answers = int(_ANSWERS * max_memory)
+        self.models, self.max_pixels, self.engine = models, max_pixels, engine
+        self.max_answers, self._reading_bytes = int(_ANSWERS * max_memory), int(_READING * max_memory)
         self._reading = threading.Lock()
         self._images = ImageStore(int(_IMAGES * max_memory))
         self._results: ResultCache[tuple[Explanation, float]] = ResultCache(
@@ -160,14 +155,14 @@ class Workbench:
         """Read an image file, reduced to a longest side. A URL is never read.
 
         Raises:
-            ImageError: It cannot be read, or has more pixels than allowed.
+            ImageError: It cannot be read, or takes more pixels or memory than allowed.
         """
         with self._reading:  # one at a time, as a large one may take half of the memory
-            return read_image(path, max_side=max_side, max_pixels=self.max_pixels)
+            return read_image(path, max_side=max_side, max_pixels=self.max_pixels, max_memory=self._reading_bytes)
 
     def add_image(self, image: Image.Image, name: str, code: str, note: str = "") -> StoredImage:
         """Keep an image, and return it with its key."""
-        return self._images.add(image.convert("RGB"), name, code, note)
+        return self._images.add(image if image.mode == "RGB" else image.convert("RGB"), name, code, note)
 
     def get_image(self, key: str) -> StoredImage:
         """Return an image by its key.

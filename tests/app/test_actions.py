@@ -109,9 +109,11 @@ def test_methods_of_a_comparison_are_few_and_each_runs_once(actions: Actions, st
 
 def test_images_and_results_stay_within_the_memory(tmp_path: Path) -> None:
     workbench = Workbench(ModelStore(["demo"], load_bundled_model), max_memory=24_000_000)
-    Image.new("L", (1000, 501)).save(tmp_path / "large.png")
-    with pytest.raises(ImageError, match="501,000 pixels, and the limit is 500,000"):
-        workbench.read_image(tmp_path / "large.png", "large.png", "")
+    for name in ("small.png", "large.webp"):
+        Image.new("RGBA", (800, 1000) if name == "small.png" else (1000, 1000)).save(tmp_path / name)
+    workbench.read_image(tmp_path / "small.png", "small.png", "")
+    with pytest.raises(ImageError, match="MB of memory, and the limit is 12 MB"):
+        workbench.read_image(tmp_path / "large.webp", "large.webp", "")
     images = [workbench.add_image(Image.new("RGB", (700, 700), (n, 0, 0)), str(n), "") for n in range(3)]
     with pytest.raises(ImageError, match="no longer in memory"):
         workbench.get_image(images[0].key)

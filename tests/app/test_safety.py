@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(folder: Path) -> Iterator[str]:
     weights = ["--weights", folder / "weights.pt", "--weights", folder / "none.pt"]
     models = ["--model", "squeezenet1_1", "--model", "alexnet", "--model", "demo"]
-    command = ["app", folder / "photos", "--port", "0", "--max-upload", "1", "--max-disk", "4", "--device", "cpu"]
+    command = ["app", folder / "photos", "--port", "0", "--max-upload", "1", "--max-disk", "4", "--max-memory", "200"]
     with subprocess.Popen(
         [sys.executable, "-m", "camtool", *map(str, [*command, *models, *weights])],
         stdout=subprocess.PIPE,
@@ -209,6 +209,13 @@ def test_a_large_body_is_refused_before_it_is_read(caller: Caller) -> None:
 
     kind = {"content-type": "multipart/form-data; boundary=x"}
     assert caller.client.post("gradio_api/upload", content=drip(), headers=kind).status_code in (400, 413)
+
+
+def test_a_small_file_that_takes_much_memory_is_refused_before_it_is_decoded(caller: Caller) -> None:
+    stream = BytesIO()
+    Image.new("RGBA", (3000, 3000)).save(stream, "webp", lossless=True)
+    assert len(stream.getvalue()) < 5000
+    assert "of memory, and the limit is 105 MB" in caller.show(stream.getvalue(), "small.webp")
 
 
 def test_wrong_passwords_are_answered_later_and_later(url: str) -> None:
