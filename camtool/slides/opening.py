@@ -7,6 +7,7 @@ from pathlib import Path
 
 from camtool.arguments.checks import check_not_url
 from camtool.errors import ImageError
+from camtool.inputs.formats.decoding import name_in_errors
 from camtool.slides.openslide_reader import OpenSlideReader, find_format, import_openslide
 from camtool.slides.readers import SlideReader
 from camtool.slides.tiff_reader import TiffReader
@@ -29,6 +30,11 @@ def open_slide(path: str | PathLike[str]) -> SlideReader:
     name = fspath(path)
     if not Path(name).is_file():
         raise ImageError(f"slide {name!r}: there is no such file.")
+    with name_in_errors(name, "a slide"):
+        return _open_by_format(name)
+
+
+def _open_by_format(name: str) -> SlideReader:
     kind = find_format(name)
     if kind is not None:
         slide = OpenSlideReader(name)
@@ -49,7 +55,7 @@ def _choose_more_levels(slide: SlideReader) -> SlideReader:
     """Return OpenSlide's reader of a tiled TIFF, or tifffile's if that sees more levels."""
     try:
         other = TiffReader(slide.path)
-    except ImageError:  # tifffile is not installed, or does not take this file
+    except Exception:  # noqa: BLE001  tifffile is not installed, or does not take this file
         return slide
     if len(other.levels) <= len(slide.levels):
         other.close()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.errors import ImageError
-from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, find_downsample
+from camtool.inputs.formats.decoding import DECODER_FAULTS
+from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
 if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
@@ -46,6 +47,8 @@ class OpenSlideReader(SlideReader):
         self._openslide = import_openslide()
         self._slide = self._open()
         sizes: list[tuple[int, int]] = list(self._slide.level_dimensions)
+        for number, (width, height) in enumerate(sizes):
+            check_piece(path, width, height, self._get_tile(number))
         self.levels = [Level(width, height, find_downsample(sizes[0], (width, height))) for width, height in sizes]
         self.mpp = check_mpp(self._read_mpp())
 
@@ -54,6 +57,12 @@ class OpenSlideReader(SlideReader):
             return self._openslide.OpenSlide(self.path)
         except (self._openslide.OpenSlideError, OSError) as error:
             raise ImageError(f"{self.path} cannot be read as a slide: {error}.") from error
+
+    def _get_tile(self, level: int) -> tuple[int, int]:
+        """Return the size of a tile as it is stored; one pixel if OpenSlide does not say it."""
+        names = (f"openslide.level[{level}].tile-{side}" for side in ("width", "height"))
+        width, height = (int(self._slide.properties.get(name, 1)) for name in names)
+        return width, height
 
     def _read_mpp(self) -> float | None:
         """Return the micrometers per pixel; ``None`` if unknown or if pixels are not square."""
@@ -66,10 +75,10 @@ class OpenSlideReader(SlideReader):
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         """Return a region of a level; see :meth:`SlideReader.read`."""
-        factor = self._slide.level_downsamples[level]  # OpenSlide's own, as it divides by it again
         try:
+            factor = self._slide.level_downsamples[level]  # OpenSlide's own, as it divides by it again
             region = self._slide.read_region((round(x * factor), round(y * factor)), level, (width, height))
-        except self._openslide.OpenSlideError as error:
+        except (self._openslide.OpenSlideError, *DECODER_FAULTS) as error:
             # After an error OpenSlide refuses every other region.
             self._slide.close()
             self._slide = self._open()

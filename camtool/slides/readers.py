@@ -19,10 +19,22 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = ["Level", "SlideReader", "build_region_error", "check_mpp", "find_downsample", "read_scaled"]
+__all__ = [
+    "Level",
+    "SlideReader",
+    "build_region_error",
+    "check_mpp",
+    "check_piece",
+    "find_downsample",
+    "read_scaled",
+]
 
 _MOST_PIXELS = 2**22
 """Pixels of a level that are read at once, 16 MiB with transparency; larger regions are read in parts."""
+
+_MOST_PIXELS_IN_PIECE = 2**26
+"""Larger tiles or strips are refused: reading one takes the memory of a whole image, and OpenSlide ends the process if
+there is not so much."""
 
 _COARSEST_MPP = 50.0
 """Slides are scanned at 0.1 to 10 micrometers per pixel. A larger number is that of a printer: 72 dots per inch are
@@ -92,6 +104,27 @@ def find_downsample(whole: tuple[int, int], reduced: tuple[int, int]) -> float:
     factor = round(ratio)
     is_whole = all(side / factor - 1 < small < side / factor + 1 for side, small in zip(whole, reduced, strict=True))
     return float(factor) if is_whole else ratio
+
+
+def check_piece(path: str, width: int, height: int, piece: tuple[int, int]) -> None:
+    """Check the tiles or strips that a level is stored in.
+
+    Args:
+        path: The file.
+        width: Pixels of the level from left to right.
+        height: Pixels from top to bottom.
+        piece: Width and height of a tile or a strip.
+
+    Raises:
+        ImageError: They are too large to be read safely.
+    """
+    if min(width, height, *piece) < 1:
+        raise ImageError(f"{path} is damaged: it has a level of {width} x {height} pixels in tiles of {piece}.")
+    if piece[0] * piece[1] > _MOST_PIXELS_IN_PIECE:
+        raise ImageError(
+            f"{path} stores {width} x {height} pixels in pieces of {piece[0]} x {piece[1]}; write it in tiles, e.g. "
+            "with vips tiffsave --tile --pyramid."
+        )
 
 
 def check_mpp(mpp: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.errors import ImageError
-from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, find_downsample
+from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
 if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["TiffReader"]
 
 _PIECES = 64
-"""Decoded tiles or strips that are kept, as neighboring regions share them."""
+"""Most decoded tiles or strips that are kept, as neighboring regions share them."""
 
-_MOST_PIXELS_IN_PIECE = 2**26
-"""Larger tiles or strips are refused: reading one takes the memory of a whole image."""
+_CACHED_BYTES = 2**28
+"""Memory of these pieces; there are fewer if they are large."""
 
 _MICROMETERS = {2: 25400.0, 3: 10000.0}
 """TIFF's unit of resolution, inch or centimeter → micrometers."""
@@ -52,14 +53,14 @@ class TiffReader(SlideReader):
             self.close()
             raise
         # A method decorated with a cache would keep every reader alive.
-        self._decode_cached = lru_cache(_PIECES)(self._decode)
+        largest = max(3 * math.prod(_get_piece(page)) for page in self._pages)
+        self._decode_cached = lru_cache(max(1, min(_PIECES, _CACHED_BYTES // largest)))(self._decode)
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         """Return a region of a level; see :meth:`SlideReader.read`."""
         page = self._pages[level]
         region = np.full((height, width, 3), 255, np.uint8)
-        piece_width = page.tilewidth if page.is_tiled else page.imagewidth
-        piece_height = page.tilelength if page.is_tiled else min(page.rowsperstrip, page.imagelength)
+        piece_width, piece_height = _get_piece(page)
         across = -(-page.imagewidth // piece_width)
         left, top = max(x, 0), max(y, 0)
         right, bottom = min(x + width, page.imagewidth), min(y + height, page.imagelength)
@@ -75,16 +76,16 @@ class TiffReader(SlideReader):
     def _decode(self, level: int, index: int) -> Pixels | None:
         """Return a tile or a strip; ``None`` for one that was left out."""
         page, stream = self._pages[level], self._file.filehandle
-        count = page.databytecounts[index]
-        if not count:
-            return None
         try:
+            count = page.databytecounts[index]
+            if not count:
+                return None
             stream.seek(page.dataoffsets[index])
             values = page.decode(stream.read(count), index, jpegtables=page.jpegtables)[0]
+            pixels = np.asarray(values)[0]
+            return np.ascontiguousarray(np.broadcast_to(pixels[..., :3], (*pixels.shape[:2], 3)))
         except Exception as error:
             raise build_region_error(self.path, error) from error
-        pixels = np.asarray(values)[0]
-        return np.ascontiguousarray(np.broadcast_to(pixels[..., :3], (*pixels.shape[:2], 3)))
 
     def close(self) -> None:
         """Close the file."""
@@ -116,13 +117,15 @@ def _check_page(path: str, level: Any) -> Any:
             f"{path} holds {level.dtype} of axes {level.axes} {level.shape}; a slide is 8-bit gray or RGB in one "
             "plane. Choose a plane and channels, and write them as a tiled RGB TIFF."
         )
-    pixels = page.tilewidth * page.tilelength if page.is_tiled else page.imagewidth * page.rowsperstrip
-    if min(pixels, page.imagewidth * page.imagelength) > _MOST_PIXELS_IN_PIECE:
-        raise ImageError(
-            f"{path} stores {page.imagewidth} x {page.imagelength} pixels in one piece; write it in tiles, e.g. with "
-            f"vips tiffsave --tile --pyramid."
-        )
+    check_piece(path, page.imagewidth, page.imagelength, _get_piece(page))
     return page
+
+
+def _get_piece(page: Any) -> tuple[int, int]:
+    """Return width and height of a tile or a strip."""
+    if page.is_tiled:
+        return int(page.tilewidth), int(page.tilelength)
+    return int(page.imagewidth), int(min(page.rowsperstrip, page.imagelength))
 
 
 def _paste(region: Pixels, piece: Pixels, x: int, y: int) -> None:

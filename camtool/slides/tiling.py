@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ __all__ = ["Tile", "TileGrid", "choose_scale", "find_seen_part"]
 _CELLS = (4, 2, 1)
 """Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser
 by far; a heatmap at full resolution would take the memory of the slide."""
+
+_MOST_TILES = 4_000_000
+"""The largest slides of microscopes have about one million."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,26 @@ class TileGrid:
         return max(1, self.height // self.cell), max(1, self.width // self.cell)
 
     def list_tiles(self) -> list[Tile]:
-        """Return the tiles, row by row."""
+        """Return the tiles, row by row.
+
+        Raises:
+            ImageError: There are too many: a small file may claim any size.
+        """
         top, left, bottom, right = self.seen
         rows, columns = self._list_starts(self.height, bottom - top), self._list_starts(self.width, right - left)
+        if len(rows) * len(columns) > _MOST_TILES:
+            raise ImageError(
+                f"the slide has {len(rows) * len(columns):,} tiles, and the limit is {_MOST_TILES:,}; choose a coarser "
+                "resolution with level= or mpp=."
+            )
         return [Tile(x, y) for y in rows for x in columns]
 
-    def _list_starts(self, length: int, seen: float) -> list[int]:
+    def _list_starts(self, length: int, seen: float) -> Sequence[int]:
         """Return where tiles begin along an axis: multiples of a cell, so that no map has to be shifted by a part."""
         step = max(self.cell, int(seen * (1 - self.overlap)) // self.cell * self.cell)
         last = max(0, (length - self.side) // self.cell * self.cell)
+        if last // step >= _MOST_TILES:
+            return range(0, last + step, step)
         return [min(start, last) for start in range(0, last + step, step)]
 
 

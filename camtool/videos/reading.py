@@ -15,6 +15,7 @@ from PIL import Image
 
 from camtool.arguments.checks import check_not_url
 from camtool.errors import ImageError
+from camtool.inputs.formats.decoding import name_in_errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,15 +113,16 @@ class VideoReader:
         """Open the file; yield the container and its first video stream."""
         if not Path(self.path).is_file():
             raise ImageError(f"video {self.path!r}: there is no such file.")
-        try:
-            # An open file, not a path: FFmpeg takes a path such as "concat:a|b" or "http://..." for a protocol.
-            with (
-                Path(self.path).open("rb") as file,
-                self._av.open(file, options={"format_whitelist": _FORMATS}) as container,
-            ):
-                yield container, _get_video(container, self.path)
-        except self._av.error.FFmpegError as error:
-            raise ImageError(f"video {self.path!r} cannot be read: {error.strerror or error}.") from error
+        with name_in_errors(f"video {self.path!r}", "a video"):
+            try:
+                # An open file, not a path: FFmpeg takes a path such as "concat:a|b" or "http://..." for a protocol.
+                with (
+                    Path(self.path).open("rb") as file,
+                    self._av.open(file, options={"format_whitelist": _FORMATS}) as container,
+                ):
+                    yield container, _get_video(container, self.path)
+            except self._av.error.FFmpegError as error:
+                raise ImageError(f"video {self.path!r} cannot be read: {error.strerror or error}.") from error
 
 
 def import_av() -> Any:

@@ -6,6 +6,7 @@ ones in each run; ``python -m benchmarks fuzz --minutes 5`` tries new ones for a
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import string
@@ -16,10 +17,12 @@ import zlib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tifffile
 import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -34,6 +37,11 @@ from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, build_preprocessing, read_state
 from camtool.models.preprocessing_files import read_transform_beside
+from camtool.slides.opening import open_slide
+from camtool.videos.reading import VideoReader
+from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
+from tests.slides.slide_files import write_ome_slide, write_slide
+from tests.videos.video_files import number_frame, write_video
 
 __all__ = ["PROPERTIES"]
 
@@ -134,6 +142,64 @@ def image_files_that_were_changed(data: Draw) -> None:
 def random_bytes_behind_the_start_of_an_image(data: Draw) -> None:
     start = data.draw(st.sampled_from([b"", *(content[:40] for content in encode_all()), b"\0\0\0\x1cftypavif"]))
     read_or_refuse(start[: data.draw(st.integers(0, 40))] + data.draw(st.binary(max_size=200)))
+
+
+@cache
+def encode_science() -> list[bytes]:
+    """Return small valid files of DICOM, NIfTI, and TIFF with several bands or pages."""
+    gray = np.arange(99, dtype=np.uint16).reshape(9, 11)
+    volume = np.stack([gray, gray.T.reshape(9, 11), gray], -1)
+    stack = io.BytesIO()
+    tifffile.imwrite(
+        stack, np.moveaxis(volume, -1, 0), compression="zlib", photometric="minisblack", metadata={"axes": "ZYX"}
+    )
+    nifti = encode_nifti(volume.astype(np.int16), np.eye(4))
+    return [encode_dicom(build_dicom(gray)), nifti, gzip.compress(nifti), stack.getvalue()]
+
+
+@prop
+def files_of_science_that_were_changed(data: Draw) -> None:
+    content = mutate(data, data.draw(st.sampled_from(encode_science())))
+    option = data.draw(st.sampled_from([{}, {"percentiles": (2, 98)}, {"slice": "middle"}]))
+    try:
+        camtool.open_image(content, **option, max_memory=10**7).draw()
+    except ImageError as error:
+        assert str(error)  # noqa: PT017
+
+
+@cache
+def encode_slides_and_videos() -> list[tuple[str, bytes]]:
+    pixels = np.random.default_rng(1).integers(0, 256, (260, 300, 3), np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("a.tif", "a.ome.tif", "a.mp4", "a.mkv", "a.avi")]
+        write_slide(paths[0], pixels, compression="jpeg")
+        write_ome_slide(paths[1], pixels)
+        for path in paths[2:]:
+            write_video(path, [number_frame(number) for number in range(4)])
+        return [(path.suffix, path.read_bytes()) for path in paths]
+
+
+def read_slide(path: Path) -> None:
+    with open_slide(path) as reader:
+        for index, level in enumerate(reader.levels[:3]):
+            assert reader.read(index, 0, 0, min(level.width, 300), min(level.height, 300)).shape[2] == 3
+
+
+def read_frames(path: Path) -> None:
+    for frame in islice(VideoReader(path), 10):
+        assert frame.pixels.shape[2] == 3
+
+
+@prop
+def slides_and_videos_that_were_changed(data: Draw) -> None:
+    suffix, content = data.draw(st.sampled_from(encode_slides_and_videos()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"mine{suffix}")
+        path.write_bytes(mutate(data, content))
+        try:
+            (read_slide if suffix == ".tif" else read_frames)(path)
+        except ImageError as error:
+            assert str(error)  # noqa: PT017
 
 
 @prop

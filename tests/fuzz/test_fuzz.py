@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz.properties import PROPERTIES
 
 EXAMPLES = {
+    "slides_and_videos_that_were_changed": 60,
     "arrays_of_any_shape_and_type": 50,
     "weights_that_were_changed": 80,
     "preprocessing_beside_weights": 20,

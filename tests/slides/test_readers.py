@@ -14,6 +14,7 @@ from camtool.slides.opening import open_slide
 from camtool.slides.openslide_reader import OpenSlideReader
 from camtool.slides.readers import find_downsample, read_scaled
 from camtool.slides.tiff_reader import TiffReader
+from camtool.slides.tiling import TileGrid
 from tests.slides.slide_files import write_ome_slide, write_slide
 
 
@@ -137,6 +138,22 @@ def test_what_is_no_slide_is_refused(tmp_path: Path) -> None:
             open_slide(tmp_path / name)
     with pytest.raises(CamtoolError, match="URLs are not read"):
         open_slide("https://x.org/a.svs")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_tile_that_would_take_the_memory_of_the_machine_is_refused(tmp_path: Path, kind: type) -> None:
+    WRITERS[kind](tmp_path / "a.tif", draw_noise(256, 256), levels=1)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+b") as file:
+        file.pages[0].tags["TileLength"].overwrite(2**25)
+    # OpenSlide would end the process.
+    with pytest.raises(ImageError, match="in pieces of 128 x 33554432"):
+        open_slide(tmp_path / "a.tif")
+
+
+def test_a_slide_that_claims_millions_of_tiles_is_refused() -> None:
+    grid = TileGrid(2**31, 2**31, 1.0, 224, (0, 0, 224, 224), 0.25)
+    with pytest.raises(ImageError, match="choose a coarser resolution"):
+        grid.list_tiles()
 
 
 def test_a_damaged_region_is_an_error_and_the_others_can_still_be_read(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ DECODER_FAULTS: tuple[type[Exception], ...] = (
     ArithmeticError,
     RuntimeError,
     AssertionError,
+    MemoryError,
     Warning,
     struct.error,
     zlib.error,
@@ -49,7 +50,7 @@ def name_in_errors(name: str, file_format: str) -> Iterator[None]:
         raise
 
 
-_LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs")
+_LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs", "openslide", "av")
 
 
 def _build_error(name: str, file_format: str, error: Exception) -> ImageError:
