@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -113,9 +113,8 @@ def parse_object(content: bytes, *, is_finite: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: The content is no JSON, something else than an object, or nested too deep.
     """
-    checks: dict[str, Any] = {"parse_constant": _refuse_number, "parse_float": _parse_float} if is_finite else {}
     try:
-        found = json.loads(content, **checks)
+        found = (_FINITE if is_finite else _ANY).decode(content.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):
@@ -131,6 +130,9 @@ def _refuse_number(text: str) -> NoReturn:
 def _parse_float(text: str) -> float:
     number = float(text)
     return number if abs(number) < float("inf") else _refuse_number(text)
+
+
+_FINITE, _ANY = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_parse_float), json.JSONDecoder()
 
 
 def _check_depth(value: Any, most: int) -> None:
@@ -155,10 +157,10 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
     Raises:
         ValueError: A value is missing, or of another type than the field is annotated with.
     """
-    hints = _get_hints(kind)  # type: ignore[arg-type]  # mypy takes a class of any type for unhashable
-    known = {name: value for name, value in values.items() if name in hints}
+    checks = _get_checks(kind)  # type: ignore[arg-type]  # mypy takes a class of any type for unhashable
+    known = {name: value for name, value in values.items() if name in checks}
     for name, value in known.items():
-        if not _fits(value, hints[name]):
+        if not checks[name](value):
             raise ValueError(f"its {name!r} is of type {type(value).__name__}, or holds a value of another type")
     try:
         return kind(**known)
@@ -167,23 +169,24 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
 
 
 @cache
-def _get_hints(kind: type) -> dict[str, Any]:
+def _get_checks(kind: type) -> dict[str, Callable[[Any], bool]]:
     hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return {each.name: _build_check(hints[each.name]) for each in fields(kind)}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Return True if a value is of an annotated type. Lists of JSON are tuples, and whole numbers are numbers."""
+def _build_check(hint: Any) -> Callable[[Any], bool]:
+    """Return a function that tells if a value of JSON is of an annotated type. Whole numbers are numbers."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
+        return lambda value: True
+    if origin is None:
+        allowed = (int, float) if hint is float else hint
+        return lambda value: isinstance(value, allowed) and (hint is bool or (value is not True and value is not False))
     if origin is UnionType:
-        return any(_fits(value, each) for each in arguments)
+        checks = [_build_check(each) for each in arguments]
+        return lambda value: any(check(value) for check in checks)
+    check = _build_check(arguments[1 if origin is dict else 0])
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, arguments[1]) for each in value.values())
-    if origin in (list, tuple):
-        is_list = isinstance(value, (list, tuple)) and all(_fits(each, arguments[0]) for each in value)
-        return is_list and (origin is list or arguments[-1] is ... or len(value) == len(arguments))
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
+        return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    length = len(arguments) if origin is tuple and arguments[-1] is not ... else None
+    return lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)) and all(map(check, value))

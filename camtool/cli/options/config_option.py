@@ -18,7 +18,7 @@ def apply_config(context: typer.Context, path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    from camtool.runs.config_files import convert_value, read_config
+    from camtool.cli.options.config_files import convert_value, read_config
 
     parameters = {
         name.lstrip("-"): parameter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path, parse_source
-from camtool.runs.run_folder.hashes import hash_file, hash_photo
+from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 
 __all__ = ["Batch", "FolderState", "find_batches", "iterate_batches", "plan_new_photos"]
@@ -78,7 +78,7 @@ class FolderState:
         try:
             if path.stat().st_size != facts["bytes"]:
                 return False
-            return not self.was_killed or hash_file(path) == facts["sha256"]
+            return not self.was_killed or hash_photo(path) == facts["sha256"]
         except OSError:
             return False
 

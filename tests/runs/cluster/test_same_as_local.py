@@ -224,12 +224,29 @@ def test_a_run_of_one_kind_does_not_overwrite_one_of_the_other(run, scenes):
     assert assert_same(Path("cluster"), Path("local")) == 6
 
 
-def test_a_run_whose_description_is_damaged_can_be_overwritten(run, scenes):
+def test_a_description_that_may_be_the_users_is_not_overwritten(run, scenes):
     run("photos", "--cluster", "ray")
-    Path("out", "run.json").write_text("{")
-    code, text = run("photos", "--cluster", "ray")
-    assert (code, "damaged" in text) == (2, True)
+    for content in ("{", '{"name": "my experiment"}'):
+        Path("out", "run.json").write_text(content)
+        for options in ([], ["--overwrite"]):
+            code, text = run("photos", "--cluster", "ray", *options)
+            assert (code, "run.json" in text, "Move it" in text) == (2, True, True)
+        assert Path("out", "run.json").read_text() == content
+    Path("out", "run.json").unlink()
     assert run("photos", "--cluster", "ray", "--overwrite")[0] == 1
+
+
+def test_failures_of_an_earlier_start_are_counted(run, scenes):
+    assert run("photos", "--cluster", "ray", "--shard-size", 3)[0] == 1
+    Path(max(Path("out").glob("shard-*"))).unlink()
+    for _ in range(2):
+        code, text = run("photos", "--cluster", "ray", "--shard-size", 3)
+        assert code == 1
+        assert "1 photo could not be explained" in text
+        assert "002.png" in text
+    Path(min(Path("out").glob("shard-*"))).write_bytes(b"damaged")
+    code, text = run("photos", "--cluster", "ray", "--shard-size", 3)
+    assert (code, "is damaged, or no shard of camtool" in text) == (2, True)
 
 
 def test_run_json_has_the_keys_of_a_local_run_and_changes_are_noticed(run, scenes, labels):
