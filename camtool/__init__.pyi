@@ -43,7 +43,7 @@ from camtool.methods import METHODS as METHODS
 from camtool.methods import method as method
 from camtool.models import Loaded as Loaded
 from camtool.models import load as load
-from camtool.models import preprocessing as preprocessing
+from camtool.models.preprocessing import preprocessing as preprocessing
 from camtool.progress import show_progress as show_progress
 from camtool.recorder import Record as Record
 from camtool.recorder import Recorder as Recorder

@@ -34,10 +34,10 @@ from camtool.models import (
     build_default_transform,
     count_input_channels,
     find_transform,
-    preprocessing,
     read_input_size,
 )
 from camtool.models.image_tiles import TILES
+from camtool.models.preprocessing import preprocessing
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
@@ -299,7 +299,7 @@ class InputPreparer:
                 f"img: an image came, but the model's convolutions take a {kind} {SHAPE_TEXTS[SPATIAL_AXES[kind]]}; "
                 "give a tensor, or pass transform=."
             )
-        if channels and not {1, 3} & {*channels}:
+        if channels and not {0, 1, 3} & {*channels}:  # 0: a lazy one
             raise ImageError(
                 f"img: a photo has 1 or 3 channels, but the model's first convolution takes {channels[0]}; give a "
                 f"tensor ({channels[0]}, H, W), or pass a transform= that makes one."

@@ -30,7 +30,6 @@ from camtool.models.preprocessing import (
     StatedPreprocessing,
     build_preprocessing,
     check_fits_model,
-    preprocessing,
     scale_statistics,
 )
 from camtool.models.sources import Source, register_source
@@ -64,7 +63,6 @@ __all__ = [
     "load_transform",
     "load_with_preprocessing",
     "may_run_code",
-    "preprocessing",
     "read_input_size",
     "read_state",
     "register_source",
