@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.hooks.attention_capture import AttentionCall, visit_attention
 from camtool.hooks.tracing import TracedCall
-from camtool.layers.image_variants import vary_halves
+from camtool.layers.image_variants import nudge_bands, vary_halves
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, is_in_order
+from camtool.layers.layouts import FEWEST_CELLS, Layout, follows_image, is_in_order
 from camtool.structures.module_names import find_module_name
 from camtool.structures.nested_tensors import ModelInputs
 
@@ -153,7 +153,14 @@ def read_layer(
     doubt = _find_doubt(layout, keys, may_be_objects=layer.shape[-1] == objects)
     if doubt:
         raise _build_error(layers, layer, doubt)
-    is_certain = reader.find_convolution(layout.grid) is not None or is_in_order(layout.to_grid(keys))
+    is_ordered = is_in_order(layout.to_grid(keys).flatten(1, -3))
+    # A few tokens of a mixed layer respond by chance as any others do.
+    if is_ordered is None and math.prod(layout.grid) >= FEWEST_CELLS:
+        nudged = _keep_calls(model, nudge_bands(inputs), {first})[first].keys.transpose(1, 2).flatten(2)
+        if not follows_image(layout.to_grid(nudged)):
+            raise _build_error(layers, layer, "they do not respond where it changes, as learned queries")
+        is_ordered = True
+    is_certain = is_ordered or reader.find_convolution(layout.grid) is not None
     warnings = () if is_certain else (_GUESSED.format(*layout.grid),)
     return ReadLayer(kept[index].matrix[0], layout, _are_tokens(kept[first], layout), warnings)
 

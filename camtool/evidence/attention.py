@@ -20,6 +20,7 @@ from camtool.hooks.attention_capture import AttentionBlock, AttentionCall, Captu
 from camtool.hooks.observation import resume
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.layers.layouts import Layout, find_token_layout
+from camtool.layers.selection import locate_grid
 from camtool.maps import upcast
 from camtool.outputs import predictions
 from camtool.state.thread_state import enable_gradients
@@ -283,4 +284,12 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
             f"at several scales, or between other things. Its matrices are {matrices} for "
             f"{format_count(len(inputs), 'image')}. Use method={others}, which need no attention."
         )
-    return layout
+    # The number of tokens does not tell where class token and registers are, nor whether queries have places at all.
+    located = locate_grid(evidence.model, evidence.forward_pass.inputs, layout)
+    if located is None:
+        raise MethodError(
+            f"the model's attention is over {tokens} tokens, and no layer shows which of them are parts of the image: "
+            "learned queries have no places, and registers may lie between the patches. "
+            f"Use method={others}, which need no attention."
+        )
+    return located

@@ -89,6 +89,7 @@ def observe(
     *,
     grad: bool = True,
     frames: Mapping[str, int] = _NO_FRAMES,
+    without_graph: Collection[str] = (),
 ) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
 
@@ -99,6 +100,7 @@ def observe(
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
         frames: For layers that get the T frames of clips as rows of one batch: the number T. Their tensors
             ``(N·T, ...)`` are returned as ``(N, T, ...)``.
+        without_graph: Further layers, whose outputs are kept, but start no graph.
 
     Returns:
         The output of the model and the tensors of the layers. Layers of quantized models give real values, not on a
@@ -110,12 +112,13 @@ def observe(
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
     model = get_module(model)
-    observation, is_connected = _observe(model, layers, inputs, frames, grad=grad, grad_in_trunk=False)
+    further = [name for name in dict.fromkeys(without_graph) if name not in layers]
+    observation, is_connected = _observe(model, layers, inputs, frames, further, grad=grad, grad_in_trunk=False)
     # A second pass does not connect a quantized model, as its operators have no backward pass.
     if grad and not is_connected and not is_quantized(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
         # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
-        observation, _ = _observe(model, layers, inputs, frames, grad=True, grad_in_trunk=True)
+        observation, _ = _observe(model, layers, inputs, frames, further, grad=True, grad_in_trunk=True)
     return observation
 
 
@@ -124,13 +127,18 @@ def _observe(
     layers: Sequence[str],
     inputs: ModelInputs,
     frames: Mapping[str, int],
+    without_graph: Sequence[str],
     *,
     grad: bool,
     grad_in_trunk: bool,
 ) -> tuple[Observation, bool]:
     """Return the observation, and True if the graph is connected from the first layer that ran to the output."""
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    copies: dict[str, list[Tensor]] = {layer: [] for layer in without_graph}
     is_cut = False
+
+    def copy_output(layer: str, _: nn.Module, output: Any) -> None:
+        copies[layer].append(_get_tensor(layer, output).detach().clone())
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         nonlocal is_cut
@@ -151,13 +159,15 @@ def _observe(
     ):
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+        for layer in copies:
+            add_forward_hook(cleanup, find_module(model, layer), partial(copy_output, layer), prepend=True)
         if grad:
             recompute_blocks(cleanup, model, inputs, layers)
         output = run_user_inputs(model, inputs)
-    for layer, tensors in calls.items():
+    for layer, tensors in {**calls, **copies}.items():
         get_call(layer, tensors, -1)
     tensor = find_main_tensor(output)
-    return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
+    return Observation(output, {**calls, **copies}), not is_cut and (tensor is None or tensor.requires_grad)
 
 
 def observe_connected(

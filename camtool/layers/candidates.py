@@ -35,6 +35,8 @@ class Candidate:
         chosen: Whether maps are drawn here if no layer is named.
         centers: For the chosen layer, where its cells lie in the model's input; ``None`` if a stretched grid is drawn.
         in_order: Whether its tokens lie in the order of the image's rows; ``None`` if their response does not show it.
+        is_located: Whether it is certain which of its tokens are cells of the image.
+        has_places: Whether its tokens, whose order is unknown, have places on the image; ``None`` if it was not tested.
         is_level: Whether detections that are read from one feature level are explained here, see :func:`mark_levels`.
     """
 
@@ -48,6 +50,8 @@ class Candidate:
     chosen: bool = False
     centers: CellCenters | None = None
     in_order: bool | None = None
+    is_located: bool = True
+    has_places: bool | None = None
     is_level: bool = False
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "find_image_size",
     "get_image_input",
     "list_parts_of_tiles",
+    "nudge_bands",
     "score_next_token",
     "select_first_image",
     "vary_corner",
@@ -29,6 +30,13 @@ VARIANTS = 3
 
 ALL_VARIANTS = 5
 """Number of images that :func:`vary_corner_and_halves` returns."""
+
+BANDS = 4
+"""Number of bands along each axis that :func:`nudge_bands` changes one after the other."""
+
+_NUDGE = 0.05
+"""Noise of :func:`nudge_bands`, relative to the largest pixel. Networks that mix positions respond to a large change
+everywhere: with 1 instead, DETR and LeViT with random weights do not show their places."""
 
 
 def get_image_input(inputs: ModelInputs) -> Tensor:
@@ -138,6 +146,20 @@ def _change_halves(several: Tensor) -> None:
     noise = _draw_noise(several)
     upper.add_(noise[..., : several.shape[-2] // 2, :])
     left.add_(noise[..., : several.shape[-1] // 2])
+
+
+def nudge_bands(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with the first image, then variants with a little noise in one of the bands of each axis."""
+
+    def vary(several: Tensor) -> None:
+        noise = _NUDGE * _draw_noise(several)
+        for axis, pixels in enumerate(several.shape[2:]):
+            band = torch.arange(pixels, device=several.device) * BANDS // pixels
+            for number in range(BANDS):
+                part = (band == number).reshape(-1, *[1] * (several.ndim - 3 - axis))
+                several[1 + BANDS * axis + number].add_(noise * part)
+
+    return _repeat_first_image(inputs, vary, 1 + BANDS * len(find_image_size(inputs)))
 
 
 def _draw_noise(several: Tensor) -> Tensor:

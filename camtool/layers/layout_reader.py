@@ -17,7 +17,7 @@ from camtool.layers.image_tokens import ImageTokens
 from camtool.layers.layouts import Grid, Layout, find_concatenated_level, find_token_layout, is_scaled_down
 from camtool.outputs.detections import QueryTokens
 
-__all__ = ["LayoutReader", "iterate_parent_names"]
+__all__ = ["LayoutReader", "find_first_with_tokens", "iterate_parent_names"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -74,20 +74,25 @@ class LayoutReader:
         return [reading.layout for reading in rules.keep_preferred(rules.READING, kept)]
 
     def find_origins(self, call: TracedCall) -> list[str]:
-        """Return the first modules with as many tokens, if it is uncertain that those of a call come from the image."""
+        """Return the first modules with as many tokens as the output of a call; nothing if it has no tokens."""
         shape, layouts = call.shape or (), self.find_layouts(call)
         if self._is_text(call):
             # The features that the model writes into the text: queries that have looked at the image form no grid.
             tokens = math.prod(layouts[0].grid) if layouts else 0
-            return _find_first_with_tokens(self._before_text, (1, tokens))
-        return [] if all(map(self._is_certain, layouts)) else _find_first_with_tokens(self._calls, shape[:-1])
+            return find_first_with_tokens(self._before_text, (1, tokens))
+        has_tokens = any(layout.has_tokens for layout in layouts)
+        return find_first_with_tokens(self._calls, shape[:-1]) if has_tokens else []
+
+    def may_be_latents(self, call: TracedCall) -> bool:
+        """Check that it is uncertain whether the tokens of a call come from the image."""
+        return self._is_text(call) or not all(map(self._is_certain, self.find_layouts(call)))
 
     def find_text_layout(self) -> tuple[Layout, list[str]] | None:
         """Return how the image lies in the text, and the first modules of the language model; None without a text."""
         layout = self._find_layout_in_text()
         if layout is None:
             return None
-        return layout, _find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
+        return layout, find_first_with_tokens([*self._in_text.values()], (1, layout.token_count))
 
     def is_in_text(self, layout: Layout) -> bool:
         """Check that a layout is that of the image in the text, whose order is known when a forward pass is read."""
@@ -216,7 +221,7 @@ def _find_start_of_text(calls: Sequence[TracedCall], text: ImageTokens | None) -
     return next((index for index, inside in enumerate(is_inside) if inside), len(calls))
 
 
-def _find_first_with_tokens(calls: Iterable[TracedCall], before_channels: tuple[int, ...]) -> list[str]:
+def find_first_with_tokens(calls: Iterable[TracedCall], before_channels: tuple[int, ...]) -> list[str]:
     """Return the first modules whose outputs have this batch size and number of tokens."""
     similar = (call.name for call in calls if call.name and call.shape and call.shape[:-1] == before_channels)
     return list(islice(similar, _ORIGINS))

@@ -365,10 +365,14 @@ class TokenOrder(NamedTuple):
     Attributes:
         own: That of a layer.
         others: Those of layers with the same layout, the nearest first.
+        is_located: Whether it is certain which of the layer's tokens are cells.
+        has_places: Whether each cell responds most to its own half of the image; ``None`` if that was not tested.
     """
 
     own: bool | None
     others: Sequence[bool | None] = ()
+    is_located: bool = True
+    has_places: bool | None = None
 
 
 def _is_in_other_order(order: TokenOrder) -> bool:
@@ -382,6 +386,18 @@ ORDER: tuple[Rule[TokenOrder], ...] = (
         _is_in_other_order,
         needed_by="Hiera: between its stages the tokens of each window lie one after the other",
         verdict="its tokens are not in the order of the image's rows",
+    ),
+    Rule(
+        "tokens that begin elsewhere",
+        lambda order: not order.is_located,
+        needed_by="ViT with registers between the patches: a class token and a shifted grid have as many tokens",
+        verdict="it is uncertain which of its tokens are the image's, and which are registers or learned queries",
+    ),
+    Rule(
+        "tokens without places",
+        lambda order: order.has_places is False,
+        needed_by="BLIP-2, Perceiver, TokenLearner: learned queries look at the whole image, but form a grid by number",
+        verdict="its tokens have no places on the image, as learned queries and pooled tokens have none",
     ),
 )
 """Rules on layers of tokens that no other rule excludes, the deepest first, until one is left."""

@@ -19,16 +19,25 @@ from camtool.layers.image_variants import (
     select_first_image,
     vary_corner,
 )
+from camtool.layers.layout_reader import find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
-from camtool.layers.survey import find_candidates, find_order_verdict, group_grid_outputs, read_layouts
+from camtool.layers.survey import find_candidates, group_grid_outputs, locate_tokens, read_layouts
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = ["Layer", "depends_on_image", "describe_shapes", "find_layers", "find_level_layers", "find_size_in_model"]
+__all__ = [
+    "Layer",
+    "depends_on_image",
+    "describe_shapes",
+    "find_layers",
+    "find_level_layers",
+    "find_size_in_model",
+    "locate_grid",
+]
 
 
 def find_layers(
@@ -105,6 +114,28 @@ def depends_on_image(
     return not any(bool((output == output[:1]).all()) for output in outputs)
 
 
+def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout | None:
+    """Return a layout of tokens with its grid at the right ones; None if no layer shows that these are the image's.
+
+    The first layers with as many tokens are asked; the answer is remembered for each model and input shape.
+
+    Args:
+        model: Any module.
+        inputs: What the model will be called with.
+        layout: The likely layout.
+    """
+
+    def locate() -> Layout | None:
+        origins = find_first_with_tokens(trace(model, select_first_image(inputs)), (1, layout.token_count))
+        for name in origins:
+            located, verdict = locate_tokens(model, inputs, Layer(name, layout), (), origins, 0)
+            if not verdict:
+                return located
+        return None
+
+    return remember_for_model(model, ("grid", describe_shapes(inputs), layout), locate)
+
+
 def _find_default_layers(
     model: nn.Module, inputs: ModelInputs, call_index: int, score: UserScore | None
 ) -> tuple[Layer, ...]:
@@ -170,7 +201,8 @@ def _find_named(
         layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
-            layouts = [each for each in layouts if (each.kind, each.prefix) == (like.kind, like.prefix)]
+            beside = like.prefix + like.suffix
+            layouts = [each for each in layouts if (each.kind, each.prefix + each.suffix) == (like.kind, beside)]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
@@ -189,10 +221,11 @@ def _find_named(
         index = next(index for index, each in enumerate(calls) if each is call)
         grids = group_grid_outputs(calls[:index], reader, call_index)
         before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
-        is_known = reader.is_in_text(layer.layout)
-        verdict = "" if is_known else find_order_verdict(model, inputs, layer, before, call_index)
-        if verdict:
-            raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
+        if not reader.is_in_text(layer.layout):
+            layout, verdict = locate_tokens(model, inputs, layer, before, reader.find_origins(call), call_index)
+            layer = Layer(name, layout)
+            if verdict:
+                raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
         layers.append(layer)
     return layers
 

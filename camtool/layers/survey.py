@@ -7,6 +7,7 @@ layouts, which of them responds where the image was changed? The rules are in :m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from camtool.layers.image_variants import (
     find_image_size,
     get_image_input,
     list_parts_of_tiles,
+    nudge_bands,
     score_next_token,
     select_first_image,
     vary_corner,
@@ -37,7 +39,17 @@ from camtool.layers.image_variants import (
     vary_parts,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layer, Layout, choose_layout, is_in_order, measure_agreement, measure_order
+from camtool.layers.layouts import (
+    FEWEST_CELLS,
+    Layer,
+    Layout,
+    choose_layout,
+    follows_image,
+    is_in_order,
+    measure_agreement,
+    measure_order,
+    place_prefix,
+)
 from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
@@ -47,7 +59,7 @@ from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch
 
-__all__ = ["GridOutput", "find_candidates", "find_order_verdict", "group_grid_outputs", "read_layouts"]
+__all__ = ["GridOutput", "find_candidates", "group_grid_outputs", "locate_tokens", "read_layouts"]
 
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
@@ -162,8 +174,9 @@ def _find_candidates(
                 break
             more -= 1
         remaining = outputs[: len(outputs) - len(asked)][-most:]
-        judged = _judge(model, inputs, remaining, size, call_index, is_backbone=is_backbone, score=score)
+        judged = _judge(model, inputs, remaining, size, reader, call_index, is_backbone=is_backbone, score=score)
         asked = _exclude_other_orders(judged + asked, reader)
+        asked = _exclude_without_places(model, inputs, asked, reader, call_index)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(each.to_candidate(size), verdict=SHALLOW) for each in outputs[: -len(asked)]]
     return shallow + _choose_deepest(asked)
@@ -197,15 +210,44 @@ def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader)
         if reader.is_in_text(each.layout):
             continue
         others = [other.in_order for other in candidates[:index] if other.layout == each.layout]
-        verdict = each.verdict or rules.find_verdict(rules.ORDER, rules.TokenOrder(each.in_order, others[::-1]))
+        order = rules.TokenOrder(each.in_order, others[::-1], each.is_located, each.has_places)
+        verdict = each.verdict or rules.find_verdict(rules.ORDER, order)
         found[index] = replace(each, verdict=verdict)
     return found
 
 
-def find_order_verdict(
-    model: nn.Module, inputs: ModelInputs, layer: Layer, before: Sequence[str], call_index: int
-) -> str:
-    """Return the verdict on a layer whose tokens are not in the order of the image's rows; else an empty string.
+def _exclude_without_places(
+    model: nn.Module, inputs: ModelInputs, candidates: Sequence[Candidate], reader: LayoutReader, call_index: int
+) -> list[Candidate]:
+    """Return the candidates; if the deepest good one does not show its order, a pass tells which have places at all."""
+    unknown = [
+        index
+        for index, each in enumerate(candidates)
+        if not each.verdict and each.layout.has_tokens and each.in_order is None and not reader.is_in_text(each.layout)
+    ]
+    found, good = [*candidates], [index for index, each in enumerate(candidates) if not each.verdict]
+    if not unknown or good[-1] != unknown[-1] or candidates[unknown[-1]].has_places:
+        return found
+    places = _find_places(model, inputs, [candidates[index] for index in unknown], call_index)
+    for index, has_places in zip(unknown, places, strict=True):
+        order = rules.TokenOrder(None, has_places=has_places)
+        found[index] = replace(candidates[index], has_places=has_places, verdict=rules.find_verdict(rules.ORDER, order))
+    return found
+
+
+def _find_places(
+    model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
+) -> list[bool]:
+    """Return for each layer whether its cells respond most to their own half of the image; the model runs once."""
+    run = _observe_in_parts if _reads_text(model, inputs) else _observe_together
+    calls = run(model, [each.name for each in layers], nudge_bands(inputs))
+    return [follows_image(each.layout.to_grid(calls[each.name][call_index])) for each in layers]
+
+
+def locate_tokens(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, before: Sequence[str], origins: Sequence[str], call_index: int
+) -> tuple[Layout, str]:
+    """Return the layout of a layer, with its grid at the right tokens, and the verdict if it cannot be used, else "".
 
     Args:
         model: Any module.
@@ -213,26 +255,27 @@ def find_order_verdict(
         layer: The layer.
         before: Layers before it with the same layout, from shallow to deep. If the layer itself does not show the order
             of its tokens, the nearest of these that does is asked.
+        origins: The first modules with as many tokens.
         call_index: See :func:`find_candidates`.
     """
-    if not _has_order(layer.layout):
-        return ""
+    if not layer.layout.has_tokens:
+        return layer.layout, ""
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     run = _observe_in_parts if _reads_text(model, inputs) else _observe_together
-    calls = run(model, names, vary_halves(inputs))
-    own, *shown = (_find_order(layer.layout, calls[name][call_index]) for name in names)
-    return rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown))
-
-
-def _has_order(layout: Layout) -> bool:
-    """Check that the cells are tokens over an image, or over each frame, so that they may be in another order."""
-    return layout.has_tokens and (len(layout.grid) == 2 or layout.frames is not None)
+    calls = run(model, [*names, *origins], vary_halves(inputs))
+    located = place_prefix(layer.layout, [*(calls[name][0] for name in origins), calls[layer.name][call_index]])
+    layout = located or layer.layout
+    own, *shown = (_find_order(layout, calls[name][call_index]) for name in names)
+    # The test below takes a forward pass of its own, and says little of a few cells behind attention that mixes them.
+    is_unknown = own is None and located is not None and False not in shown
+    is_unknown = is_unknown and math.prod(layout.grid) >= FEWEST_CELLS
+    places = _find_places(model, inputs, [Layer(layer.name, layout)], call_index) if is_unknown else [None]
+    return layout, rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown, located is not None, places[0]))
 
 
 def _find_order(layout: Layout, halves: Tensor) -> bool | None:
     """Return whether the cells are in the image's order, from outputs for :func:`vary_halves`; None if unknown."""
-    maps = layout.to_grid(halves)
-    return is_in_order(maps if layout.frames is None else maps.flatten(1, 2))
+    return is_in_order(layout.to_grid(halves).flatten(1, -3))
 
 
 def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
@@ -335,7 +378,8 @@ class GridOutput:
         shape: Its shape for one image.
         layouts: Ways to read it, the likely one first.
         calls: Indices of the calls that returned it.
-        origins: Modules that may be the first with its tokens, if it is uncertain whether those come from the image.
+        origins: The first modules with as many tokens; for the image in a text, those before the text.
+        may_be_latents: Whether it is uncertain that its tokens come from the image.
         is_projected: Whether a matrix, or an activation behind one, computed it. Only such outputs can be scores.
     """
 
@@ -345,6 +389,7 @@ class GridOutput:
     layouts: list[Layout]
     calls: list[int]
     origins: list[str]
+    may_be_latents: bool
     is_projected: bool
 
     def to_candidate(self, size: tuple[int, ...], layout: Layout | None = None) -> Candidate:
@@ -368,8 +413,10 @@ def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index
             continue
         call, found = calls[outermost], layouts[outermost]
         shape = call.shape or ()
-        origins, is_projected = reader.find_origins(call), _is_projected(calls, calls[group[0]])
-        outputs.append(GridOutput(call.name, type(call.module).__name__, shape, found, group, origins, is_projected))
+        origins, may_be_latents = reader.find_origins(call), reader.may_be_latents(call)
+        is_projected = _is_projected(calls, calls[group[0]])
+        kind = type(call.module).__name__
+        outputs.append(GridOutput(call.name, kind, shape, found, group, origins, may_be_latents, is_projected))
     return outputs
 
 
@@ -405,6 +452,7 @@ def _judge(
     inputs: ModelInputs,
     outputs: list[GridOutput],
     size: tuple[int, ...],
+    reader: LayoutReader,
     call_index: int,
     *,
     is_backbone: bool,
@@ -416,14 +464,17 @@ def _judge(
     names = [output.name for output in outputs]
     origins = [name for output in outputs for name in output.origins]
     # Tokens may lie in another order than the image's rows, which other variants show.
-    has_tokens = any(_has_order(output.layouts[0]) for output in outputs)
+    has_tokens = any(output.layouts[0].has_tokens for output in outputs)
     images = vary_corner_and_halves(inputs) if has_tokens else vary_corner(inputs)
     count = ALL_VARIANTS if has_tokens else VARIANTS
     # The images of detectors are large, and so are the activations of language models. Their variants need no graph,
     # and of gradients only those of the first image count.
     reads_text = _reads_text(model, inputs)
     is_large = is_backbone or reads_text
-    first = observe(model, names, select_first_image(inputs)) if is_large else observe(model, names + origins, images)
+    if is_large:
+        first = observe(model, names, select_first_image(inputs))
+    else:
+        first = observe(model, names, images, without_graph=origins)
     classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
     images_at_once = 1 if is_large else count
@@ -444,20 +495,26 @@ def _judge(
         tensor = calls[output.name][call_index].detach()
         corners, halves = _split_variants(tensor, count, output.layouts[0].frames or 1)
         layout = choose_layout(corners, output.layouts)
+        earliest = [_split_variants(calls[name][0].detach(), count) for name in output.origins]
+        located: Layout | None = layout
+        if halves is not None and layout.has_tokens and not reader.is_in_text(layout):
+            located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
+            layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),
             None if gradient is None else layout.to_grid(gradient)[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
-            [_split_variants(calls[name][0].detach(), count)[0] for name in output.origins],
+            [corner for corner, _ in earliest] if output.may_be_latents else [],
             layout.frames,
         )
         is_reached = None if response.reached is None else bool(response.reached.any())
-        in_order = None if halves is None or not _has_order(layout) else _find_order(layout, halves)
+        in_order = _find_order(layout, halves) if halves is not None and layout.has_tokens else None
         verdict = rules.find_verdict(rules.RESPONSE, response)
         candidate = output.to_candidate(size, layout)
-        judged.append(replace(candidate, reached=is_reached, in_order=in_order, verdict=verdict))
+        is_located = located is not None
+        judged.append(replace(candidate, reached=is_reached, in_order=in_order, is_located=is_located, verdict=verdict))
     return judged
 
 

@@ -33,6 +33,7 @@ from tests.helpers.vision_transformers import (
     make_tiny_vit,
     randomize_parameters,
 )
+from tests.layers.nets import QueryNet
 from tests.state.test_no_trace import unchanged
 from tests.targets.test_detector_models import Wrapped, make_tiny_detr
 
@@ -309,6 +310,12 @@ def test_few_tokens_without_a_convolution_are_a_doubt() -> None:
     assert found.layout.grid == (2, 3)
     (warning,) = found.map().warnings
     assert warning.startswith("The grid 2 x 3 of the tokens was inferred from their number alone; check that the map")
+
+
+def test_queries_that_have_read_the_image_have_no_places() -> None:
+    model = QueryNet(64, 8).eval()  # as many queries as patches
+    with pytest.raises(LayerError, match="they do not respond where it changes, as learned queries"):
+        camtool.attention(model, torch.randn(3, 64, 64), layer="mix")
 
 
 def test_prefix_tokens_that_depend_on_the_image_are_refused() -> None:

@@ -21,6 +21,8 @@ __all__ = [
     "MultiHeadAttention",
     "PatchNet",
     "QueryDetector",
+    "QueryNet",
+    "RegisterNet",
     "Residual",
     "TokenMixer",
     "TokenNet",
@@ -219,6 +221,53 @@ class LatentNet(nn.Module):
         tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
         latents = self.start(x)
         logits: Tensor = self.head(self.read(latents + (latents @ tokens.mT).softmax(-1) @ tokens).mean(1))
+        return logits
+
+
+class QueryNet(nn.Module):
+    """A resampler: learned queries, or weights that pool, read the tokens of the image; then only they are mixed.
+
+    No module returns the queries before they have read the image.
+    """
+
+    def __init__(self, queries: int, patch: int, *, pools: bool = False) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 16, patch, stride=patch), nn.LayerNorm(16)
+        self.queries, self.pools = nn.Parameter(torch.randn(1, queries, 16)), pools
+        self.read = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.mix = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        if self.pools:  # TokenLearner
+            queries = (tokens @ self.queries.mT).softmax(1).mT @ tokens
+        else:
+            queries = self.read(self.queries.expand(len(x), -1, -1), tokens, tokens)[0]
+        logits: Tensor = self.head(self.mix(queries).mean(1))
+        return logits
+
+
+class RegisterNet(nn.Module):
+    """A transformer with a class token and registers before some patch.
+
+    Attributes:
+        cells: Where the patches lie among the tokens.
+    """
+
+    def __init__(self, registers: int, before: int, patch: int = 8, cells: int = 64) -> None:
+        super().__init__()
+        self.patches, self.before = nn.Conv2d(3, 16, patch, stride=patch), before
+        self.token, self.registers = (nn.Parameter(torch.randn(1, count, 16)) for count in (1, registers))
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+        self.cells = [1 + cell + (registers if cell >= before else 0) for cell in range(cells)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        token, registers = (each.expand(len(x), -1, -1) for each in (self.token, self.registers))
+        tokens = torch.cat([token, tokens[:, : self.before], registers, tokens[:, self.before :]], 1)
+        logits: Tensor = self.head(self.norm(self.block(tokens)).mean(1))
         return logits
 
 

@@ -24,6 +24,8 @@ from tests.layers.nets import (
     MultiHeadAttention,
     PatchNet,
     QueryDetector,
+    QueryNet,
+    RegisterNet,
     TokenMixer,
     TokenNet,
     build_small_swin,
@@ -90,7 +92,9 @@ def find_chosen_for_frames() -> str | None:
 
 
 EXAMPLES: dict[str, Example] = {
-    "detection queries": Example(lambda: find_chosen(QueryDetector(16)), "norm"),  # 16 queries could be 4 x 4 patches
+    "detection queries": Example(
+        lambda: find_verdict(QueryDetector(16), "decoder"), None
+    ),  # 16 queries could be 4 x 4 patches
     "windows": Example(lambda: find_verdict(build_pooled_windows_net(), "1"), None),
     "inside of attention": Example(  # (1, 2, 65, 65)
         lambda: find_layouts(
@@ -129,11 +133,15 @@ EXAMPLES: dict[str, Example] = {
         ),
         "1",
     ),
-    "latents": Example(lambda: find_chosen(LatentNet(20)), "norm"),  # 20 latents could be a prefix of 4 and 4 x 4
+    "latents": Example(  # 20 latents could be a prefix of 4 and 4 x 4
+        lambda: find_verdict(LatentNet(20), "read"), "it holds tokens that are the model's own, not the image's"
+    ),
     "tokens in another order": Example(
         lambda: find_chosen(PatchNet(lambda maps: maps.flatten(2).mT.flip(1), lambda tokens: tokens.tanh().mean(1))),
         "patches",
     ),
+    "tokens that begin elsewhere": Example(lambda: find_chosen(RegisterNet(1, 24)), "patches"),
+    "tokens without places": Example(lambda: find_chosen(QueryNet(64, 8)), "norm"),  # as many queries as patches
     "frames in another order": Example(find_chosen_for_frames, None),
     "attention projection": Example(
         lambda: find_verdict(ClassTokenNet(ClassAttention(8, together=False)), "attention.key"), "a projection of norm"

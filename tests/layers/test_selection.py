@@ -26,6 +26,8 @@ from tests.layers.nets import (
     ClassAttention,
     LatentNet,
     PatchNet,
+    QueryNet,
+    RegisterNet,
     build_small_cnn,
     build_small_vit,
     to_tokens,
@@ -403,6 +405,35 @@ def test_latents_that_could_form_a_grid_are_not_chosen() -> None:
     assert {c.name: c.verdict for c in find_candidates(model, torch.randn(1, 3, 64, 64))}["read"] == (
         "it holds tokens that are the model's own, not the image's"
     )
+
+
+@pytest.mark.parametrize("pools", [False, True], ids=["queries", "pooled"])
+@pytest.mark.parametrize(("queries", "patch"), [(64, 8), (16, 8), (32, 16), (67, 8)])
+def test_learned_queries_are_no_grid(queries: int, patch: int, pools: bool) -> None:
+    """By their number they are the patches, fewer of them, or a grid after a prefix."""
+    torch.manual_seed(0)
+    model, img = QueryNet(queries, patch, pools=pools).eval(), torch.randn(1, 3, 80, 80)
+    (layer,) = find_layers(model, img)
+    assert layer == Layer("norm", Layout(TOKENS, (80 // patch, 80 // patch)))
+    for name in ("mix", "mix.linear1", *([] if pools else ["read"])):
+        with pytest.raises(LayerError, match=r"learned queries|no grid over|not in the order"):
+            find_layers(model, img, [name])
+
+
+@pytest.mark.parametrize("before", [0, 24, 32, 36, 64])
+@pytest.mark.parametrize("registers", [1, 4, 8])
+def test_registers_anywhere_shift_no_cell(registers: int, before: int) -> None:
+    torch.manual_seed(0)
+    model, img = RegisterNet(registers, before).eval(), torch.randn(1, 3, 64, 64)
+    (layer,) = find_layers(model, img)
+    if 0 < before < 64:
+        assert layer.name == "patches"
+        with pytest.raises(LayerError, match=r"uncertain which of its tokens|not in the order"):
+            find_layers(model, img, ["norm"])
+    else:
+        assert [layer] == find_layers(model, img, ["norm"])
+        places = torch.arange(65 + registers).float()[None, :, None]
+        assert layer.layout.to_grid(places).flatten().tolist() == model.cells
 
 
 class PaddedTransformer(nn.Module):

@@ -42,7 +42,8 @@ __all__ = [
 _DEEP = 2 / 3
 """The layer lies behind this part of the network."""
 
-_MOST_FORWARDS = 2
+_MOST_FORWARDS = 3
+"""One for the shapes, one for the responses, and one more if the tokens do not show their order."""
 
 _STAYS = "moves where the picture was changed"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,21 @@ def test_queries_that_looked_at_the_image_are_no_grid(family: str, picture: Tens
     assert found.raw.shape == (SIDE // PATCH, SIDE // PATCH)
     with pytest.raises(LayerError, match="no grid over the 64 x 64 input"):
         explain(model, inputs, layer=find_first_block_of_queries(model))
+
+
+def test_more_queries_than_patches_are_no_grid_after_a_prefix() -> None:
+    """BLIP-2 with 32 queries over 5 x 5 patches."""
+    small = WITHOUT_GRID["blip_2"]
+    tower = {**small.parts["vision_config"][1], "image_size": 40}
+    parts = {**small.parts, "vision_config": ("Blip2VisionConfig", tower)}
+    small = replace(small, parts=parts, options=small.options | {"num_query_tokens": 32}, tokens=32)
+    model, inputs = small.build(), small.make_inputs(torch.randn(1, 3, 40, 40))
+    found = explain(model, inputs)
+    assert found.raw.shape == (5, 5)
+    assert found.layer.startswith("vision_model") or found.layer.endswith("value")  # values of the patches
+    for layer in ("language_projection", "qformer", find_first_block_of_queries(model)):
+        with pytest.raises(LayerError, match=r"learned queries|no grid over|not in the order"):
+            explain(model, inputs, layer=layer)
 
 
 def test_a_few_queries_do_not_pass_for_cells_by_chance() -> None:
