@@ -546,11 +546,12 @@ def _find_gradients(
             partial(_score_first, output, images, score),
         ]
         # The levels of a detector are those of any of its detections.
-        is_user_first = (
-            score is not None and score.key is not None and not is_backbone and find_detections(output) is None
-        )
+        if is_backbone or find_detections(output) is not None:
+            compute = compute[:1]
+        elif score is not None and score.key is not None:
+            compute = compute[::-1]
         found: Sequence[Tensor | None] = []
-        for compute_scores in compute[::-1] if is_user_first else compute:
+        for compute_scores in compute:
             by_score = (_compute_gradients(each, tensors, is_connected=is_connected) for each in compute_scores())
             found = _combine_gradients(by_score, images) or found
             if any(each is None or bool(each.any()) for each in found):
