@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
+import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,14 @@ from camtool.private_torch import set_state_version
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["count_classes", "load_state", "read_state"]
+__all__ = ["count_classes", "load_state", "match_names", "read_state"]
 
 
 def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     """Return the tensors in a ``.safetensors``, ``.pt`` or ``.pth`` file by name. No code in the file is run.
 
-    Checkpoints are unpacked: tensors under ``state_dict`` or ``model``, and names that start with ``module.``, as
-    ``DataParallel`` writes them.
+    Checkpoints are unpacked: tensors under ``state_dict`` or ``model``, and names that start with ``module.`` or
+    ``_orig_mod.``, as ``DataParallel`` and ``torch.compile`` write them.
 
     Raises:
         ModelError: The file does not exist, is damaged, holds no tensors, or would run code.
@@ -44,8 +45,29 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
         kind = add_article(type(found).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
     tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
-    wrapped = all(key.startswith("module.") for key in tensors)
-    return {key.removeprefix("module.") if wrapped else key: value for key, value in tensors.items()}
+    while prefix := next((each for each in _WRAPPERS if _all_start_with(each, tensors)), ""):
+        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    return tensors
+
+
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes of the names in a wrapped module, of DataParallel and torch.compile."""
+
+
+def _all_start_with(prefix: str, names: Collection[str]) -> bool:
+    return len(names) > 0 and all(name.startswith(prefix) and name != prefix for name in names)
+
+
+def match_names(state: dict[str, Tensor], model: nn.Module, path: str | PathLike[str]) -> dict[str, Tensor]:
+    """Return the tensors without the prefix ``model.``, as Lightning writes it, if the model's names have none.
+
+    A warning says so.
+    """
+    prefix = "model."
+    if not _all_start_with(prefix, state) or any(name.startswith(prefix) for name in model.state_dict()):
+        return state
+    warnings.warn(f"weights {str(path)!r}: the prefix {prefix!r} of the names is left out.", stacklevel=2)
+    return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -92,7 +114,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLi
     Raises:
         ModelError: They do not fit. The message has two lines: a summary, and what to do.
     """
-    state = OrderedDict(state)
+    state = OrderedDict(match_names(dict(state), model, path))
     set_state_version(state, model)
     try:
         model.load_state_dict(state)

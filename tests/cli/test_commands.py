@@ -342,9 +342,14 @@ def test_weights_come_from_a_file(explained, photos, suffix, tmp_path):
     [
         ("names.txt", "Ameise\nBiene\nKätzchen\nHund\n"),
         ("names.txt", "\ufeffAmeise\r\nBiene\r\nKätzchen\r\nHund"),
+        ("names.txt", "Ameise\nBiene\nKätzchen\nHund\n\n\n"),
+        ("names.txt", "{0: 'Ameise',\n 1: 'Biene',\n 2: 'Kätzchen',\n 3: 'Hund'}\n"),
         ("names.json", '["Ameise", "Biene", "Kätzchen", "Hund"]'),
+        ("names.json", '{"2": "Kätzchen", "0": "Ameise", "1": "Biene", "3": "Hund"}'),
+        ("names.json", '{"Kätzchen": 2, "Ameise": 0, "Biene": 1, "Hund": 3}'),
+        ("names.json", '{"0": ["n1", "Ameise"], "1": ["n2", "Biene"], "2": ["n3", "Kätzchen"], "3": ["n4", "Hund"]}'),
     ],
-    ids=["lines", "with a byte order mark", "json"],
+    ids=["lines", "byte order mark", "blank lines", "Python", "json", "by index", "class_to_idx", "Keras"],
 )
 def test_labels_come_from_a_file(explained, photos, name, content):
     Path(name).write_text(content, encoding="utf-8", newline="")
@@ -696,7 +701,7 @@ def test_help_and_version(camtool_):
         (["features", "timm:x"], ["'timm:x' is the name of a model, not a photo"]),
         (["--weights", "photos/a.png"], ["a.png", "damaged"]),
         (["--labels", "half.json"], ["half.json", "cannot be read"]),
-        (["--labels", "table.json"], ["table.json", "give a JSON list of names"]),
+        (["--labels", "table.json"], ["table.json", "give a list of names"]),
         (["--labels", "latin.txt"], ["latin.txt", "cannot be read"]),
         (["--out", "photos/a.png"], ["a.png", "File exists"]),
     ],
@@ -705,7 +710,7 @@ def test_help_and_version(camtool_):
 def test_an_invalid_request_raises_an_error_of_one_line(camtool_, photos, args, words):
     Path("empty").mkdir()
     Path("half.json").write_text('["ant"')
-    Path("table.json").write_text('{"0": "ant"}')
+    Path("table.json").write_text('{"7": "ant"}')
     Path("latin.txt").write_bytes(b"K\xe4fer")
     paths = [] if not args[0].startswith("-") else ["photos"]
     model = [] if "--model" in args else ["--model", TINY]

@@ -155,3 +155,20 @@ def test_the_error_shows_a_prefix_of_the_file(tmp_path):
 def test_the_error_shows_a_prefix_of_the_model():
     with pytest.raises(ModelError, match=r"\nThe names of the model start with '0\.', those in the file do not"):
         load_state(nn.Sequential(build_net(NAME)), build_net(NAME).state_dict(), "net.pth")
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
+def test_prefixes_of_wrapped_modules_are_stripped(tmp_path: Path, prefix: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "a.pt")
+    assert read_state(tmp_path / "a.pt").keys() == model.state_dict().keys()
+
+
+def test_the_prefix_of_lightning_is_stripped_with_a_line_unless_the_model_has_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    state = {f"model.{name}": value + 1 for name, value in model.state_dict().items()}
+    with pytest.warns(UserWarning, match=r"the prefix 'model\.' of the names is left out"):
+        load_state(model, state, "a.pt")
+    assert torch.equal(model[0].bias, state["model.0.bias"])
+    wrapped = nn.ModuleDict({"model": model})
+    load_state(wrapped, state, "a.pt")

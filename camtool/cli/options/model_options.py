@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -174,17 +175,43 @@ def choose_device(asked: str) -> str:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Return the class names in a text file, one a line, or in a JSON list.
+    """Return the class names in a file: one a line, a JSON list, or a dictionary from the index or to the index.
 
     Raises:
-        CamtoolError: The file cannot be read as either.
+        CamtoolError: The file cannot be read as any of these.
     """
     try:
         # Editors on Windows put a byte order mark at the start of UTF-8 files.
-        text = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig")
-        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
+        text = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
+        # ImageNet's names are often a dictionary as Python writes it.
+        is_python = path.suffix != ".json" and text.startswith("{") and text.endswith("}")
+        labels = (
+            json.loads(text) if path.suffix == ".json" else ast.literal_eval(text) if is_python else text.splitlines()
+        )
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # not UTF-8, not JSON, no dictionary
         raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
+    if isinstance(labels, dict):
+        labels = _order_labels(path, labels)
     if not isinstance(labels, list):
         raise CamtoolError(f"--labels {path} holds a JSON {type(labels).__name__}; give a JSON list of names.")
     return [str(label) for label in labels]
+
+
+def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
+    """Return the names of a dictionary in the order of their indices.
+
+    Raises:
+        CamtoolError: The indices are not those from 0 on.
+    """
+    by_index = labels
+    if all(isinstance(value, int) for value in labels.values()):
+        by_index = {index: name for name, index in labels.items()}  # class_to_idx of torchvision
+    names = {str(index): name for index, name in by_index.items()}
+    order = [str(index) for index in range(len(labels))]
+    if names.keys() != {*order}:
+        raise CamtoolError(
+            f"--labels {path} holds a dictionary whose indices are not 0 to {len(labels) - 1}; give a list of names, "
+            '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
+        )
+    # Keras writes an identifier and a name.
+    return [names[index][-1] if isinstance(names[index], list) and names[index] else names[index] for index in order]

@@ -16,7 +16,7 @@ from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
-from camtool.models.weights import load_state, read_state
+from camtool.models.weights import load_state, match_names, read_state
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -167,6 +167,7 @@ def _download(name: str) -> nn.Module:
 def _build_from_file(name: str, weights: str | PathLike[str]) -> nn.Module:
     state = read_state(weights)
     model: nn.Module = _build(name)
+    state = match_names(state, model, weights)
     classes = _count_classes(state, model)
     if classes != model.num_classes:
         model = _build(name, num_classes=classes)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source
-from camtool.models.weights import count_classes, load_state, read_state
+from camtool.models.weights import count_classes, load_state, match_names, read_state
 from camtool.structures.module_names import find_detector_transform
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class TorchvisionSource(Source):
         # differ from it in the size of the crop by a few pixels.
         usual = next(iter(zoo.get_model_weights(name)))
         labels = usual.meta.get("categories")
+        state = match_names(state, model, weights)
         classes = count_classes(state, model)
         if labels is not None and classes not in (None, len(labels)):
             # The weights were fine-tuned on other classes.
