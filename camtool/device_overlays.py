@@ -18,6 +18,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.grid_evidence import GridEvidence
 from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.geometry.transform_output import find_statistics
+from camtool.hooks.model_call import differentiate
 from camtool.layers.selection import Layer
 from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method
@@ -161,7 +162,7 @@ def _differentiate(
 ) -> Sequence[Tensor]:
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
     with enable_gradients():
-        return torch.autograd.grad(scores, outputs, weights, materialize_grads=True, create_graph=create_graph)
+        return differentiate(scores, outputs, weights, materialize_grads=True, create_graph=create_graph)
 
 
 def _apply(

@@ -68,6 +68,9 @@ def _is_linear(weight: Tensor, classes: int, channels: int | None) -> bool:
     """Return True for the weight ``(classes, channels)`` of a linear layer, or that of a 1 x 1 convolution."""
     if weight.ndim < 2 or len(weight) != classes or weight[0, 0].numel() != 1:
         return False
+    # An offloaded weight has no values between forward passes, and a shard (DTensor) does not mix with other tensors.
+    if weight.is_meta or hasattr(weight, "__tensor_flatten__"):
+        return False
     return channels is None or weight.shape[1] == channels
 
 

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, ForwardError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention_branches import CapturedBranches, capture_branches
 from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
 from camtool.hooks.final_operation import find_final_operation
-from camtool.hooks.model_call import run_model
+from camtool.hooks.model_call import describe_missing_gradient, run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import trace
+from camtool.hooks.unhookable_models import is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
 from camtool.layers.centers import find_place
@@ -167,6 +168,8 @@ class ForwardPass:
                 scores = targets.score_targets(wanted, output, places)
             outputs = {layer.name: outputs[layer.name] for layer in self.layers}
             latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
+            if self.layers and not scores.requires_grad and not is_quantized(self.model):
+                latest.reason = describe_missing_gradient(self.model, self.select_inputs(0))
         return latest
 
     def _get_outputs_by_row(self, images: Sequence[int]) -> tuple[Any, dict[str, Tensor], Sequence[int]]:
@@ -230,7 +233,10 @@ class ForwardPass:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
         with enable_gradients(), self.restore_autocast(), preserve_model(self.model):
             image = self._main[:1].detach().clone().requires_grad_()
-            return predictions.to_batch(run_model(self.model, self.select_inputs(0, image)), 1)
+            try:
+                return predictions.to_batch(run_model(self.model, self.select_inputs(0, image)), 1)
+            except ForwardError:  # a part of the model runs in inference mode
+                return self.output
 
     def compute_probabilities(self) -> Tensor | None:
         """Return the probability of each class, ``(N, K, ...)`` in float32 or wider; ``None`` where there are none."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import LayerError
+from camtool.hooks.model_call import differentiate
 from camtool.state.thread_state import enable_gradients
 from camtool.targets import Target
 
@@ -36,6 +37,7 @@ class ScoredTargets:
         scores: Each row's score, ``(R,)``, on the graph.
         layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
         places: The index of each row's image in ``layer_outputs``.
+        reason: Why the scores have no graph, if the model shows it.
     """
 
     targets: list[Target]
@@ -44,6 +46,7 @@ class ScoredTargets:
     layer_outputs: dict[str, Tensor]
     places: list[int]
     _gradients: dict[str, Tensor] = field(default_factory=dict)
+    reason: str | None = None
 
     def compute_gradients(self, layer: str) -> Tensor:
         """Return the gradient of each row's score with respect to a layer's output for the row's image, ``(R, ...)``.
@@ -102,8 +105,8 @@ class ScoredTargets:
 
     def _raise_no_gradient(self) -> NoReturn:
         raise LayerError(
-            f"the score does not depend on the layers {list(self.layer_outputs)} through a gradient; choose a layer "
-            "that leads to it, and a target that does not detach the output."
+            f"the score does not depend on the layers {list(self.layer_outputs)} through a gradient; "
+            f"{self.reason or 'choose a layer that leads to it, and a target that does not detach the output'}."
         )
 
 
@@ -119,11 +122,11 @@ def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequen
         For each tensor ``(R, ...)``.
     """
     # The graph is retained, because other targets may be differentiated on it. It is freed with the forward pass.
-    differentiate = partial(torch.autograd.grad, scores, tensors, retain_graph=True, materialize_grads=True)
+    compute = partial(differentiate, scores, tensors, retain_graph=True, materialize_grads=True)
     index = list(images)
     with enable_gradients():
         if len(set(index)) == len(index):
-            gradients = differentiate(grad_outputs=torch.ones_like(scores))
+            gradients = compute(grad_outputs=torch.ones_like(scores))
             is_in_order = index == list(range(len(tensors[0])))
             return list(gradients) if is_in_order else [gradient[index] for gradient in gradients]
         # One weighted sum of the scores for each rank: it holds at most one row of every image.
@@ -131,31 +134,29 @@ def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequen
         weights = scores.new_zeros(max(ranks) + 1, len(ranks))
         weights[ranks, range(len(ranks))] = 1
         at_once = max(1, _MOST_ELEMENTS // max(tensor.numel() for tensor in tensors))
-        by_rank = None if at_once == 1 else _differentiate_batches(differentiate, weights.split(at_once))
+        by_rank = None if at_once == 1 else _differentiate_batches(compute, weights.split(at_once))
         if by_rank is None:
-            return _differentiate_one_by_one(differentiate, weights, ranks, index)
+            return _differentiate_one_by_one(compute, weights, ranks, index)
         return [gradient[ranks, index] for gradient in by_rank]
 
 
-def _differentiate_batches(
-    differentiate: Callable[..., Sequence[Tensor]], batches: Sequence[Tensor]
-) -> list[Tensor] | None:
+def _differentiate_batches(compute: Callable[..., Sequence[Tensor]], batches: Sequence[Tensor]) -> list[Tensor] | None:
     """Return the gradients of weighted sums, many at once; None if vmap does not support an operation on the way."""
     try:
-        parts = [differentiate(grad_outputs=batch, is_grads_batched=True) for batch in batches]
+        parts = [compute(grad_outputs=batch, is_grads_batched=True) for batch in batches]
     except RuntimeError:
         return None
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def _differentiate_one_by_one(
-    differentiate: Callable[..., Sequence[Tensor]], weights: Tensor, ranks: Sequence[int], images: Sequence[int]
+    compute: Callable[..., Sequence[Tensor]], weights: Tensor, ranks: Sequence[int], images: Sequence[int]
 ) -> list[Tensor]:
     """Return the gradients of the rows, computed sum by sum, each in one copy."""
     rows: list[Tensor] = []
     for rank, weight in enumerate(weights):
         of_rank = [row for row, each in enumerate(ranks) if each == rank]
-        gradients = differentiate(grad_outputs=weight)
+        gradients = compute(grad_outputs=weight)
         rows = rows or [each.new_empty(len(ranks), *each.shape[1:]) for each in gradients]
         for found, gradient in zip(rows, gradients, strict=True):
             found[of_rank] = gradient[[images[row] for row in of_rank]]
@@ -173,8 +174,8 @@ def _rank_within_image(images: Sequence[int]) -> list[int]:
 
 
 def _hessian_vector_product(score: Tensor, tensor: Tensor, vector: Tensor) -> Tensor:
-    (gradient,) = torch.autograd.grad(score, tensor, create_graph=True, materialize_grads=True)
+    (gradient,) = differentiate(score, tensor, create_graph=True, materialize_grads=True)
     if not gradient.requires_grad:  # the gradient is constant
         return torch.zeros_like(vector)
-    (product,) = torch.autograd.grad(gradient, tensor, grad_outputs=vector, retain_graph=True, materialize_grads=True)
+    (product,) = differentiate(gradient, tensor, grad_outputs=vector, retain_graph=True, materialize_grads=True)
     return product.detach()

@@ -6,12 +6,14 @@ The rows of one image share these forward passes. The variants are made in chunk
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from camtool import targets
+from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import resume
@@ -66,12 +68,13 @@ def score_inputs(
     with forward_pass.restore_autocast():
         # Building it costs a few forward passes; later calls reuse it.
         model = forward_pass.fold_model()
-        scores = []
-        for part in iterate_chunks(count, model.chunk_size if chunk is None else chunk):
+
+        def score(part: slice) -> Tensor:
             variants = make_variants(part)
             output = predictions.to_batch(model(forward_pass.select_inputs(image, variants)), len(variants))
-            scores.append(_score(output, wanted))
-    return torch.cat(scores)
+            return _score(output, wanted)
+
+        return _score_chunks(score, count, model.chunk_size if chunk is None else chunk)
 
 
 def score_activations(
@@ -100,8 +103,23 @@ def score_activations(
     """
     image, wanted = evidence.images[rows[0]], _select_targets(evidence, rows, convert_target)
     size = evidence.forward_pass.find_tail_chunk_size(evidence.get_layer()) if chunk is None else chunk
-    parts = iterate_chunks(count, size)
-    return torch.cat([_score(_run_tail(evidence, image, make_variants(part)), wanted) for part in parts])
+
+    def score(part: slice) -> Tensor:
+        return _score(_run_tail(evidence, image, make_variants(part)), wanted)
+
+    return _score_chunks(score, count, size)
+
+
+def _score_chunks(score: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
+    """Return the scores of all variants, ``(count, rows)``; one variant at a time if the model takes only one."""
+    try:
+        return torch.cat([score(part) for part in iterate_chunks(count, size)])
+    except (ForwardError, TargetError):
+        if size == 1:
+            raise
+        with suppress(ForwardError, TargetError):  # the first error is that of the user
+            return torch.cat([score(part) for part in iterate_chunks(count, 1)])
+        raise
 
 
 def score_logits(

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.hooks.model_call import run_model, run_user_inputs
+from camtool.hooks.model_call import run_model
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
@@ -157,7 +157,7 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
         preserve_function_modes(cleanup)
         with mode:
-            return run_user_inputs(model, inputs)
+            return run_model(model, inputs)
 
 
 def _capture(

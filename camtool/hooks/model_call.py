@@ -1,20 +1,34 @@
-"""Call a model with inputs of any structure."""
+"""Call a model with inputs of any structure, and differentiate its output; errors say what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from traceback import walk_tb
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, ForwardError
-from camtool.state.model_state import preserve_model
+from camtool.private_torch import get_forward_hooks, has_backward_hooks
+from camtool.state.model_state import find_name_in_use, list_names_in_use, preserve_model
+from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform
 from camtool.structures.module_tree import forget_held_trees
-from camtool.structures.nested_tensors import ModelInputs, SharedInput, find_main_tensor, map_tensors
+from camtool.structures.nested_tensors import (
+    ModelInputs,
+    SharedInput,
+    find_main_tensor,
+    map_tensors,
+    replace_main_tensor,
+)
 
-__all__ = ["apply_detector_transform", "run_model", "run_user_inputs"]
+__all__ = ["NEED_GRADIENTS", "apply_detector_transform", "describe_missing_gradient", "differentiate", "run_model"]
+
+
+NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()
+"""Models that run only while gradients are recorded, e.g. because they register hooks on tensors."""
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -22,11 +36,37 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
 
     In a mapping, integer keys stand for positional arguments. The model gets copies of the tensors, as it may write to
     them, e.g. with an in-place ReLU.
+
+    Raises:
+        ForwardError: The model fails, e.g. because the shape of the inputs is wrong. An out-of-memory error is raised
+            unchanged: the inputs are not wrong.
     """
     try:
-        return _call(model, map_tensors(inputs, Tensor.clone))
+        given = map_tensors(inputs, Tensor.clone)
+        if torch.is_grad_enabled() or model not in NEED_GRADIENTS:
+            return _call(model, given)
+        with torch.enable_grad():
+            return map_tensors(_call(model, given), Tensor.detach)
+    except (CamtoolError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        image, cause = find_main_tensor(inputs), _describe_hook_error(error)
+        shape = "" if image is None else f" of shape {tuple(image.shape)}"
+        reason = cause or f"{_describe_error(error)}{_find_remedy(error, image)}"
+        raise ForwardError(f"the model cannot run on an input{shape}: {reason}") from error
     finally:
         forget_held_trees()
+
+
+def _find_remedy(error: Exception, image: Tensor | None) -> str:
+    """Return what to do about an error of a forward pass, as the end of its message."""
+    if isinstance(error, TypeError):
+        return ". For a model with several inputs, pass camtool.Inputs(...)"
+    if _INFERENCE_TENSOR in str(error):
+        return f". {_IN_INFERENCE_MODE}"
+    if "is on the meta device" in str(error) or "meta tensor" in str(error):
+        return ". A part of the model is on the meta device and has no weights; load them first"
+    return ". If it takes one image at a time, pass batch_size=1" if image is not None and len(image) > 1 else ""
 
 
 def _call(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -40,29 +80,6 @@ def _call(model: nn.Module, inputs: ModelInputs) -> Any:
     return model(*(given[position] for position in positions), **named)
 
 
-def run_user_inputs(model: nn.Module, inputs: ModelInputs) -> Any:
-    """Run :func:`run_model` on inputs that the model may not accept, e.g. because their shape is wrong.
-
-    Raises:
-        ForwardError: The model fails on them. An out-of-memory error is raised unchanged: the inputs are not wrong.
-    """
-    try:
-        return run_model(model, inputs)
-    except (CamtoolError, torch.OutOfMemoryError):
-        raise
-    except _INPUT_ERRORS as error:
-        image, reason = find_main_tensor(inputs), str(error).partition("\n")[0]
-        shape = "" if image is None else f" of shape {tuple(image.shape)}"
-        hint = ". For a model with several inputs, pass camtool.Inputs(...)" if isinstance(error, TypeError) else ""
-        raise ForwardError(
-            f"the model cannot run on an input{shape}: {type(error).__name__}: {reason}{hint}"
-        ) from error
-
-
-_INPUT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""The exceptions that models raise for inputs that they do not accept."""
-
-
 def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return inputs ``(N, C, H, W)`` as the layers of the model get them: resized, if the model is a detector."""
     transform = find_detector_transform(model)
@@ -71,3 +88,138 @@ def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
     with preserve_model(model), torch.no_grad():
         batch: Tensor = transform(list(inputs))[0].tensors
     return batch
+
+
+# ------------------------------------------------------------------------------------------------- backward pass
+
+
+def differentiate(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+    """Return ``torch.autograd.grad`` of the same arguments.
+
+    Raises:
+        ForwardError: A hook on the backward pass fails, another thread has changed the weights meanwhile, or the model
+            uses a kind of checkpointing that allows no such gradients.
+    """
+    try:
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(*args, **options)
+        return gradients
+    except (CamtoolError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = _describe_hook_error(error) or next((each for part, each in _REASONS if part in str(error)), None)
+        if reason is None:
+            raise
+        raise ForwardError(f"no gradient passes through the model: {reason}") from error
+
+
+def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | None:
+    """Run the model once and return why no gradient passes from its output to its layers; ``None`` if one may pass.
+
+    Args:
+        model: Any module. Its state is preserved.
+        inputs: What it is called with.
+    """
+    with preserve_model(model), enable_gradients():
+        image = find_main_tensor(inputs)
+        leaf = None if image is None else image.detach().clone().requires_grad_()
+        try:
+            output = find_main_tensor(run_model(model, inputs if leaf is None else replace_main_tensor(inputs, leaf)))
+        except ForwardError as error:
+            return _IN_INFERENCE_MODE if _INFERENCE_TENSOR in str(error) else None
+    if output is not None and output.is_inference():
+        return _IN_INFERENCE_MODE
+    if output is None or output.grad_fn is None:
+        return "the output has no graph: the model's forward runs under torch.no_grad, or detaches the output"
+    nodes, known = [output.grad_fn], {output.grad_fn}
+    for node in nodes:
+        if node.name() == "CheckpointFunctionBackward":
+            return "the model uses torch.utils.checkpoint with use_reentrant=True; pass use_reentrant=False"
+        new = {child for child, _ in node.next_functions if child is not None} - known
+        known |= new
+        nodes += new
+    return None
+
+
+_IN_INFERENCE_MODE = (
+    "the model's forward, or a part of it, runs in torch.inference_mode, through which no gradient passes; use "
+    "torch.no_grad there"
+)
+
+_INFERENCE_TENSOR = "nference tensor"
+"""A part of torch's errors about tensors made in inference mode."""
+
+_REASONS = (
+    (
+        "modified by an inplace operation",
+        (
+            "a tensor that it needs was changed in place after the forward pass. If another thread trains the model, "
+            "explain a copy of it, copy.deepcopy(model), or let the thread wait; else the model writes to its own "
+            "activations."
+        ),
+    ),
+    (
+        "backward through the graph a second time",
+        "the model, or a hook on it, runs a backward pass of its own and frees the graph; remove it while explaining.",
+    ),
+    (
+        "use_reentrant=True",
+        (
+            "it uses torch.utils.checkpoint with use_reentrant=True; pass use_reentrant=False, or switch checkpointing "
+            "off while explaining."
+        ),
+    ),
+)
+"""A part of an error of autograd, and what it means."""
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
+
+
+def _describe_hook_error(error: Exception) -> str | None:
+    """Return what to do about a hook of the user that failed, or that forbids in-place operations; else ``None``."""
+    running: nn.Module | None = None
+    is_backward, caller, last = False, None, None
+    # The locals of the first frame hold the error: to read them would make a reference cycle, which keeps the model.
+    deeper = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    for frame, _ in walk_tb(deeper):
+        owner: Any = frame.f_locals.get("self")
+        if caller is not None and frame.f_code in map(_get_code, get_forward_hooks(caller)):
+            return _describe_failure("forward", caller, error)
+        # Torch keeps the module of a hook on the backward pass in an object of its own.
+        if type(owner).__module__ == "torch.utils.hooks":
+            module = owner.module if isinstance(owner.module, nn.Module) else owner.module()
+            return _describe_failure("backward", module, error)
+        caller = owner if isinstance(owner, nn.Module) else None
+        running, is_backward = caller or running, is_backward or frame.f_code.co_name == "_engine_run_backward"
+        last = frame
+    if "BackwardHookFunction" in str(error) and running is not None:
+        names = [*filter(None, list_names_in_use(has_backward_hooks))][:_MOST_NAMED]
+        return (
+            f"{find_name_in_use(running)} writes in place to a tensor with a backward hook, which autograd forbids. "
+            "Let it make a new tensor (inplace=False), or remove the hooks, which are on: "
+            f"{', '.join(names) or 'all layers'}."
+        )
+    if is_backward and last is not None and last.f_code.co_name != "_engine_run_backward":
+        return _describe_failure("backward", None, error)
+    return None
+
+
+_MOST_NAMED = 5
+"""Number of modules that a message lists at most."""
+
+
+def _describe_failure(kind: str, module: nn.Module | None, error: Exception) -> str:
+    place = "a tensor, or a function of the model's own," if module is None else find_name_in_use(module)
+    return (
+        f"a {kind} hook on {place} failed with {_describe_error(error)}. The model runs in evaluation mode here; "
+        "remove or disable the hook while explaining."
+    )
+
+
+def _get_code(hook: Any) -> Any:
+    """Return the code of a hook: a function, a method, a partial or an object that can be called."""
+    function = getattr(hook, "func", hook)
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)

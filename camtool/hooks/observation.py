@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -18,15 +19,15 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article, format_count
 from camtool.arguments.models import HasModel, get_module
-from camtool.errors import LayerError
-from camtool.hooks.model_call import run_model, run_user_inputs
+from camtool.errors import ForwardError, LayerError
+from camtool.hooks.model_call import NEED_GRADIENTS, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import leave_inference_mode
 from camtool.structures.module_names import find_detector_transform, find_module
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, replace_main_tensor
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, map_tensors, replace_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
 __all__ = [
@@ -113,7 +114,18 @@ def observe(
     """
     model = get_module(model)
     further = [name for name in dict.fromkeys(without_graph) if name not in layers]
-    observation, is_connected = _observe(model, layers, inputs, frames, further, grad=grad, grad_in_trunk=False)
+    needs_gradients = model in NEED_GRADIENTS
+    run = partial(_observe, model, layers, inputs, frames, further, grad=grad)
+    try:
+        observation, is_connected = run(grad_in_trunk=needs_gradients)
+    except ForwardError:
+        if needs_gradients:
+            raise
+        with suppress(ForwardError):  # the first error is that of the user
+            observation, _ = run(grad_in_trunk=True)
+            NEED_GRADIENTS.add(model)
+            return observation
+        raise
     # A second pass does not connect a quantized model, as its operators have no backward pass.
     if grad and not is_connected and not is_quantized(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
@@ -149,7 +161,7 @@ def _observe(
             # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get
             # no gradient from here.
             kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
-        calls[layer].append(kept)
+        calls[layer].append(kept if grad else kept.detach())
         return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
 
     with (
@@ -163,9 +175,10 @@ def _observe(
             add_forward_hook(cleanup, find_module(model, layer), partial(copy_output, layer), prepend=True)
         if grad:
             recompute_blocks(cleanup, model, inputs, layers)
-        output = run_user_inputs(model, inputs)
+        output = run_model(model, inputs)
     for layer, tensors in {**calls, **copies}.items():
         get_call(layer, tensors, -1)
+    output = output if grad else map_tensors(output, Tensor.detach)
     tensor = find_main_tensor(output)
     return Observation(output, {**calls, **copies}), not is_cut and (tensor is None or tensor.requires_grad)
 
@@ -198,7 +211,7 @@ def observe_connected(
     with preserve_model(model) as cleanup, torch.enable_grad():
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
-        output = run_user_inputs(model, inputs)
+        output = run_model(model, inputs)
     for layer, tensors in calls.items():
         get_call(layer, tensors, -1)
     return Observation(output, calls)
@@ -253,7 +266,7 @@ def observe_with_trunk(
             first = replace_main_tensor(first, leaves[0]) if leaves else first
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
-        output = run_user_inputs(model, first)
+        output = run_model(model, first)
     return leaves[0], Observation(output, calls)
 
 
@@ -375,7 +388,10 @@ def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:
         LayerError: The layer did not run, or has no call of this index.
     """
     if not calls:
-        raise LayerError(f"layer {layer!r} did not run in this forward pass; choose a layer that the model uses.")
+        raise LayerError(
+            f"layer {layer!r} did not run in this forward pass; choose a layer that the model "
+            "uses, and that it calls as a module: hooks do not see calls of .forward(...)."
+        )
     if not -len(calls) <= call_index < len(calls):
         raise LayerError(
             f"layer {layer!r} ran {len(calls)} times in one forward pass, so there is no call_index={call_index}; "

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.models import HasModel, get_module
-from camtool.hooks.model_call import run_user_inputs
+from camtool.errors import ForwardError
+from camtool.hooks.model_call import NEED_GRADIENTS, run_model
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.private_torch import get_write_count
 from camtool.state.cleanup import Cleanup
@@ -66,6 +67,20 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
         ForwardError: The model fails on these inputs.
     """
     model = get_module(model)
+    try:
+        return _trace(model, inputs)
+    except ForwardError:
+        if model in NEED_GRADIENTS:
+            raise
+        NEED_GRADIENTS.add(model)
+        try:
+            return _trace(model, inputs)
+        except ForwardError:
+            NEED_GRADIENTS.discard(model)
+        raise
+
+
+def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
     calls: list[TracedCall] = []
     # The latest outputs. The tensors are kept, so that their memory is not given to other tensors.
     latest: deque[tuple[Tensor | None, object]] = deque(maxlen=_LATEST)
@@ -101,7 +116,7 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
         for name, module in iterate_hookable_modules(model):
             add_forward_pre_hook(cleanup, module, partial(find_source, name))
             add_forward_hook(cleanup, module, partial(add_call, name))
-        output = run_user_inputs(model, inputs)
+        output = run_model(model, inputs)
     if not calls:
         add_call("", model, output)
     return calls

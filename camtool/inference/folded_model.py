@@ -21,6 +21,7 @@ from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import is_exported_for_one_image, is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.state.model_state import preserve_model
+from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 
 __all__ = ["FoldedModel", "choose_copy", "to_memory_format"]
@@ -98,7 +99,8 @@ def choose_copy(
         kept: Names of convolutions whose own output must stay, so no norm is folded into them.
         formats: The memory formats to try.
     """
-    if is_quantized(model):
+    # What loads offloaded weights into a module would load them into the original of a copied one.
+    if is_quantized(model) or any(each.is_meta for each in list_weights(model)):
         return model, _UNCHANGED
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)
@@ -128,7 +130,7 @@ def _copy_model(model: nn.Module) -> nn.Module | None:
     """Return a copy in evaluation mode; ``None`` if the model cannot be copied."""
     try:
         copied = copy.deepcopy(model)
-    except (RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
+    except (AssertionError, RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
         return None
     # Not copied.eval(), which a model may override.
     for module in copied.modules():

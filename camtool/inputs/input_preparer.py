@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -97,7 +98,8 @@ class InputPreparer:
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
         self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(_build_assumed_transform)
-        self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(self._get_image_transform()[0], size))
+        this = proxy(self)  # a reference to itself would keep it, and the model, until the next garbage collection
+        self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(this._get_image_transform()[0], size))
 
     # ------------------------------------------------------------------------------------------------ single inputs
 
@@ -253,7 +255,10 @@ class InputPreparer:
 
     def _to_model(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the model's device; a floating one also gets a floating type that the model has."""
-        given, own = tensor.to(self._device), get_dtype(self._model)
+        # A subclass that only carries metadata (MONAI, fastai) makes views, which in-place layers must not write to.
+        # One that holds other tensors (DTensor) is kept.
+        is_plain = type(tensor) is Tensor or hasattr(tensor, "__tensor_flatten__")
+        given, own = (tensor if is_plain else tensor.as_subclass(Tensor)).to(self._device), get_dtype(self._model)
         if not given.is_floating_point() or given.dtype == own:
             return given
         # Models of mixed precision have parameters of several types, and take inputs of any of them.

@@ -17,8 +17,9 @@ layer's size: a step that was not understood, e.g. patches merged by a reshape, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
+from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.other_paths import has_other_paths, iterate_graph
@@ -78,16 +80,25 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         call_index: Which call of the layer is read if it runs more than once.
     """
 
-    def find() -> LayerPlace:
-        if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-            return LayerPlace(None, None, False)
-        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory. It is read
-        # while the model is preserved, as checkpointed parts of the model run again when they are read.
-        with preserve_model(model), saved_tensors_hooks(_keep_weights, _unpack):
+    def read_graph() -> tuple[CellCenters | None, bool]:
+        # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are
+        # read.
+        with preserve_model(model):
             image, observed = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, observed.calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image, frames=layer.layout.frames)
-            is_passed_by = has_other_paths(observed.output, output, image)
+            return centers, has_other_paths(observed.output, output, image)
+
+    def find() -> LayerPlace:
+        if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
+            return LayerPlace(None, None, False)
+        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
+        own = {id(parameter) for parameter in model.parameters()}
+        try:
+            with saved_tensors_hooks(partial(_keep_weights, own), _unpack):
+                centers, is_passed_by = read_graph()
+        except ForwardError:  # the model itself differentiates, for which it needs the tensors
+            centers, is_passed_by = read_graph()
         weights = list_weights(model, buffers=False)
         states = WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)])
         return LayerPlace(centers, states, is_passed_by)
@@ -119,11 +130,19 @@ def _has_taps(tensor: Tensor) -> bool:
     return tensor.ndim >= _FEWEST_AXES and max(tensor.shape[2:]) > 1
 
 
-def _keep_weights(tensor: Tensor) -> Tensor | torch.Size:
-    """Return what autograd saves: the weights of convolutions with several taps, and of all else the shape."""
+def _keep_weights(own: Collection[int], tensor: Tensor) -> Tensor | torch.Size:
+    """Return what autograd saves: the weights of convolutions with several taps, and of all else the shape.
+
+    Args:
+        own: The ids of the model's parameters.
+        tensor: What autograd saves.
+    """
     source = _find_source(tensor) if _has_taps(tensor) else None
     if source is None:  # activations, and weights that are computed from parameters
         return tensor.shape
+    # FSDP and offloading gather a parameter for one forward pass, and free its memory afterwards.
+    if isinstance(source, nn.Parameter) and id(source) not in own:
+        return tensor.detach().clone()
     # Under autocast, the half-precision copy of a frozen weight is a leaf.
     is_frozen_copy = not source.requires_grad and source.dtype in (torch.float16, torch.bfloat16)
     return tensor if isinstance(source, nn.Parameter) or is_frozen_copy else tensor.shape
@@ -301,9 +320,14 @@ def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
 def _get_weight(node: Node) -> Tensor:
     """Return the weight of a convolution. The graph leads to a trainable one, also where saved tensors are dropped."""
     source = node.next_functions[1][0] if len(node.next_functions) > 1 else None
-    parameter = None if source is None else get_saved_value(source, "variable")
-    weight: Tensor = get_saved_value(node, "weight") if parameter is None else parameter
+    parameter: Tensor | None = None if source is None else get_saved_value(source, "variable")
+    weight: Tensor = get_saved_value(node, "weight") if parameter is None or not _has_values(parameter) else parameter
     return weight
+
+
+def _has_values(weight: Tensor) -> bool:
+    """Return False on the meta device, and if FSDP has freed the memory: to read that would end the process."""
+    return not weight.is_meta and weight.untyped_storage().nbytes() > 0
 
 
 def _find_central_taps(weight: Tensor) -> list[float]:
@@ -317,7 +341,7 @@ def _find_central_taps(weight: Tensor) -> list[float]:
         weight: ``(O, C, *kernel)``.
     """
     taps = [(length - 1) / 2 for length in weight.shape[2:]]
-    if weight.is_meta or max(weight.shape[2:]) == 1:
+    if not _has_values(weight) or max(weight.shape[2:]) == 1:
         return taps
     energy = weight.detach().float().square().sum(1)
     energy = energy[energy.flatten(1).sum(1) > 0]

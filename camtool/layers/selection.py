@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import nn
 
 from camtool.errors import LayerError
-from camtool.hooks.model_call import apply_detector_transform
+from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call, observe
-from camtool.hooks.tracing import trace
+from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     find_image_size,
@@ -22,11 +22,17 @@ from camtool.layers.image_variants import (
 from camtool.layers.layout_reader import find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
 from camtool.layers.rules import NOT_REACHED
-from camtool.layers.survey import find_candidates, group_grid_outputs, locate_tokens, read_layouts
+from camtool.layers.survey import (
+    find_candidates,
+    group_grid_outputs,
+    locate_tokens,
+    observe_variants,
+    read_layouts,
+)
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import find_detector_transform, find_module
+from camtool.structures.module_names import find_detector_transform, find_module, list_modules
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
 __all__ = [
@@ -152,6 +158,12 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     if chosen:
         return tuple(Layer(each.name, each.layout) for each in (*chosen, *(one for one in candidates if one.is_level)))
     if not candidates:
+        if _has_direct_calls(model, trace(model, select_first_image(inputs))):
+            raise LayerError(
+                "no layer of the model can carry a map: the model calls .forward(...) of its modules, which runs no "
+                "hooks. Let it call the modules themselves, self.layer(x), or use method='occlusion', which needs no "
+                "layer."
+            )
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
         raise LayerError(
             f"no layer of the model can carry a map: no output is a grid over the "
@@ -159,12 +171,20 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         )
     misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
+    reason = describe_missing_gradient(model, select_first_image(inputs)) if is_untrained else None
+    if reason is not None:
+        raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
     hint = (
         " Is the model's head still all zeros, untrained, or is the score computed from another output (target_class=) "
         "or from another call of these layers (call_index=)?"
     )
     hint = hint if is_untrained else ""
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
+
+
+def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
+    """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
+    return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in list_modules(model)[1:])
 
 
 def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
@@ -210,7 +230,7 @@ def _find_named(
                 f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
             )
         if len(layouts) > 1 or layouts[0].frames:
-            output = observe(model, [name], vary_corner(inputs), grad=False).calls[name][call_index].detach()
+            output = observe_variants(model, [name], vary_corner(inputs))[name][call_index]
             layouts = [choose_layout(output, layouts)]
             if layouts[0].frames and not follows_frames(layouts[0].to_grid(output)):
                 raise LayerError(

@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import LayerError, TargetError
-from camtool.hooks.model_call import apply_detector_transform
-from camtool.hooks.observation import observe
+from camtool.errors import ForwardError, LayerError, TargetError
+from camtool.hooks.model_call import apply_detector_transform, differentiate
+from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
@@ -59,7 +59,14 @@ from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch
 
-__all__ = ["GridOutput", "find_candidates", "group_grid_outputs", "locate_tokens", "read_layouts"]
+__all__ = [
+    "GridOutput",
+    "find_candidates",
+    "group_grid_outputs",
+    "locate_tokens",
+    "observe_variants",
+    "read_layouts",
+]
 
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
@@ -174,7 +181,17 @@ def _find_candidates(
                 break
             more -= 1
         remaining = outputs[: len(outputs) - len(asked)][-most:]
-        judged = _judge(model, inputs, remaining, size, reader, call_index, is_backbone=is_backbone, score=score)
+        judged = _judge(
+            model,
+            inputs,
+            remaining,
+            size,
+            reader,
+            call_index,
+            is_backbone=is_backbone,
+            score=score,
+            output_shape=whole[-1].shape,
+        )
         asked = _exclude_other_orders(judged + asked, reader)
         asked = _exclude_without_places(model, inputs, asked, reader, call_index)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
@@ -239,7 +256,7 @@ def _find_places(
     model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
 ) -> list[bool]:
     """Return for each layer whether its cells respond most to their own half of the image; the model runs once."""
-    run = _observe_in_parts if _reads_text(model, inputs) else _observe_together
+    run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
     calls = run(model, [each.name for each in layers], nudge_bands(inputs))
     return [follows_image(each.layout.to_grid(calls[each.name][call_index])) for each in layers]
 
@@ -261,7 +278,7 @@ def locate_tokens(
     if not layer.layout.has_tokens:
         return layer.layout, ""
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
-    run = _observe_in_parts if _reads_text(model, inputs) else _observe_together
+    run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
     calls = run(model, [*names, *origins], vary_halves(inputs))
     located = place_prefix(layer.layout, [*(calls[name][0] for name in origins), calls[layer.name][call_index]])
     layout = located or layer.layout
@@ -320,33 +337,40 @@ def _reads_text(model: nn.Module, inputs: ModelInputs) -> bool:
     return text is not None and bool(text.positions)
 
 
-def _observe_together(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
-    """Return the outputs of layers for several images, in one forward pass without a graph."""
-    calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
+def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
+    """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
+    try:
+        calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
+    except ForwardError:
+        if len(get_image_input(images)) == 1:
+            raise
+        return _observe_in_parts(model, names, images, 1)
     return {name: [each.detach() for each in found] for name, found in calls.items()}
 
 
-def _observe_in_parts(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
-    """Return the outputs of layers for several images as :func:`_observe_together` does, two images at a time.
+def _observe_in_parts(
+    model: nn.Module, names: Sequence[str], images: ModelInputs, size: int = 2
+) -> dict[str, list[Tensor]]:
+    """Return the outputs of layers for several images as :func:`observe_variants` does, a few images at a time.
 
-    A single image at a time would not show which outputs have the images along their first axis.
+    A single image at a time does not show which outputs have the images along their first axis. Then all are taken so.
     """
-    starts = range(0, len(get_image_input(images)), 2)
-    parts = [_observe_together(model, names, map_batch(images, partial(_select_two, start))) for start in starts]
+    starts = range(0, len(get_image_input(images)), size)
+    parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
     # The parts of one output are freed before the next one is joined.
     return {
-        name: [_join_parts(part) for part in zip(*(each.pop(name) for each in parts), strict=True)]
+        name: [_join_parts(part, size) for part in zip(*(each.pop(name) for each in parts), strict=True)]
         for name in dict.fromkeys(names)
     }
 
 
-def _select_two(start: int, batch: Tensor) -> Tensor:
-    return batch[start : start + 2]
+def _select(start: int, size: int, batch: Tensor) -> Tensor:
+    return batch[start : start + size]
 
 
-def _join_parts(parts: Sequence[Tensor]) -> Tensor:
+def _join_parts(parts: Sequence[Tensor], size: int) -> Tensor:
     """Return the outputs for all images; positions or other parameters, of batch size 1, are the same for all."""
-    return parts[0] if len(parts[0]) == 1 else torch.cat([*parts])
+    return parts[0] if len(parts[0]) == 1 < size else torch.cat([*parts])
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -457,6 +481,7 @@ def _judge(
     *,
     is_backbone: bool,
     score: UserScore | None,
+    output_shape: tuple[int, ...] | None,
 ) -> list[Candidate]:
     """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
     if not outputs:
@@ -471,10 +496,10 @@ def _judge(
     # and of gradients only those of the first image count.
     reads_text = _reads_text(model, inputs)
     is_large = is_backbone or reads_text
-    if is_large:
-        first = observe(model, names, select_first_image(inputs))
-    else:
-        first = observe(model, names, images, without_graph=origins)
+    first = None if is_large else _observe_batch(model, names, origins, images, output_shape)
+    takes_one = not is_large and first is None
+    is_large = is_large or takes_one
+    first = first or observe(model, names, select_first_image(inputs))
     classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
     images_at_once = 1 if is_large else count
@@ -485,7 +510,7 @@ def _judge(
     if is_large:
         shown = [each for each, gradient in zip(outputs, gradients, strict=True) if _may_be_reached(each, gradient)]
         shown = shown if reads_text else outputs
-        run = _observe_in_parts if reads_text else _observe_together
+        run = _observe_in_parts if reads_text else partial(_observe_in_parts, size=1) if takes_one else observe_variants
         calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
     judged = []
     for output, gradient in zip(outputs, gradients, strict=True):
@@ -516,6 +541,31 @@ def _judge(
         is_located = located is not None
         judged.append(replace(candidate, reached=is_reached, in_order=in_order, is_located=is_located, verdict=verdict))
     return judged
+
+
+def _observe_batch(
+    model: nn.Module,
+    names: Sequence[str],
+    origins: Sequence[str],
+    images: ModelInputs,
+    output_shape: tuple[int, ...] | None,
+) -> Observation | None:
+    """Return the outputs of layers for several images, with a graph; ``None`` if the model takes one image at a time.
+
+    Args:
+        model: Any module.
+        names: The layers.
+        origins: Further layers, whose outputs need no graph.
+        images: The images.
+        output_shape: The shape of the model's output for one image. A model that takes one image may squeeze its batch.
+    """
+    try:
+        observation = observe(model, names, images, without_graph=origins)
+    except ForwardError:
+        return None
+    tensor = observation.output
+    is_complete = not isinstance(tensor, Tensor) or output_shape is None or tensor.ndim == len(output_shape)
+    return observation if is_complete else None
 
 
 def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:
@@ -622,7 +672,7 @@ def _compute_gradients(
     if score is None or not score.requires_grad:
         return [torch.zeros_like(each) if score is not None and is_connected else None for each in tensors]
     with enable_gradients():
-        return torch.autograd.grad(score, tensors, materialize_grads=True, retain_graph=True)
+        return differentiate(score, tensors, materialize_grads=True, retain_graph=True)
 
 
 def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]], images: int) -> Sequence[Tensor | None]:

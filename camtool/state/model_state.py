@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
@@ -22,7 +23,7 @@ from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 from camtool.structures.module_tree import hold_tree, read_tree, release_tree
 
-__all__ = ["hold_model", "hold_modules", "preserve_model"]
+__all__ = ["find_name_in_use", "hold_model", "hold_modules", "list_names_in_use", "preserve_model"]
 
 
 def preserve_model(model: nn.Module) -> Cleanup:
@@ -59,6 +60,19 @@ def hold_modules(model: nn.Module) -> Cleanup:
     For a block in which the model hardly ever runs, e.g. because an engine runs instead.
     """
     return Cleanup(partial(_hold_modules, model))
+
+
+def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
+    """Return the dotted names of some modules of the models that are in use."""
+    models = [use.model for use in list(_USES.by_model.values())]
+    return [name for model in models for name, module in model.named_modules() if applies(module)]
+
+
+def find_name_in_use(module: nn.Module) -> str:
+    """Return what a message calls a module of a model that is in use."""
+    kind = type(module).__name__
+    name = next(filter(None, list_names_in_use(lambda each: each is module)), None)
+    return f"a {kind}" if name is None else f"layer {name!r} ({kind})"
 
 
 def _hold_modules(model: nn.Module, cleanup: Cleanup) -> None:

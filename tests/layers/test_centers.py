@@ -254,6 +254,25 @@ def test_autocast_and_frozen_weights_make_no_difference() -> None:
     assert frozen_in_half.axes[0].offset == pytest.approx(expected.axes[0].offset, abs=0.01)
 
 
+class Gathered(nn.Conv2d):
+    """A convolution whose weight has memory only while it runs, as FSDP gathers and frees it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = nn.Parameter(self.weight.detach().clone())
+        output = functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+        weight.untyped_storage().resize_(0)
+        return output
+
+
+def test_weights_that_are_freed_after_the_forward_pass() -> None:
+    torch.manual_seed(0)
+    plain, image = build_one_sided((2.0, 1.0, 0.5)), torch.rand(1, 3, 64, 64)
+    net = nn.Sequential(*(Gathered(channels, 32, 3, 2, 1) for channels in (3, 32, 32)))
+    net.load_state_dict(plain.state_dict())
+    layer = Layer("2", Layout("channels first", (8, 8)))
+    assert find_centers(net, image, layer) == find_centers(plain, image, layer)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("how", ["load_state_dict", "assign", "in place", "data"])
 def test_loaded_or_trained_weights_are_noticed(how: str, frozen: bool) -> None:

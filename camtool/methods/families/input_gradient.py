@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
+from camtool.hooks.model_call import differentiate
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
@@ -232,11 +233,12 @@ def compute_gradients(
         scores = score_with_graph(evidence, leaf.clone())
         tensors = [leaf, *find_tensors(leaf)]
         ones = torch.ones_like(scores)
-        found = torch.autograd.grad(scores, tensors, ones, allow_unused=True) if scores.requires_grad else ()
+        found = differentiate(scores, tensors, ones, allow_unused=True) if scores.requires_grad else ()
     if not found or found[0] is None:
         raise MethodError(
             "no gradient passes from the score to the input, which this method needs: the model or the target detaches "
-            "it, or runs under torch.no_grad. Explain a layer after that operation instead, e.g. with method='gradcam'."
+            "it, or runs under torch.no_grad or torch.inference_mode. Explain a layer after that operation instead, "
+            "e.g. with method='gradcam', or use method='occlusion', which needs no gradient."
         )
     return [
         upcast(torch.zeros_like(tensor) if gradient is None else gradient)

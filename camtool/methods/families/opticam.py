@@ -10,6 +10,7 @@ from torch import Tensor
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.geometry.cell_centers import Placement
+from camtool.hooks.model_call import differentiate
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.families.scorecam import get_enlargement
@@ -58,7 +59,7 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: P
             u = u.requires_grad_()
             scaled = scale_min_max(enlarge(combine_channels(u)))
             scores = score_with_graph(evidence, inputs * scaled[:, None].to(inputs))
-            return torch.autograd.grad(scores.sum(), u)[0]
+            return differentiate(scores.sum(), u)[0]
 
         u = _maximize_by_adam(compute_gradient, A.new_zeros(A.shape[:2]), steps, rate)
         return combine_channels(u).detach()

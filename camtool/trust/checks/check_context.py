@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from camtool import maps
+from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
@@ -128,8 +129,13 @@ class CheckContext:
     def score_variants(self, variants: Tensor) -> Tensor:
         """Return the class scores ``(M, K)`` of variants ``(M, C, *size)`` of the image."""
         forward_pass = self.forward_pass
-        with forward_pass.restore_autocast(), preserve_model(forward_pass.model), torch.no_grad():
-            output = run_model(forward_pass.model, forward_pass.select_inputs(0, variants))
-            found = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
+        try:
+            with forward_pass.restore_autocast(), preserve_model(forward_pass.model), torch.no_grad():
+                output = run_model(forward_pass.model, forward_pass.select_inputs(0, variants))
+                found = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
+        except (ForwardError, TargetError):
+            if len(variants) == 1:
+                raise
+            return torch.cat([self.score_variants(each[None]) for each in variants])  # it takes one image at a time
         assert isinstance(found, Tensor)  # as for the image itself
         return maps.upcast(found)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_tail
+from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import trace
 from camtool.outputs import predictions
@@ -114,7 +115,7 @@ def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:
     """Return the sum of the absolute gradient for each output; 0 where there is none."""
     if not score.requires_grad:
         return [0.0] * len(outputs)
-    found = torch.autograd.grad(score.sum(), outputs, allow_unused=True)
+    found = differentiate(score.sum(), outputs, allow_unused=True)
     return [0.0 if each is None else float(each.double().abs().sum()) for each in found]
 
 
