@@ -19,7 +19,6 @@ from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.inputs import image_files
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
-from camtool.inputs.devices import choose_device, get_dtype
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
@@ -27,7 +26,7 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.input_batch import InputBatch, PreparedInput, group_into_batches
 from camtool.inputs.input_warnings import ValueRange, find_image_warnings, find_tensor_warnings
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
-from camtool.inputs.tensor_checks import check_shape, check_tensor
+from camtool.inputs.tensor_checks import check_shape, check_tensor, choose_device, get_dtype
 from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import (
     Preprocessing,

@@ -22,10 +22,10 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import LayerError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
+from camtool.layers.candidates import has_matrix
 from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.other_paths import iterate_graph
-from camtool.layers.projections import has_matrix
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
 from camtool.layers.survey import group_grid_outputs
 from camtool.outputs.detections import find_query_tokens

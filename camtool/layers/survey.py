@@ -22,7 +22,7 @@ from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
-from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, mark_levels
+from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, has_matrix, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
@@ -50,7 +50,6 @@ from camtool.layers.layouts import (
     measure_order,
     place_prefix,
 )
-from camtool.layers.projections import find_projection_sources, has_matrix
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
