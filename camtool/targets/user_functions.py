@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.errors import TargetError
+from camtool.errors import CamtoolError, TargetError
 from camtool.outputs.predictions import count_images, get_image_output
+from camtool.structures.nested_tensors import find_tensors
 from camtool.targets.base import Corners, ScoreContext, Target
 
 __all__ = ["Custom"]
@@ -68,7 +69,16 @@ class Custom(Target):
 
     def _score_image(self, output: Any) -> Tensor:
         """Return one image's score ``()``."""
-        value = self.function(output)
+        try:
+            value = self.function(output)
+        except (CamtoolError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(tuple(each.shape)) for each in find_tensors(output)) or "none"
+            raise TargetError(
+                f"target_class: {self} failed with {type(error).__name__}: {error}. It gets the output for one image "
+                f"at a time, without the batch axis; shapes of its tensors: {shapes}."
+            ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TargetError(f"target_class: {self} returned {came}; it must return a tensor with one number.")

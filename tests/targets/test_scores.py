@@ -164,6 +164,11 @@ def test_function_must_return_a_tensor_with_one_number(function: Any, came: str)
         Custom(function)(LOGITS)
 
 
+def test_error_of_a_function_says_what_it_gets() -> None:
+    with pytest.raises(TargetError, match=r"<lambda> failed with IndexError: .* without the batch axis.*: \(3,\)"):
+        Custom(lambda one: one[:, 0])(LOGITS)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
