@@ -31,6 +31,7 @@ from camtool.layers.survey import (
 )
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
+from camtool.outputs.predictions import to_batch
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module, list_modules
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
@@ -174,6 +175,8 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     reason = describe_missing_gradient(model, select_first_image(inputs)) if is_untrained else None
     if reason is not None:
         raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
+    # An output that is not one row per image has no score that the layers could be asked about.
+    to_batch(trace(model, select_first_image(inputs))[-1].output, 1)
     hint = (
         " Is the model's head still all zeros, untrained, or is the score computed from another output (target_class=) "
         "or from another call of these layers (call_index=)?"
@@ -194,7 +197,7 @@ def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
     shapes = f" (last outputs: {', '.join(f'{call.name} {call.shape}' for call in outputs)})" if outputs else ""
     joined = _describe_joined_batch(outputs[-1].shape) if outputs else ""
     remedy = "add a module that returns it as (N, C, h, w) and name that module with layer=."
-    return shapes + (joined or f". If a layer has a layout of its own, {remedy}")
+    return shapes + (joined or f". If a layer has a layout of its own, {remedy} method='occlusion' needs no layer.")
 
 
 def _describe_joined_batch(shape: tuple[int, ...] | None) -> str:

@@ -56,6 +56,11 @@ def to_batch(output: Any, image_count: int) -> Any:
         and output.numel()
     ):
         return output
+    if image_count == 1 and isinstance(output, Tensor) and _has_batch_second(output):
+        raise TargetError(
+            f"the model returned {tuple(output.shape)} for 1 image, which has the batch behind the time steps, "
+            "(T, N, K) as for CTC; wrap it so that it returns scores (N, K, T): output.permute(1, 2, 0)."
+        )
     # Only a tensor can be repaired: in other structures it is not clear which tensors have lost their axis.
     if image_count == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
         output = output[None]
@@ -111,6 +116,12 @@ def split_images(output: Any, images: Sequence[int]) -> list[Any]:
         # The backward pass of a split is one concatenation, that of slices a tensor of the whole batch for each.
         return list(output.split(1))
     return [get_image_output(output, index, keep_batch=True) for index in images]
+
+
+def _has_batch_second(output: Tensor) -> bool:
+    """Check that an output for one image is ``(T, 1, K)``, and not scores of one image without the batch axis."""
+    is_sequence = output.ndim == 3 and output.shape[1] == 1 and len(output) > 1 and output.shape[2] > 1
+    return is_sequence and find_detections(output) is None
 
 
 def _is_mapping_for_each(output: Any, image_count: int) -> bool:

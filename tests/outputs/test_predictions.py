@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import camtool
 from camtool.outputs.class_scores import (
     find_logits,
 )
@@ -62,3 +64,17 @@ def test_split_images_keeps_the_structure() -> None:
     parts = split_images({"logits": LOGITS, "scale": scale}, range(len(LOGITS)))
     assert [part["logits"].tolist() for part in parts] == [[row.tolist()] for row in LOGITS]
     assert all(part["scale"] is scale for part in parts)
+
+
+@pytest.mark.parametrize("options", [{}, {"layer": "0"}, {"method": "occlusion"}], ids=str)
+def test_time_steps_before_the_batch_are_refused(options: dict[str, str]) -> None:
+    class Reader(nn.Sequential):
+        """A text recognizer that returns ``(T, N, K)``, as CTC takes it."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            lines: Tensor = super().forward(x).mean(2).permute(2, 0, 1)
+            return lines
+
+    model = Reader(nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 11, 1)).eval()
+    with pytest.raises(camtool.TargetError, match=r"returned \(47, 1, 11\) .*output.permute\(1, 2, 0\)"):
+        camtool.explain(model, torch.rand(1, 1, 32, 96), 1, **options)
