@@ -282,11 +282,15 @@ def locate_tokens(
     located = place_prefix(layer.layout, [*(calls[name][0] for name in origins), calls[layer.name][call_index]])
     layout = located or layer.layout
     own, *shown = (_find_order(layout, calls[name][call_index]) for name in names)
-    # The test below takes a forward pass of its own, and says little of a few cells behind attention that mixes them.
-    is_unknown = own is None and located is not None and False not in shown
-    is_unknown = is_unknown and math.prod(layout.grid) >= FEWEST_CELLS
-    places = _find_places(model, inputs, [Layer(layer.name, layout)], call_index) if is_unknown else [None]
-    return layout, rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown, located is not None, places[0]))
+    # The test takes a forward pass of its own. It says little of a few cells behind attention that mixes them: then the
+    # first tokens of as many, but for position embeddings, must have places.
+    names, call = [layer.name], call_index
+    if math.prod(layout.grid) < FEWEST_CELLS:
+        names, call = [name for name in origins if len(calls[name][0]) > 1], 0
+    is_unknown = own is None and located is not None and False not in shown and bool(names)
+    places = _find_places(model, inputs, [Layer(name, layout) for name in names], call) if is_unknown else []
+    order = rules.TokenOrder(own, shown, located is not None, any(places) if places else None)
+    return layout, rules.find_verdict(rules.ORDER, order)
 
 
 def _find_order(layout: Layout, halves: Tensor) -> bool | None:

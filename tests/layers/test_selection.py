@@ -408,7 +408,7 @@ def test_latents_that_could_form_a_grid_are_not_chosen() -> None:
 
 
 @pytest.mark.parametrize("pools", [False, True], ids=["queries", "pooled"])
-@pytest.mark.parametrize(("queries", "patch"), [(64, 8), (16, 8), (32, 16), (67, 8)])
+@pytest.mark.parametrize(("queries", "patch"), [(64, 8), (16, 8), (32, 16), (67, 8), (9, 8), (4, 16)])
 def test_learned_queries_are_no_grid(queries: int, patch: int, pools: bool) -> None:
     """By their number they are the patches, fewer of them, or a grid after a prefix."""
     torch.manual_seed(0)
