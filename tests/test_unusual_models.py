@@ -136,6 +136,13 @@ def test_models_that_need_gradients(run: Forward, method: str) -> None:
     assert_same_map(*build_pair(run), method=method)
 
 
+def test_a_held_layer_of_a_model_that_needs_gradients() -> None:
+    (result,) = camtool.explain(build_pair(run_retaining)[0], torch.rand(1, 3, 48, 48), 1, layer="features")
+    result.check()
+    for method in ("ablationcam", "shapleycam", "liftcam"):
+        assert_same_map(*build_pair(run_retaining), method=method, layer="features")
+
+
 def test_memory_of_a_forward_pass_with_gradients_is_freed() -> None:
     unusual, _ = build_pair(run_with_tensor_hook)
     camtool.explain(unusual, torch.rand(1, 3, 48, 48), 1)
@@ -328,6 +335,11 @@ def run_partly_in_inference_mode(net: Net, x: Tensor) -> Tensor:
     return net.fc(pooled)  # type: ignore[no-any-return]
 
 
+def run_with_checkpointed_end(net: Net, x: Tensor) -> Tensor:
+    end = checkpoint(net.features[2:], net.features[:2](x), use_reentrant=True)
+    return net.fc(end.mean((2, 3)))  # type: ignore[no-any-return]
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     ("run", "reason"),
@@ -339,9 +351,10 @@ def run_partly_in_inference_mode(net: Net, x: Tensor) -> Tensor:
             "pass use_reentrant=False",
         ),
         (lambda net, x: checkpoint(run_plainly, net, x, use_reentrant=True), "pass use_reentrant=False"),
+        (run_with_checkpointed_end, "model: it uses torch.utils.checkpoint with use_reentrant=True"),
         (lambda net, x: run_plainly(net, x).detach(), "detaches the output"),
     ],
-    ids=["inference mode", "partly", "checkpoint", "whole checkpoint", "detached"],
+    ids=["inference mode", "partly", "checkpoint", "whole checkpoint", "checkpoint of the end", "detached"],
 )
 def test_why_no_gradient_passes(run: Forward, reason: str) -> None:
     unusual, plain = build_pair(run)

@@ -106,7 +106,8 @@ def differentiate(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = _describe_hook_error(error) or next((each for part, each in _REASONS if part in str(error)), None)
+        # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
+        reason = next((each for part, each in _REASONS if part in str(error)), None) or _describe_hook_error(error)
         if reason is None:
             raise
         raise ForwardError(f"no gradient passes through the model: {reason}") from error

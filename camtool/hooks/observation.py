@@ -342,10 +342,12 @@ def _resume(
         ran[layer] += 1
         if ran[layer] != call_index + 1:
             return None
-        torch.set_grad_enabled(grad)  # until the forward pass' own grad mode ends, below
-        return replace_main_tensor(output, replaced[layer].clone())
+        torch.set_grad_enabled(grad or needs_graph)  # until the forward pass' own grad mode ends, below
+        tensor = replaced[layer].clone()
+        return replace_main_tensor(output, tensor.requires_grad_() if needs_graph else tensor)
 
-    with preserve_model(model) as cleanup, torch.no_grad():
+    needs_graph = model in NEED_GRADIENTS
+    with preserve_model(model) as cleanup, torch.set_grad_enabled(grad and needs_graph):
         for layer, call_index in zip(replaced, call_indices, strict=True):
             hook = partial(replace_output, layer, call_index)
             add_forward_hook(cleanup, find_module(model, layer), hook, prepend=True)
