@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from camtool.errors import ForwardError
 from camtool.hooks.final_operation import find_final_operation
 from tests.helpers.nets import Apply
 from tests.helpers.quantized_nets import ENGINES, SmallNet, quantize_eager, quantize_fx, use_engine
@@ -81,7 +82,7 @@ def test_no_trace_is_left_after_an_error() -> None:
 
     model = nn.Sequential(nn.Dropout(), Apply(fail)).train()
     with Mode():
-        with pytest.raises(ValueError, match="broken"):
+        with pytest.raises(ForwardError, match="broken"):
             find_final_operation(model, torch.rand(1, 3, 2, 2), lambda output: output, 7)
         entered.clear()
         torch.zeros(1).relu()
