@@ -106,6 +106,11 @@ def test_what_a_stored_run_names_is_refused_unless_it_is_repeated(stored, camtoo
         assert_refused(camtool_("replay", "out", text.split()[0], "else"), f"the run used {text.split()[1]}")
 
 
+def test_code_in_the_working_directory_is_not_that_of_a_model_without_a_folder(stored, camtool_):
+    Path("mine.py").touch()
+    assert camtool_("replay", "out").code == 0
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -185,8 +185,10 @@ def _may_run_code(model: str) -> bool:
     """Return True if loading a model runs code: by its name, or because its folder holds some."""
     from camtool.models import may_run_code
 
-    folder = Path(model.partition(":")[2]).expanduser()
-    return may_run_code(model) or (is_encodable(str(folder)) and folder.is_dir() and any(folder.glob("*.py")))
+    folder = model.partition(":")[2]
+    if may_run_code(model) or not folder or not is_encodable(folder):  # an empty path would be the working directory
+        return may_run_code(model)
+    return any(Path(folder).expanduser().glob("*.py"))
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:
