@@ -53,6 +53,7 @@ __all__ = [
     "has_global_hooks",
     "have_compiled_calls",
     "is_convolution",
+    "is_in_transform",
     "leave_function_mode",
     "remove_forward_hooks",
     "remove_gradient_hook",
@@ -253,6 +254,14 @@ def remove_gradient_hook(tensor: Tensor, hook: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- tensors
+
+
+def is_in_transform(tensor: Tensor) -> bool:
+    """Check that a tensor is one of ``torch.vmap`` or another transform of ``torch.func``: it has no memory of its own.
+
+    The batch axis of ``vmap`` is hidden in its shape.
+    """
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def get_write_count(tensor: Tensor) -> int:

@@ -245,6 +245,14 @@ def test_a_gradient_hook_is_removed_from_a_leaf():
         check(len(calls) == 1)
 
 
+def test_tensors_inside_of_a_transform_are_known():
+    seen = []
+    with use_of("is_in_transform"):
+        torch.vmap(lambda row: seen.append(private_torch.is_in_transform(row)) or row)(torch.ones(2, 3))
+        check(seen == [True])
+        check(not private_torch.is_in_transform(torch.ones(2)))
+
+
 def test_writes_to_a_tensor_are_counted():
     with use_of("get_write_count, get_write_counts"):
         tensor = torch.zeros(2)

@@ -363,6 +363,31 @@ def test_why_no_gradient_passes(run: Forward, reason: str) -> None:
     assert_same_map(unusual, plain, method="occlusion")
 
 
+def test_modules_inside_of_vmap_are_no_layers() -> None:
+    def run(net: Net, x: Tensor) -> Tensor:
+        return torch.vmap(lambda one: run_plainly(net, one[None])[0])(x)
+
+    unusual, plain = build_pair(run)
+    with pytest.raises(camtool.LayerError, match="method='occlusion' needs no layer"):
+        camtool.explain(unusual, torch.rand(1, 3, 48, 48), 1)
+    assert_same_map(unusual, plain, method="occlusion")
+
+
+def test_spectrograms_without_channels_get_advice() -> None:
+    class Listener(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.unsqueeze(1)).mean((2, 3))  # type: ignore[no-any-return]
+
+    class Wrapped(Listener):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.squeeze(1))
+
+    layers = nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 5, 3)
+    with pytest.raises(camtool.ForwardError, match=r"one axis too many: .*pass \(N, 1, T, F\)"):
+        camtool.explain(Listener(*layers).eval(), torch.rand(1, 100, 64), 1)
+    assert camtool.explain(Wrapped(*layers).eval(), torch.rand(1, 1, 100, 64), 1)
+
+
 # ------------------------------------------------------------------------------------------------------ life of a model
 
 

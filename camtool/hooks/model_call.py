@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from traceback import walk_tb
 from typing import Any
@@ -64,6 +65,9 @@ def _find_remedy(error: Exception, image: Tensor | None) -> str:
         return ". For a model with several inputs, pass camtool.Inputs(...)"
     if _INFERENCE_TENSOR in str(error):
         return f". {_IN_INFERENCE_MODE}"
+    axes = _CONVOLUTION_AXES.search(str(error))
+    if axes is not None and axes[2].count(",") == int(axes[1]):
+        return f". {_AXIS_TOO_MANY}"
     if "is on the meta device" in str(error) or "meta tensor" in str(error):
         return ". A part of the model is on the meta device and has no weights; load them first"
     return ". If it takes one image at a time, pass batch_size=1" if image is not None and len(image) > 1 else ""
@@ -148,6 +152,14 @@ _IN_INFERENCE_MODE = (
 
 _INFERENCE_TENSOR = "nference tensor"
 """A part of torch's errors about tensors made in inference mode."""
+
+_CONVOLUTION_AXES = re.compile(r"or (\d)D \(batched\) input to conv\dd, but got input of size: \[([^]]*)\]")
+"""Torch's error about an input of a convolution: the number of axes it takes, and the shape it got."""
+
+_AXIS_TOO_MANY = (
+    "A convolution gets one axis too many: an input of 3 axes is a single image (C, H, W) here, and gets a batch axis. "
+    "For a model of spectrograms (N, T, F), pass (N, 1, T, F) and a module that calls the model with x.squeeze(1)"
+)
 
 _REASONS = (
     (

@@ -15,7 +15,7 @@ from camtool.arguments.models import HasModel, get_module
 from camtool.errors import ForwardError
 from camtool.hooks.model_call import NEED_GRADIENTS, run_model
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
-from camtool.private_torch import get_write_count
+from camtool.private_torch import get_write_count, is_in_transform
 from camtool.state.cleanup import Cleanup
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import leave_inference_mode
@@ -87,7 +87,7 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
     sources: dict[str, tuple[int, bool, tuple[int, ...]]] = {}
 
     def find_source(name: str, _: nn.Module, *arguments: Any) -> None:
-        tensor = find_main_tensor(arguments)
+        tensor = _find_plain_tensor(arguments)
         content = None if tensor is None else _identify_content(tensor)
         for back, (_kept, known) in enumerate(reversed(latest), start=1):
             if tensor is not None and content == known:
@@ -95,7 +95,7 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
                 return
 
     def add_call(name: str, module: nn.Module, output: Any) -> None:
-        tensor = find_main_tensor(output)
+        tensor = _find_plain_tensor(output)
         shape = None if tensor is None else tuple(tensor.shape)
         content = None if tensor is None else _identify_content(tensor)
         passes_through = content is not None and bool(latest) and content == latest[-1][1]
@@ -140,6 +140,12 @@ def add_module_hooks(
     for name, module in iterate_hookable_modules(model):
         add_forward_pre_hook(cleanup, module, partial(run_before, name))
         add_forward_hook(cleanup, module, partial(run_after, name))
+
+
+def _find_plain_tensor(structure: Any) -> Tensor | None:
+    """Return the main tensor; None if it is inside of ``torch.vmap``, where its shape is not that of all members."""
+    tensor = find_main_tensor(structure)
+    return None if tensor is None or is_in_transform(tensor) else tensor
 
 
 def _identify_content(tensor: Tensor) -> tuple[int, int, int]:

@@ -187,7 +187,8 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
 
 def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
     """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
-    return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in list_modules(model)[1:])
+    modules = [each for each in list_modules(model)[1:] if not isinstance(each, (nn.ParameterDict, nn.ParameterList))]
+    return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in modules)
 
 
 def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
