@@ -22,6 +22,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_integer",
+    "check_no_aliases",
     "check_not_url",
     "check_number",
     "check_number_tuple",
@@ -153,6 +154,18 @@ def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:
 def is_web_address(value: object) -> bool:
     """Return True for a string that begins with ``http://`` or ``https://``."""
     return isinstance(value, str) and re.match(r"https?://", value, re.IGNORECASE) is not None
+
+
+def check_no_aliases(text: str) -> None:
+    """Check that a text in YAML has no aliases: some unpack to any size, and one of itself never ends.
+
+    Raises:
+        ValueError: It has some.
+    """
+    import yaml
+
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        raise ValueError("aliases of YAML (*name) are not read; write the values out")
 
 
 def parse_device(device: torch.device | str) -> torch.device:

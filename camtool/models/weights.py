@@ -27,8 +27,7 @@ __all__ = ["count_classes", "load_state", "match_names", "read_state"]
 def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     """Return the tensors in a ``.safetensors``, ``.pt`` or ``.pth`` file by name. No code in the file is run.
 
-    Checkpoints are unpacked: tensors under ``state_dict`` or ``model``, and names that start with ``module.`` or
-    ``_orig_mod.``, as ``DataParallel`` and ``torch.compile`` write them.
+    Checkpoints are unpacked: the tensors may be under ``state_dict``, ``model_state_dict`` or ``model``.
 
     Raises:
         ModelError: The file does not exist, is damaged, holds no tensors, or would run code.
@@ -44,30 +43,30 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
         kind = add_article(type(found).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
-    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
-    while prefix := next((each for each in _WRAPPERS if _all_start_with(each, tensors)), ""):
-        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
-    return tensors
+    return {key: value for key, value in found.items() if isinstance(value, Tensor)}
 
 
-_WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes of the names in a wrapped module, of DataParallel and torch.compile."""
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
 
 
-def _all_start_with(prefix: str, names: Collection[str]) -> bool:
-    return len(names) > 0 and all(name.startswith(prefix) and name != prefix for name in names)
+def match_names(
+    state: Mapping[str, Tensor], path: str | PathLike[str], names: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Return the tensors without the prefixes of wrappers that all their names have; a warning says so.
 
-
-def match_names(state: dict[str, Tensor], model: nn.Module, path: str | PathLike[str]) -> dict[str, Tensor]:
-    """Return the tensors without the prefix ``model.``, as Lightning writes it, if the model's names have none.
-
-    A warning says so.
+    Args:
+        state: The tensors in a file by name.
+        path: The file.
+        names: The names in the model, which keep a prefix that they have.
     """
-    prefix = "model."
-    if not _all_start_with(prefix, state) or any(name.startswith(prefix) for name in model.state_dict()):
-        return state
-    warnings.warn(f"weights {str(path)!r}: the prefix {prefix!r} of the names is left out.", stacklevel=2)
-    return {name.removeprefix(prefix): value for name, value in state.items()}
+    matched, removed = dict(state), ""
+    known = [prefix for prefix in _WRAPPERS if not any(name.startswith(prefix) for name in names)]
+    while prefix := next((each for each in known if all(name.startswith(each) for name in matched)), ""):
+        matched, removed = {name[len(prefix) :]: tensor for name, tensor in matched.items()}, removed + prefix
+    if removed:
+        warnings.warn(f"weights {str(path)!r}: the prefix {removed!r} of the names is left out.", stacklevel=2)
+    return matched
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -101,7 +100,8 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"weights {str(path)!r} are damaged, or a pickle with more than tensors. Reading it could run any code, "
-            "so it is refused. Save model.state_dict(), best as .safetensors."
+            "so it is refused. Save model.state_dict(), best as .safetensors; if you trust it, load it yourself with "
+            "torch.load, and pass the model."
         ) from error
     except _UNPICKLER_ERRORS as error:
         reason = str(error).split("\n", 1)[0] or type(error).__name__
@@ -114,7 +114,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLi
     Raises:
         ModelError: They do not fit. The message has two lines: a summary, and what to do.
     """
-    state = OrderedDict(match_names(dict(state), model, path))
+    state = OrderedDict(match_names(state, path, model.state_dict()))
     set_state_version(state, model)
     try:
         model.load_state_dict(state)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from camtool.runs.config_files import read_config
 
+from camtool.cli.options.config_files import read_config
 from camtool.errors import CamtoolError
 from tests.cli.test_commands import (
     PREPARE_SMALL,
@@ -76,7 +76,7 @@ def test_the_preprocessing_may_stand_in_the_file(camtool_, photos, lines) -> Non
         ("recursive: 3", ["recursive is true or false, got 3"]),
         ("target: no", ["target has the value False", "in quotes"]),
         ("model: {a: b}", ["model takes a value or a list of values, got dict"]),
-        ("model: &a [*a]", ["aliases (*name) are not read"]),
+        ("model: &a [*a]", ["aliases of YAML (*name) are not read"]),
         ("[" * 5000, ["cannot be read"]),
         ("config: other.yaml", ["no option 'config'"]),
         ("mean: 0.5", ["--mean is given alone"]),
@@ -99,5 +99,5 @@ def test_a_missing_file_and_a_value_of_another_type_are_refused(camtool_, photos
 def test_aliases_that_explode_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
     (tmp_path / "a.yaml").write_text("\n".join(lines))
-    with pytest.raises(CamtoolError, match=r"aliases \(\*name\) are not read"):
+    with pytest.raises(CamtoolError, match=r"aliases of YAML \(\*name\) are not read"):
         read_config(tmp_path / "a.yaml", ["model"])

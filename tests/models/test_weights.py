@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision.models as zoo
 from safetensors.torch import save_file
 from torch import nn
 
 import camtool
 from camtool import ModelError
 from camtool.models import read_state
-from camtool.models.weights import load_state
+from camtool.models.weights import load_state, match_names
 from tests.models.torchvision_nets import NAME, assert_one_line, build_net, save_weights
 
 
@@ -36,10 +37,8 @@ class MaliciousPickle:
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model_state_dict": state, "optimizer": {"lr": 0.1}},
         lambda state: {"model": state},
-        lambda state: {f"module.{key}": value for key, value in state.items()},
-        lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
     ],
-    ids=["plain", "state_dict", "model_state_dict", "model", "DataParallel", "both"],
+    ids=["plain", "state_dict", "model_state_dict", "model"],
 )
 @pytest.mark.parametrize("suffix", ["pt", "pth"])
 def test_a_checkpoint_is_unpacked(tmp_path, pack, suffix):
@@ -47,11 +46,6 @@ def test_a_checkpoint_is_unpacked(tmp_path, pack, suffix):
     read = read_state(save_weights(tmp_path, pack(state), f"weights.{suffix}"))
     assert read.keys() == state.keys()
     assert all(torch.equal(read[key], state[key]) for key in state)
-
-
-def test_module_prefixes_are_removed_only_if_all_names_have_them(tmp_path):
-    state = {"module.weight": torch.ones(1), "modules.weight": torch.ones(2)}
-    assert read_state(save_weights(tmp_path, state)).keys() == state.keys()
 
 
 # ------------------------------------------------------------------------------------------------- damaged files
@@ -157,18 +151,28 @@ def test_the_error_shows_a_prefix_of_the_model():
         load_state(nn.Sequential(build_net(NAME)), build_net(NAME).state_dict(), "net.pth")
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
-def test_prefixes_of_wrapped_modules_are_stripped(tmp_path: Path, prefix: str) -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "a.pt")
-    assert read_state(tmp_path / "a.pt").keys() == model.state_dict().keys()
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod."])
+def test_prefixes_of_wrappers_are_left_out_with_a_line(tmp_path: Path, prefix: str) -> None:
+    state = build_net(NAME).state_dict()
+    path = save_weights(tmp_path, {"state_dict": {prefix + name: value for name, value in state.items()}})
+    with pytest.warns(UserWarning, match=re.escape(f"the prefix {prefix!r} of the names is left out")):
+        loaded = camtool.load(NAME, path)
+    assert all(torch.equal(value, state[name]) for name, value in loaded.model.state_dict().items())
 
 
-def test_the_prefix_of_lightning_is_stripped_with_a_line_unless_the_model_has_it(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    state = {f"model.{name}": value + 1 for name, value in model.state_dict().items()}
-    with pytest.warns(UserWarning, match=r"the prefix 'model\.' of the names is left out"):
-        load_state(model, state, "a.pt")
-    assert torch.equal(model[0].bias, state["model.0.bias"])
-    wrapped = nn.ModuleDict({"model": model})
-    load_state(wrapped, state, "a.pt")
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model."])
+def test_a_prefix_that_the_model_or_not_all_names_have_is_kept(prefix: str) -> None:
+    model = nn.Linear(3, 2)
+    state = {f"{prefix}{name}": value + 1 for name, value in model.state_dict().items()}
+    load_state(nn.ModuleDict({prefix[:-1]: model}), state, "a.pt")
+    assert torch.equal(model.bias, state[f"{prefix}bias"])
+    mixed = {**state, "modules.weight": torch.ones(2)}
+    assert match_names(mixed, "a.pt").keys() == mixed.keys()
+
+
+def test_heads_of_a_segmenter_are_chosen_by_names_without_a_prefix(tmp_path: Path) -> None:
+    name = "deeplabv3_mobilenet_v3_large"
+    model = zoo.get_model(name, weights=None, weights_backbone=None, aux_loss=True)
+    path = save_weights(tmp_path, {f"model.{key}": value for key, value in model.state_dict().items()})
+    with pytest.warns(UserWarning, match="is left out"):
+        assert camtool.load(name, path).model.state_dict().keys() == model.state_dict().keys()

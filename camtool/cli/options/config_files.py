@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.checks import check_no_aliases
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
 from camtool.runs.stored_files import read_regular
@@ -30,9 +31,7 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
 
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
-        # A few aliases of aliases unpack to any size, and one of itself never ends.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("aliases (*name) are not read; write the values out")
+        check_no_aliases(text)
         content = yaml.safe_load(text)
         _check_names_once(path, yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from enum import Enum
 from io import StringIO
@@ -144,8 +145,15 @@ def load_model(
     if not is_quiet:
         announce_user_code(name, stated.transform)
     # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
-    with redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {name}"), redirect_stdout(sys.stderr):
+    with (
+        redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {name}"),
+        redirect_stdout(sys.stderr),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.filterwarnings("always", "weights '", UserWarning)
         loaded = load_with_preprocessing(name, weights, labels=label_names, device=where, preprocessing=stated)
+    for each in caught if not is_quiet else ():
+        terminal.print_note(str(each.message))
     if loaded.transform_file is not None and not is_quiet:
         terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
     return loaded

@@ -5,6 +5,7 @@ No code from a folder or from the hub is run.
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -347,6 +348,12 @@ def _translate_errors(path: str) -> Iterator[None]:
 
     try:
         yield
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"model 'hf:{path}' has its weights in a pickle, pytorch_model.bin, which is damaged or holds more than "
+            "tensors. Reading it could run any code, so it is refused. Convert it to .safetensors; if you trust it, "
+            "load it yourself with transformers, and pass the model."
+        ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if _needs_own_code(error):
             raise ModelError(

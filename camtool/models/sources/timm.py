@@ -167,7 +167,7 @@ def _download(name: str) -> nn.Module:
 def _build_from_file(name: str, weights: str | PathLike[str]) -> nn.Module:
     state = read_state(weights)
     model: nn.Module = _build(name)
-    state = match_names(state, model, weights)
+    state = match_names(state, weights, model.state_dict())
     classes = _count_classes(state, model)
     if classes != model.num_classes:
         model = _build(name, num_classes=classes)

@@ -52,14 +52,14 @@ class TorchvisionSource(Source):
         if weights is None:
             best = zoo.get_model_weights(name)["DEFAULT"]
             return Loaded(_download(name, best), best.transforms(), best.meta.get("categories"))
-        state = {_OLD_DENSENET_NAME.sub(r"\1\2", key): value for key, value in read_state(weights).items()}
+        state = match_names(read_state(weights), weights)  # no model of torchvision has one of these prefixes
+        state = {_OLD_DENSENET_NAME.sub(r"\1\2", key): value for key, value in state.items()}
         options = _choose_heads(name, state)
         model = _build(name, **options)
         # A file does not say how its weights were trained. The first recipe is the architecture's usual one; later ones
         # differ from it in the size of the crop by a few pixels.
         usual = next(iter(zoo.get_model_weights(name)))
         labels = usual.meta.get("categories")
-        state = match_names(state, model, weights)
         classes = count_classes(state, model)
         if labels is not None and classes not in (None, len(labels)):
             # The weights were fine-tuned on other classes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from camtool.arguments.checks import check_no_aliases
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
@@ -90,16 +92,29 @@ class UltralyticsSource(Source):
 
         It evaluates expressions in a YAML file. Those that it brings along are not in a folder of the user's.
         """
-        return Path(name).is_file() if name.lower().endswith((".yaml", ".yml")) else not _can_load_safely()
+        return _is_own_yaml(name) or not (name.lower().endswith(_YAML) or _can_load_safely())
 
     def build_untrained(self, name: str) -> nn.Module:
         """Build the model that a file describes."""
+        import yaml
+
         library = _import_ultralytics()
         kind = library.RTDETR if "rtdetr" in name.lower() else library.YOLO
         try:
+            if _is_own_yaml(name):
+                check_no_aliases(Path(name).read_text(encoding="utf-8", errors="ignore"))
             with _load_safely():
                 model = kind(name).model
-        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            NotImplementedError,
+            RecursionError,
+            pickle.UnpicklingError,
+            yaml.YAMLError,
+        ) as error:
             raise ModelError(
                 f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
                 "e.g. 'ultralytics:yolo11n.pt', or 'ultralytics:yolo11n.yaml' for random weights."
@@ -130,6 +145,14 @@ class UltralyticsSource(Source):
     def find_input_size(self, model: nn.Module) -> tuple[int, int] | None:
         """Return the image size that the model was trained with."""
         return to_height_and_width(_read_size(model)) if _is_of_ultralytics(model) else None
+
+
+_YAML = (".yaml", ".yml")
+
+
+def _is_own_yaml(name: str) -> bool:
+    """Return True for a YAML file of the user's, False for one that Ultralytics brings along."""
+    return name.lower().endswith(_YAML) and Path(name).is_file()
 
 
 def _import_ultralytics() -> Any:

@@ -112,6 +112,14 @@ def test_a_file_of_weights_replaces_those_of_the_folder(tmp_path):
     assert loaded.labels == ["x", "y", "z"]
 
 
+def test_a_pickle_with_more_than_tensors_in_a_folder_is_refused(tmp_path):
+    name = save_model(tmp_path, vit())
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*could run any code, so it is refused"):
+        camtool.load(name)
+
+
 def test_half_precision_weights_of_a_folder_become_single_precision(tmp_path):
     assert {p.dtype for p in camtool.load(save_model(tmp_path, vit().half())).model.parameters()} == {torch.float32}
 

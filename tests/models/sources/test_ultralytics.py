@@ -109,6 +109,12 @@ def test_random_weights_and_a_file_of_weights(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.model(images)[0], original(images)[0])
 
 
+def test_aliases_in_a_description_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("backbone: &a [*a]\n")
+    with pytest.raises(ModelError, match=r"own.yaml' cannot be loaded: aliases of YAML"):
+        camtool.load(f"ultralytics:{tmp_path / 'own.yaml'}")
+
+
 def test_what_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"nothing.yaml' cannot be loaded: .*does not exist.*yolo11n.pt") as error:
         camtool.load("ultralytics:nothing.yaml")
