@@ -246,3 +246,26 @@ def test_a_single_text_may_come_with_the_photo(name: str) -> None:
     inputs = {"pixel_values": torch.randn(1, 3, 64, 64), "input_ids": torch.randint(2, 50, (1, 6))}
     (result,) = camtool.explain(owl(name), inputs)
     assert result.index == 0
+
+
+@pytest.mark.parametrize("texts", [2, 3, 5])
+def test_texts_beside_one_photo_are_not_dealt_out_to_variants(texts: int) -> None:
+    torch.manual_seed(0)
+    model, photo, ids = owl("OwlViT"), torch.randn(1, 3, 64, 64), torch.randint(2, 50, (texts, 6))
+    counts = []
+    model.register_forward_pre_hook(lambda _, __, given: counts.append(len(given["pixel_values"])), with_kwargs=True)
+    inputs = camtool.Inputs(pixel_values=photo, input_ids=ids, shared=["input_ids"])
+    layer = model.owlvit.vision_model.encoder.layers[1].layer_norm1
+    ((gradcam, scorecam),) = camtool.explain(model, inputs, 0, method=["gradcam", "scorecam"])
+    assert gradcam.layer == scorecam.layer == "owlvit.vision_model.encoder.layers.1.layer_norm1"
+    kept = []
+    layer.register_forward_hook(lambda _, args, output: kept.append(output))
+    logits = model(pixel_values=photo, input_ids=ids).logits[0]
+    confidences, labels = logits.sigmoid().max(1)
+    query = confidences.masked_fill(labels != 0, 0).argmax()
+    (gradient,) = torch.autograd.grad(logits[query, 0], kept)
+    weights = gradient[:, 1:].mean(1, keepdim=True)
+    expected = (kept[0] * weights)[0, 1:].sum(-1).relu().reshape(8, 8)
+    assert torch.allclose(torch.tensor(gradcam.raw), expected, rtol=1e-3, atol=1e-5)
+    assert {*counts} == {1}
+    camtool.explain(model, inputs, method="rollout")

@@ -21,6 +21,7 @@ from camtool.inference.chunks import iterate_chunks
 from camtool.outputs import predictions
 from camtool.state.model_state import preserve_model
 from camtool.state.thread_state import enable_gradients
+from camtool.structures.nested_tensors import takes_one_image
 from camtool.targets import Target
 
 __all__ = [
@@ -74,7 +75,8 @@ def score_inputs(
             output = predictions.to_batch(model(forward_pass.select_inputs(image, variants)), len(variants))
             return _score(output, wanted)
 
-        return _score_chunks(score, count, model.chunk_size if chunk is None else chunk)
+        size = model.chunk_size if chunk is None else chunk
+        return _score_chunks(score, count, 1 if takes_one_image(forward_pass.inputs) else size)
 
 
 def score_activations(
@@ -107,7 +109,7 @@ def score_activations(
     def score(part: slice) -> Tensor:
         return _score(_run_tail(evidence, image, make_variants(part)), wanted)
 
-    return _score_chunks(score, count, size)
+    return _score_chunks(score, count, 1 if takes_one_image(evidence.forward_pass.inputs) else size)
 
 
 def _score_chunks(score: Callable[[slice], Tensor], count: int, size: int) -> Tensor:

@@ -56,7 +56,7 @@ from camtool.outputs.detections import QueryTokens, find_detections, find_query_
 from camtool.outputs.predictions import get_image_output, to_batch
 from camtool.state.thread_state import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch
+from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, takes_one_image
 
 __all__ = [
     "GridOutput",
@@ -256,8 +256,10 @@ def _find_places(
 ) -> list[bool]:
     """Return for each layer whether its cells respond most to their own half of the image; the model runs once."""
     run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
-    calls = run(model, [each.name for each in layers], nudge_bands(inputs))
-    return [follows_image(each.layout.to_grid(calls[each.name][call_index])) for each in layers]
+    images = nudge_bands(inputs)
+    calls, count = run(model, [each.name for each in layers], images), len(get_image_input(images))
+    grids = [each.layout.to_grid(calls[each.name][call_index]) for each in layers]
+    return [follows_image(_repeat_constant(each, count)) for each in grids]
 
 
 def locate_tokens(
@@ -295,7 +297,12 @@ def locate_tokens(
 
 def _find_order(layout: Layout, halves: Tensor) -> bool | None:
     """Return whether the cells are in the image's order, from outputs for :func:`vary_halves`; None if unknown."""
-    return is_in_order(layout.to_grid(halves).flatten(1, -3))
+    return is_in_order(_repeat_constant(layout.to_grid(halves), VARIANTS).flatten(1, -3))
+
+
+def _repeat_constant(grids: Tensor, count: int) -> Tensor:
+    """Return an output for several images; positions or other parameters, of batch size 1, are the same for all."""
+    return grids.expand(count, *grids.shape[1:]) if len(grids) == 1 else grids
 
 
 def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
@@ -342,6 +349,8 @@ def _reads_text(model: nn.Module, inputs: ModelInputs) -> bool:
 
 def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
+    if takes_one_image(images) and len(get_image_input(images)) > 1:
+        return _observe_in_parts(model, names, images, 1)
     try:
         calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
     except ForwardError:
@@ -499,7 +508,8 @@ def _judge(
     # and of gradients only those of the first image count.
     reads_text = _reads_text(model, inputs)
     is_large = is_backbone or reads_text
-    first = None if is_large else _observe_batch(model, names, origins, images, output_shape)
+    is_single = is_large or takes_one_image(inputs)
+    first = None if is_single else _observe_batch(model, names, origins, images, output_shape)
     takes_one = not is_large and first is None
     is_large = is_large or takes_one
     first = first or observe(model, names, select_first_image(inputs))

@@ -25,6 +25,7 @@ __all__ = [
     "map_batch",
     "map_tensors",
     "replace_main_tensor",
+    "takes_one_image",
 ]
 
 ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
@@ -41,6 +42,19 @@ class SharedInput:
     def copy(self) -> Any:
         """Return a copy of the value, as a model may write to its inputs."""
         return map_tensors(self._value, Tensor.clone)
+
+    def has_several_values(self) -> bool:
+        """Check that it holds a tensor of more than one value."""
+        return any(tensor.numel() > 1 for tensor in find_tensors(self._value))
+
+
+def takes_one_image(inputs: ModelInputs) -> bool:
+    """Check that more images than the user gave might run with other inputs, silently.
+
+    OWL-ViT deals its texts out to the images: two texts belong to one image, or to two images one each.
+    """
+    shared = inputs.values() if isinstance(inputs, Mapping) else ()
+    return any(isinstance(value, SharedInput) and value.has_several_values() for value in shared)
 
 
 def find_main_tensor(output: Any) -> Tensor | None:
