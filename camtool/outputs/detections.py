@@ -106,7 +106,7 @@ class Detections:
         """Return every box with its most confident class, with ``scores`` of shape ``(D,)``."""
         if self.classes is not None:
             return self
-        classes = self.confidences.argmax(1)
+        classes = self.scores.argmax(1)  # logits differ where confidences are both rounded to 1
         rows = torch.arange(len(self), device=classes.device)
         return self._select_scores(lambda values: values[rows, classes], classes=classes)
 

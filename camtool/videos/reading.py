@@ -27,6 +27,9 @@ __all__ = ["Frame", "VideoFacts", "VideoReader", "import_av"]
 _FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
 """Containers that may be read. Others, e.g. playlists, name further files or addresses."""
 
+_FRAME_SHARE = 0.4
+"""Largest frame, as a share of the largest photo: a decoder keeps up to 17 frames, 36 megapixels take 900 MB then."""
+
 _DEFAULT_RATE = Fraction(25)
 """Frames per second of a file that names none."""
 
@@ -148,10 +151,10 @@ def _get_video(container: Any, path: str) -> Any:
         raise ImageError(f"video {path!r} holds no video, only {len(container.streams)} other streams.")
     stream = container.streams.video[0]
     pixels, limit = stream.codec_context.width * stream.codec_context.height, Image.MAX_IMAGE_PIXELS
-    if limit is not None and pixels > limit:
+    if limit is not None and pixels > _FRAME_SHARE * limit:
         raise ImageError(
-            f"video {path!r} has frames of {pixels:,} pixels, more than PIL.Image.MAX_IMAGE_PIXELS; if you trust it, "
-            "raise that."
+            f"video {path!r} has frames of {pixels:,} pixels, more than {_FRAME_SHARE:.0%} of "
+            "PIL.Image.MAX_IMAGE_PIXELS; if you trust it, raise that."
         )
     return stream
 

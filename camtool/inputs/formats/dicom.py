@@ -215,7 +215,8 @@ def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
     size = int(dataset.Columns), int(dataset.Rows)
     count = int(dataset.get("NumberOfFrames", None) or 1)
     for index in frames:
-        with suppress(UnidentifiedImageError):  # e.g. JPEG-LS and RLE, which Pillow does not know
+        # JPEG-LS and RLE, which Pillow does not know. Ultralytics replaces Image.open, and asks for a package then.
+        with suppress(UnidentifiedImageError, ImportError):
             found = Image.open(BytesIO(get_frame(dataset.PixelData, index, number_of_frames=count))).size
             if found != size:
                 raise ImageError(
