@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.models import get_module
-from camtool.errors import CamtoolError, ModelError
+from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explainer import Explainer
 from camtool.explanation import Explanation
 from camtool.inputs.image_files import ImageSource, read_image
@@ -26,6 +27,7 @@ from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.state.model_state import preserve_model
 from camtool.targets import TextTokens
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,11 +115,12 @@ def tokens(
         max_new_tokens: The length up to which the model writes.
         image: Where a processor cuts the photo to tiles, the maps lie on the tiles, whose grid is fine. "thumbnail":
             on the thumbnail of the photo, which the model reads as well.
-        **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`. ``method="tam"`` removes
-            from each word what the words before explain; ``"raw-attention"`` is a baseline.
+        **settings: ``method``, ``layer`` and the other settings of :func:`camtool.explain`. The default method is
+            ``"tam"`` where the text that is scored holds the image's tokens and no layer is named, else ``"gradcam"``.
+            All methods but ``"tam"`` are often wrong for words, which their ``warnings`` say.
 
     Raises:
-        ModelError: The model does not write text, or its decoder cannot be read.
+        ModelError: The model does not write text, or its decoder cannot be read, or ``processor`` is none.
         CamtoolError: The prompt has no place for the image, the answer is empty, or there is no thumbnail.
         ImageError: The processor cuts the image to tiles whose arrangement is not certain.
     """
@@ -125,6 +128,7 @@ def tokens(
     check_choice("image", image, ("pixel_values", "thumbnail"))
     module = get_module(model)
     reader = _check_model(module)
+    _check_processor(processor)
     photo = read_image(img)
     text = _write_prompt(processor, prompt)
     given = _process(processor, photo, text, prompt, module)
@@ -146,11 +150,6 @@ def tokens(
         )
         for label, indices in words
     ]
-    scored = len(written) + 1  # a word is scored where the token before it was read
-    if find_method(settings.get("method", "gradcam")).name == "tam":
-        context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
-        settings = {"context": context, "answer_start": start, **settings}
-        scored = length  # it reads the logits at the image's tokens as well
     extended = _append(module, given, written)
     tiled = _find_tiled_image(reader, processor, photo, text, extended)
     joined = reader.join_to_images(extended, tiled)
@@ -158,11 +157,40 @@ def tokens(
     if image not in entries:
         raise CamtoolError(f"image={image!r}: the processor made one tile of the photo, so there is no thumbnail.")
     entries[image] = photo
-    entries |= _list_savings(module, scored)
     preparation = _Preparation(reader, processor, text, tiled, image)
-    explainer: Any = Explainer(module, transform=preparation, image=image, **settings)
-    found = explainer(entries, targets)
+
+    def explain_by(method: str, **options: Any) -> list[Explanation]:
+        scored = len(written) + 1  # a word is scored where the token before it was read
+        if find_method(method).name == "tam":
+            context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
+            options = {"context": context, "answer_start": start, **options}
+            scored = length  # it reads the logits at the image's tokens as well
+        explainer: Any = Explainer(module, method, transform=preparation, image=image, **options)
+        found: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
+        return [each if each.method == "tam" else _add_doubt(each) for each in found]
+
+    found = _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
     return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(found))
+
+
+def _explain_by_default(
+    explain_by: Callable[..., list[Explanation]], module: nn.Module, settings: Mapping[str, Any]
+) -> list[Explanation]:
+    """Return the maps of TAM where the model allows it, else those of Grad-CAM."""
+    if settings.get("layer") is None and not _is_encoder_decoder(module) and not _is_cross_attending(module):
+        # Of other models only a forward pass shows whether the text reads the image's cells or queries.
+        with suppress(MethodError):
+            return explain_by("tam", **settings)
+    return explain_by("gradcam", **settings)
+
+
+def _add_doubt(explanation: Explanation) -> Explanation:
+    """Return an explanation of a word with a warning about its method."""
+    sentence = (
+        f"Maps of words by {explanation.method!r} are often wrong: in scenes with known objects, methods other than "
+        "'tam' had the peak on the object of the word in at most 77 % of the maps, 'tam' in 99 %."
+    )
+    return replace(explanation, warnings=(*explanation.warnings, MapWarning(sentence, "word-method")))
 
 
 # ------------------------------------------------------------------------------------------------ model and processor
@@ -229,6 +257,19 @@ def _check_model(module: nn.Module) -> VisionLanguageModel:
             "camtool.explain."
         )
     return reader
+
+
+def _check_processor(processor: Any) -> None:
+    """Check that a processor prepares both the image and the text.
+
+    Raises:
+        ModelError: It does not.
+    """
+    if not callable(processor) or not all(hasattr(processor, name) for name in ("tokenizer", "image_processor")):
+        raise ModelError(
+            f"processor: {type(processor).__name__} does not prepare an image and a text; pass the model's own, e.g. "
+            "transformers.AutoProcessor.from_pretrained(name)."
+        )
 
 
 def _write_prompt(processor: Any, prompt: str) -> str:

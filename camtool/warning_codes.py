@@ -274,6 +274,11 @@ _KINDS = (
         needs_check=True,
     ),
     WarningKind(
+        "word-method",
+        "A word of a vision-language model is explained by another method than tam, which is often wrong.",
+        'Use method="tam" if the text holds the image\'s tokens, or check the maps on photos that you know.',
+    ),
+    WarningKind(
         "few-images",
         'method="auto" got fewer than ten images, too few to choose a method by measurement.',
         "Pass ten images or more in one call, or name a method.",

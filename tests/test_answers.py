@@ -116,7 +116,7 @@ def test_only_the_logits_of_the_answer_are_computed(llava: Any, photo: Image.Ima
     answer = processor.tokenizer("a red dog", add_special_tokens=False)["input_ids"]
     lengths: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda _module, _given, output: lengths.append(output.shape[1]))
-    camtool.tokens(model, processor, photo, PROMPT, "a red dog")
+    camtool.tokens(model, processor, photo, PROMPT, "a red dog", method="gradcam")
     handle.remove()
     assert set(lengths) == {1, len(answer) + 1}
 
@@ -134,6 +134,26 @@ def test_the_picture_has_the_photo_and_an_overlay_for_each_word(llava: Any, phot
 def test_other_methods_and_settings_are_those_of_explain(llava: Any, photo: Image.Image) -> None:
     found = camtool.tokens(*llava, photo, PROMPT, "a dog", method="layercam", placement="stretch")
     assert [each.method for each in found] == ["layercam", "layercam"]
+
+
+def test_words_are_explained_by_tam_where_the_model_allows_it(llava: Any, photo: Image.Image) -> None:
+    model, processor = llava
+    default, tam, gradcam = (
+        camtool.tokens(model, processor, photo, PROMPT, "a dog", **how)[1]
+        for how in ({}, {"method": "tam"}, {"method": "gradcam"})
+    )
+    assert default.method == "tam"
+    np.testing.assert_array_equal(default.raw, tam.raw)
+    assert [any(each.code == "word-method" for each in found.warnings) for found in (default, gradcam)] == [False, True]
+    with_layer = camtool.tokens(model, processor, photo, PROMPT, "a dog", layer=LAYER)[1]
+    assert with_layer.method == "gradcam"
+
+
+@pytest.mark.parametrize("pick", [lambda _: None, lambda processor: processor.tokenizer, lambda _: "llava"])
+def test_a_processor_that_is_none_is_refused(llava: Any, photo: Image.Image, pick: Any) -> None:
+    model, processor = llava
+    with pytest.raises(ModelError, match=r"processor: \w+ does not prepare an image and a text"):
+        camtool.tokens(model, pick(processor), photo, PROMPT, "a dog")
 
 
 def test_errors_say_what_is_missing(llava: Any, photo: Image.Image) -> None:
