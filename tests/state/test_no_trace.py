@@ -238,7 +238,7 @@ def test_the_model_is_not_changed_if_the_target_fails(method, error) -> None:
         raise error("no such thing")
 
     model = suited(method, draws=Draws())
-    with unchanged(model), pytest.raises(error, match="no such thing"):
+    with unchanged(model), pytest.raises((error, camtool.TargetError), match="no such thing"):
         camtool.explain(model, pictures(), target, method=method)
 
 
