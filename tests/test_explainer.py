@@ -471,9 +471,9 @@ def test_scenes_are_recognized_and_their_maps_vary(demo) -> None:
 def test_errors_of_the_forward_pass_and_of_a_callable_target_are_explained(model, method) -> None:
     with pytest.raises(camtool.ForwardError, match=r"shape \(1, 4, 32, 48\): RuntimeError: .*expected input"):
         camtool.explain(model, torch.rand(4, 32, 48), method=method)
-    with pytest.raises(IndexError) as error:
+    with pytest.raises(camtool.TargetError, match=r"failed with IndexError.* shapes of its tensors: \(7,\)") as error:
         camtool.explain(model, torch.rand(3, 32, 48), lambda output: output[99], method=method)
-    assert not isinstance(error.value, camtool.CamtoolError)
+    assert isinstance(error.value.__cause__, IndexError)
 
 
 def test_an_image_and_a_prepared_tensor_have_separate_values_of_black(model, photo) -> None:

@@ -265,8 +265,8 @@ def test_texts_beside_one_photo_are_not_dealt_out_to_variants(texts: int) -> Non
     kept = []
     layer.register_forward_hook(lambda _, args, output: kept.append(output))
     logits = model(pixel_values=photo, input_ids=ids).logits[0]
-    confidences, labels = logits.sigmoid().max(1)
-    query = confidences.masked_fill(labels != 0, 0).argmax()
+    confidences, labels = logits.max(1)
+    query = confidences.masked_fill(labels != 0, -torch.inf).argmax()
     (gradient,) = torch.autograd.grad(logits[query, 0], kept)
     weights = gradient[:, 1:].mean(1, keepdim=True)
     expected = (kept[0] * weights)[0, 1:].sum(-1).relu().reshape(8, 8)

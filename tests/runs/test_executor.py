@@ -384,12 +384,12 @@ def test_leaving_the_run_early_keeps_complete_lines(tmp_path, photos):
     assert len(read_manifest(tmp_path / "out")) == 2
 
 
-def test_an_unusable_output_folder_raises_an_oserror(tmp_path, photos):
+def test_an_unusable_output_folder_is_an_error(tmp_path, photos):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(FileExistsError):
         run_folder(photos, tmp_path / "out")
     (tmp_path / "locked" / JOURNAL).mkdir(parents=True)
-    with pytest.raises(OSError, match=PHOTOS):
+    with pytest.raises(camtool.CamtoolError, match=rf"{PHOTOS}\.part is not of a run of camtool"):
         run_folder(photos, tmp_path / "locked")
 
 
