@@ -346,6 +346,8 @@ def follows_image(maps: Tensor) -> bool:
     correlations = []
     for axis, of_bands in enumerate(by_axis):
         bands, cells = len(of_bands), of_bands.shape[axis + 1]
+        if cells < 2:
+            continue  # a single cell has no half of its own
         side_of_band, side_of_cell = (
             (count - 1 - 2 * torch.arange(count, device=maps.device)).sign().double() for count in (bands, cells)
         )
@@ -353,9 +355,8 @@ def follows_image(maps: Tensor) -> bool:
         response = response - response.mean(0) - response.mean(1, keepdim=True) + response.mean()
         places = side_of_cell[side_of_cell != 0].repeat_interleave(response.shape[1] // int((side_of_cell != 0).sum()))
         expected = side_of_band[:, None] * places
-        if cells > 1:
-            norms = response.norm() * expected.norm()
-            correlations.append(float((response * expected).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny)))
+        norms = response.norm() * expected.norm()
+        correlations.append(float((response * expected).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny)))
     least = _PLACED if maps[0, 0].numel() >= FEWEST_CELLS else _PLACED_IF_FEW
     return min(correlations, default=0.0) >= least
 

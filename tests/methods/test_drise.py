@@ -68,7 +68,7 @@ def compute_expected(net: nn.Module, x: Tensor, which: int, detect: Any, options
 @pytest.mark.parametrize("which", [0, 1, 3])
 def test_map_of_a_query_equals_the_oracle(which: int) -> None:
     net, x = Queries().double().eval(), torch.randn(2, *IMAGES, dtype=torch.float64)
-    results = camtool.explain(net, x, Detection(which), method="drise", **FEW)
+    results = camtool.explain(net, x, Detection(which, confidence=0), method="drise", **FEW)
     for image, result in zip(x, results, strict=True):
         close_to_peak(torch.from_numpy(result.raw), compute_expected(net, image, which, detect_queries, FEW), 1e-9)
 
@@ -115,10 +115,10 @@ def test_similarity_compares_the_probabilities_of_the_explained_box() -> None:
 
 def test_batch_equals_its_images_and_chunks_do_not_matter() -> None:
     net, x = Queries().double().eval(), torch.randn(3, *IMAGES, dtype=torch.float64)
-    together = camtool.explain(net, x, Detection(0), method="drise", **FEW)
+    together = camtool.explain(net, x, Detection(0, confidence=0), method="drise", **FEW)
     for image, result in zip(x, together, strict=True):
         for chunk in (1, 7):
-            alone = camtool.explain(net, image[None], Detection(0), method="drise", chunk=chunk, **FEW)[0]
+            alone = camtool.explain(net, image[None], Detection(0, confidence=0), method="drise", chunk=chunk, **FEW)[0]
             assert_close(alone.raw, result.raw, rtol=0, atol=1e-12)
 
 

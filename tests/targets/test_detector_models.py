@@ -169,7 +169,9 @@ def compute_signed_hirescam(evidence: Evidence) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["Detr", "ConditionalDetr", "Yolos"])
 def test_query_detectors_are_explained_unchanged(kind: str) -> None:
-    model, photos = make_tiny_detr(kind), torch.randn(2, 3, 64, 96)
+    # Of fewer than 16 cells it is not certain that they have places on the image.
+    height, width = (64, 96) if kind == "Yolos" else (128, 192)
+    model, photos = make_tiny_detr(kind), torch.randn(2, 3, height, width)
     results = camtool.explain(model, photos, method=compute_signed_hirescam)
     output = model(photos)
     has_no_object = kind != "ConditionalDetr"
@@ -178,14 +180,13 @@ def test_query_detectors_are_explained_unchanged(kind: str) -> None:
         query, index = divmod(int(probabilities[image].argmax()), probabilities.shape[2])
         x, y, w, h = output.pred_boxes[image, query].tolist()
         assert result.box == pytest.approx(
-            (96 * (x - w / 2), 64 * (y - h / 2), 96 * (x + w / 2), 64 * (y + h / 2)), rel=1e-4
+            (width * (x - w / 2), height * (y - h / 2), width * (x + w / 2), height * (y + h / 2)), rel=1e-4
         )
         assert result.index == index
         assert result.probability == pytest.approx(probabilities[image, query, index].item(), rel=1e-4)
         assert result.score == pytest.approx(output.logits[image, query, index].item(), abs=1e-4)
         assert result.heatmap.any()
-        grid = (4, 6) if kind == "Yolos" else (2, 3)
-        assert result.raw.shape == grid, "the tokens of the image without the queries"
+        assert result.raw.shape == (4, 6), "the tokens of the image without the queries"
         alone = camtool.explain(model, photos[image], method=compute_signed_hirescam)
         assert_same_raw(result.raw, alone.raw)
 

@@ -107,8 +107,9 @@ def test_a_phrase_is_found_by_its_words_in_the_prompt_of_its_image(tmp_path: Pat
     logits = model(**inputs).logits.detach()
     first, second = camtool.explain(model, inputs, ["A cat", "a cat"])
     assert (first.label, first.index, second.label, second.index) == ("a cat", 0, "a cat", 1)
-    assert first.score == pytest.approx(logits[0][:, 1:3].max().item(), rel=1e-4)
-    assert second.score == pytest.approx(logits[1][:, 5:7].max().item(), rel=1e-4)
+    # The surest query whose best phrase it is, which need not be the surest of all.
+    for result, of_tokens in ((first, logits[0][:, 1:3]), (second, logits[1][:, 5:7])):
+        assert torch.isclose(of_tokens.amax(1), torch.tensor(result.score), rtol=1e-4).any()
     alone = camtool.explain(model, make_inputs((256, 256), PROMPT), [["a cat"]])[0][0]
     assert alone.score == pytest.approx(first.score, rel=1e-4)
     with pytest.raises(TargetError, match="'a dog' is not among the 2 labels"):
