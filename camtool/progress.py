@@ -75,7 +75,7 @@ class ProgressListener(Protocol):
 _listener: ContextVar[ProgressListener | None] = ContextVar("progress_listener", default=None)
 
 _visible: ContextVar[bool | None] = ContextVar("progress_visible", default=None)
-"""Whether a display is shown; ``None`` for one on terminals and in notebooks alone."""
+"""True to show a display everywhere, False for nowhere; ``None`` for terminals and notebooks alone."""
 
 
 @contextmanager
@@ -147,7 +147,7 @@ class _Loop:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the loop counts something."""
+        """True if the loop counts something."""
         return bool(self._stage.unit)
 
     def describe(self) -> str:

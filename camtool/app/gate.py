@@ -59,7 +59,7 @@ _FIRST_DELAY, _MAX_DELAY = 0.5, 4.0
 
 @dataclass(frozen=True, eq=False)
 class GateRules:
-    """What the gate lets through.
+    """Rules of the requests that the gate lets through.
 
     Attributes:
         host: The address that the server is bound to.

@@ -111,7 +111,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
 
 
 class LayerPlace(NamedTuple):
-    """Where a layer is: its place in the input, and in the graph of the model.
+    """Place of a layer: its place in the input, and in the graph of the model.
 
     Attributes:
         centers: The centers of its cells, or None if arithmetic does not determine them, e.g. for Swin transformers,

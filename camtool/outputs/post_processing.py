@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PostProcessing:
-    """What becomes of a detector's candidates.
+    """Rules by which a detector's candidates are reported.
 
     Attributes:
         threshold: Candidates with a higher confidence are reported.

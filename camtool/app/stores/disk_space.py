@@ -22,7 +22,7 @@ _BLOCK = 4096
 
 
 class DiskSpace:
-    """The space of a folder for the files of all users. The oldest files make room for new ones.
+    """Limit of the disk for the files of all users in a folder. The oldest files make room for new ones.
 
     Args:
         folder: The folder.
