@@ -116,3 +116,12 @@ def test_other_text_and_another_picture_are_found(tmp_path: Path) -> None:
     assert describe_difference(red, red) == ""
     assert "pictures differ" in describe_difference(red, blue)
     assert "text" in describe_difference(one, two)
+
+
+@pytest.mark.slow
+def test_progress_leaves_nothing_behind(tmp_path: Path) -> None:
+    slow = (
+        "import sys, time, camtool.progress as progress\n"
+        "with progress.follow_step('Compiling'):\n    time.sleep(3)\nprint('done', file=sys.stderr)"
+    )
+    assert list_warnings(run_notebooks.run_cells([slow], tmp_path)[0]) == ["done\n"]

@@ -42,9 +42,17 @@ def run_cells(sources: list[str], folder: Path) -> list[list[Any]]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     place = {"metadata": {"path": str(folder)}}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    client = nbclient.NotebookClient(notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources=place)
+    # Joined streams are what a reader sees at the end: a line of progress that was written over is gone.
+    client = nbclient.NotebookClient(
+        notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources=place, coalesce_streams=True
+    )
     client.execute(env=environment)
-    return [[clean_output(output) for output in cell.outputs] for cell in notebook.cells]
+    return [[clean_output(output) for output in cell.outputs if not is_blank(output)] for cell in notebook.cells]
+
+
+def is_blank(output: Any) -> bool:
+    """Return True for a stream of white space alone, which progress leaves when it is done."""
+    return output.output_type == "stream" and not output.text.strip()
 
 
 def clean_output(output: Any) -> Any:

@@ -134,10 +134,12 @@ def _save_factorys_weights(path: Path) -> None:
 
 
 def _save_yolo(path: Path) -> None:
+    """Store a detector that finds a few cars in every photo: its coarsest level is sure of that class everywhere."""
     from ultralytics import YOLO
 
     torch.manual_seed(0)
     whole = YOLO("yolo11n.yaml")
+    whole.model.model[-1].cv3[-1][-1].bias.data[2] = 1.0
     whole.model.names = {number: ["person", "dog", "car"][number % 3] + " " * (number // 3) for number in range(80)}
     whole.save(path)
 
@@ -314,11 +316,17 @@ def _detector() -> nn.Module:
 
 
 def main() -> None:
-    """Run the Python blocks of all pages in one namespace; a failure names the page and the line."""
-    namespace = given()
+    """Run the Python blocks of all pages in one namespace; a failure names the page and the line.
+
+    What a page takes as given is given anew, so it does not depend on what pages before it called by the same name.
+    """
+    namespace, start, pages = {}, given(), set()
     for page, line, block in list_blocks("python"):
         if not is_run(block):
             continue
+        if page not in pages:
+            namespace |= start
+            pages.add(page)
         exec(compile("\n" * line + block, str(page), "exec"), namespace)
     names = [name for name in namespace if not name.startswith("_")]
     sys.stdout.write(json.dumps(names))
