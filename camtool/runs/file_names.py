@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,7 +13,17 @@ from urllib.parse import unquote, urlsplit
 from camtool.errors import CamtoolError
 from camtool.runs.stored_files import is_encodable
 
-__all__ = ["check_inside", "fold_name", "is_inside", "make_distinct", "name_result", "name_url", "resolve", "shorten"]
+__all__ = [
+    "check_inside",
+    "find_results",
+    "fold_name",
+    "is_inside",
+    "make_distinct",
+    "name_result",
+    "name_url",
+    "resolve",
+    "shorten",
+]
 
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
@@ -75,6 +85,29 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
     # A short stem leaves its bytes to the subject; a long one is cut to half of the space at most.
     subject = shorten(subject, max(space // 2, space - _count_bytes(stem)))
     return f"{shorten(stem, space - _count_bytes(subject))}.{subject}"
+
+
+def find_results(
+    names: Iterable[str], stems: Iterable[str], methods: Iterable[str], endings: Iterable[str]
+) -> Iterator[str]:
+    """Yield those of the names of files that a result of one of these photos may have.
+
+    Args:
+        names: Names of files, with their endings.
+        stems: Names of photos.
+        methods: Names of methods.
+        endings: Endings of results, behind the name of :func:`name_result`.
+    """
+    slugs, ends = ("|".join(map(re.escape, each)) for each in (map(_make_slug, methods), endings))
+    pattern = re.compile(rf"(.+)\.(?:{slugs})\.[\w+-]+(?:{ends})", re.DOTALL | re.IGNORECASE)
+    matches = [match for match in map(pattern.fullmatch, names) if match is not None] if slugs else []
+    if not matches:
+        return
+    wanted = {each for stem in stems for each in (fold_name(stem), _compute_hash(stem))}
+    for match in matches:
+        # A long name was cut, and ends in its hash.
+        if fold_name(match[1]) in wanted or match[1].rpartition("-")[2] in wanted:
+            yield match[0]
 
 
 def name_url(url: str) -> str:

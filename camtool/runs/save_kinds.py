@@ -5,8 +5,9 @@ To add one, write a function that saves it, and add an entry to :data:`SAVE_KIND
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
-__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write"]
+__all__ = ["FORMATS", "SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings"]
+
+FORMATS = ("png", "jpg", "webp")
+"""Suffixes of images."""
 
 
 def _get_default_colormap() -> str:
@@ -211,3 +215,9 @@ SAVE_KINDS: dict[str, SaveKind] = {
     "geotiff": SaveKind(_write_on_grid, lambda _: "tif", ".heatmap", False, _refuse_geotiff),
 }
 """Name → kind of file, in the order that the help shows."""
+
+
+def list_endings(kinds: Iterable[str] = SAVE_KINDS, formats: Iterable[str] = FORMATS) -> list[str]:
+    """Return the endings of files of these kinds: ``.heatmap.png``."""
+    pairs = product((SAVE_KINDS[name] for name in kinds), formats)
+    return [*dict.fromkeys(f"{kind.marker}.{kind.choose_suffix(suffix)}" for kind, suffix in pairs)]

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import is_temporary_name
+from camtool.runs import file_names
 from camtool.runs.file_names import is_inside, resolve
-from camtool.runs.report_rows import MANIFEST
-from camtool.runs.run_folder.description import DESCRIPTION, read_description
-from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, check_records
+from camtool.runs.report_rows import MANIFEST, parse_row
+from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
+from camtool.runs.save_kinds import list_endings
+from camtool.runs.stored_files import iterate_lines, parse_object
 
 __all__ = [
     "FAILURES",
     "LISTS",
     "check_own_files",
+    "find_result_files",
+    "list_manifest_files",
     "list_run_files",
     "move_results",
     "remove_results",
@@ -68,14 +74,51 @@ def move_results(folder: Path, names: Iterable[str], target: Path) -> None:
 
 
 def list_run_files(folder: Path) -> Iterator[str]:
-    """Yield the files that a run lists, relative to its folder, then its lists.
+    """Yield the files that a run lists, or wrote before it was killed, relative to its folder, then its lists.
 
     The description is the last, so that a removal that is interrupted can be repeated.
     """
+    waiting: dict[str, PhotoRecord] = {}
     for name in (PHOTOS, JOURNAL):
         for record in check_records(folder / name, skip_damaged=True):
             yield from record.files
+            waiting.pop(record.image, None)
+            if not record.is_done:
+                waiting[record.image] = record
+    yield from list_manifest_files(folder)  # also of records that are damaged
+    # There were none before the run, see _check_free of the run folder.
+    methods = list_methods(read_description(folder) or {})
+    yield from find_result_files(folder, waiting.values(), methods, list_endings())
     yield from LISTS
+
+
+def find_result_files(
+    folder: Path, records: Iterable[PhotoRecord], methods: Sequence[str], endings: Sequence[str]
+) -> Iterator[str]:
+    """Yield the files of a run folder that are named as results of photos, relative to the folder.
+
+    Args:
+        folder: The output folder.
+        records: The photos.
+        methods: The methods of the run.
+        endings: The endings of its files.
+    """
+    stems: dict[str, list[str]] = {}
+    for record in records:  # there may be millions, and a Path takes long
+        place, _, stem = record.stem.rpartition("/")
+        stems.setdefault(place, []).append(stem)
+    for place, names in stems.items():
+        with suppress(OSError):  # most often there is no such folder yet
+            for name in file_names.find_results(os.listdir(folder / place), names, methods, endings):  # noqa: PTH208
+                yield f"{place}/{name}" if place else name
+
+
+def list_manifest_files(folder: Path) -> Iterator[str]:
+    """Yield the files of the explanations that a run lists. Damaged lines are left out."""
+    with suppress(CamtoolError):
+        for line in iterate_lines(folder / MANIFEST):
+            with suppress(ValueError):
+                yield from parse_row(parse_object(line)).files.values()
 
 
 def remove_run(folder: Path) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "find_changes",
     "is_cluster_run",
     "list_machine_changes",
+    "list_methods",
     "list_versions",
     "parse_description",
     "read_description",
@@ -51,8 +52,16 @@ MACHINE = "machine"
 _CODE = "code"
 """The part of a description with the hashes of the user's own source files."""
 
-_MARK = "camtool"
-"""The part of a description that tells it from a file of the user's: the version."""
+_VERSION = "camtool"
+"""The part of a description with the version of camtool."""
+
+_MARK = {"format": "camtool run 1"}
+"""The part of a description that tells it from a file of the user's."""
+
+_TEXTS, _LISTS = ("directory", "engine", "device", _VERSION), ("method",)
+_OBJECTS = ("command", "sha256", "model", _CODE, "options", "seeds", "versions", MACHINE, "inputs")
+_PARTS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict)}
+"""Part of a description → its type in JSON."""
 
 _REMEDY = "Move it, or give another folder with --out."
 
@@ -91,7 +100,7 @@ def describe_run(
     engine = str(to_plain(command.get("engine", "eager")))
     device = _find_device(loaded)
     return {
-        _MARK: __version__,
+        _VERSION: __version__,
         **describe_command(command),
         "model": _describe_model(loaded, command.get("weights")),
         _CODE: hash_user_code(command.get(name) for name in ("model", "transform")),
@@ -223,16 +232,24 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
         found = parse_object(content)
     except ValueError as error:
         raise CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}") from error
-    if not isinstance(found.get(_MARK), str):
+    if not isinstance(found.get(_VERSION), str) or not _MARK.items() <= found.items():
         raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
+    for part, kind in _PARTS.items():
+        if not isinstance(found.get(part, kind()), kind):
+            raise CamtoolError(f"{name} is damaged: its {part!r} is no {kind.__name__}. {_REMEDY}")
     return found
+
+
+def list_methods(description: Mapping[str, Any]) -> list[str]:
+    """Return the names of the methods of a described run; none if they are unknown."""
+    return [each for each in description.get("method", ()) if isinstance(each, str)]
 
 
 def encode_description(description: Mapping[str, Any]) -> bytes:
     """Return the content of the file with a description."""
     from camtool import __version__
 
-    return f"{json.dumps({_MARK: __version__, **description}, indent=2)}\n".encode()
+    return f"{json.dumps({**_MARK, _VERSION: __version__, **description}, indent=2)}\n".encode()
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
@@ -288,7 +305,8 @@ def check_same(then: Mapping[str, Any], description: Mapping[str, Any], folder: 
     Raises:
         CamtoolError: They differ; the message names each value that does.
     """
-    changes = find_changes(then, {name: value for name, value in description.items() if name != MACHINE})
+    missing = [f"{name} is missing in its {DESCRIPTION}" for name in description if name not in (MACHINE, *then)]
+    changes = missing + find_changes(then, {name: value for name, value in description.items() if name != MACHINE})
     if changes:
         listed = "\n".join(changes)
         raise CamtoolError(

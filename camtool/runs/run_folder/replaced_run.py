@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from camtool.runs.file_names import check_inside
-from camtool.runs.run_folder.cleaning import LISTS, check_own_files, list_run_files, move_results
+from camtool.runs.run_folder.cleaning import check_own_files, list_run_files, move_results, remove_run
 
 __all__ = ["is_interrupted", "replace_old_run"]
 
@@ -77,9 +77,7 @@ def _restore(folder: Path) -> None:
     """Move the old run back, if one is aside. A kill at any moment leaves what the next call completes."""
     moving, aside = folder / _MOVING, folder / _ASIDE
     if aside.exists():
-        # The new run has recorded no files yet, so its lists are all that it has.
-        for name in LISTS:
-            (folder / name).unlink(missing_ok=True)
+        remove_run(folder)  # the new one, which has recorded no files yet
         aside.rename(moving)
     if moving.exists():
         places = ((Path(place), files) for place, _, files in os.walk(moving))  # links to folders are not followed

@@ -15,11 +15,19 @@ from camtool.runs.file_names import check_inside
 from camtool.runs.job_list import Job
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.report_rows import MANIFEST
-from camtool.runs.run_folder.cleaning import FAILURES, remove_results, remove_run, remove_temporary_files
+from camtool.runs.run_folder.cleaning import (
+    FAILURES,
+    find_result_files,
+    list_manifest_files,
+    remove_results,
+    remove_run,
+    remove_temporary_files,
+)
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
     check_unchanged,
     is_cluster_run,
+    list_methods,
     read_description,
     write_description,
 )
@@ -53,12 +61,14 @@ class RunStart:
             explained, or when the new run ends; if that fails before, the old run stays as it was.
         retry_failed: Explain photos again that failed in an earlier start.
         plan: Photos in batches that replace those of the jobs, e.g. of a run that is replayed.
+        endings: The endings of the files that the run writes.
     """
 
     description: Mapping[str, Any] | None = None
     overwrite: bool = False
     retry_failed: bool = False
     plan: Sequence[PhotoRecord] = field(default=())
+    endings: Sequence[str] = field(default=())
 
     @property
     def uses_engine(self) -> bool:
@@ -194,9 +204,10 @@ def _open(
     _merge_journal(folder)
     recorded = list(start.plan) or [each.without_results() for each in check_records(folder / PHOTOS)]
     remove_temporary_files({folder, *(folder / Path(each.stem).parent for each in recorded)})
+    new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
+    _check_free(folder, new, start)
     if read_description(folder) is None:
         write_description(folder, start.description or {})
-    new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
     if new or start.plan:
         kept = () if start.plan else read_records(folder / PHOTOS)
         _write_lines(folder / PHOTOS, (encode_record(each) for records in (kept, start.plan, new) for each in records))
@@ -230,6 +241,22 @@ def _check_folder(folder: Path, start: RunStart) -> None:
         raise CamtoolError(
             f"out {str(folder)!r} holds results whose settings are unknown; give another folder with --out, or remove "
             "them and start anew with --overwrite."
+        )
+
+
+def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> None:
+    """Check that no file has the name of a result of photos that are new in a folder.
+
+    Raises:
+        CamtoolError: One has, so that it may be the user's.
+    """
+    taken = [*find_result_files(folder, new, list_methods(start.description or {}), start.endings)]
+    listed = {*list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
+    name = next((name for name in taken if name not in listed), None)
+    if name is not None:
+        raise CamtoolError(
+            f"{folder / name} has the name of a result, and is not of a run in this folder. Move it, or give another "
+            "folder with --out."
         )
 
 

@@ -112,7 +112,16 @@ def test_relative_paths_tie_a_run_to_its_directory(tmp_path, monkeypatch):
             check_directory(then)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "", "{}", '{"camtool": 1}', "[" * 5000, '{"camtool": "0", "a": NaN}'])
+MARKED = '{"format": "camtool run 1", "camtool": "0"'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", "", "{}", "[" * 5000, '{"camtool": "1", "command": {}}', f'{MARKED}, "a": NaN}}'),
+        *(f'{MARKED}, "{part}": 5}}' for part in ("command", "method", "engine", "format")),
+    ],
+)
 def test_a_damaged_description_is_an_error(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(camtool.CamtoolError, match=r"run\.json .*--out"):

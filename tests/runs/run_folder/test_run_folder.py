@@ -137,7 +137,7 @@ def test_the_lists_hold_each_photo_once_in_the_order_of_the_jobs(tmp_path, photo
     (failure,) = map(json.loads, whole["failures.jsonl"].splitlines())
     assert failure["image"] == str(photos / "bad.png")
     assert "damaged" in failure["reason"]
-    assert json.loads(whole["run.json"]) == {"camtool": camtool.__version__, **SETTINGS}
+    assert json.loads(whole["run.json"]) == {"format": "camtool run 1", "camtool": camtool.__version__, **SETTINGS}
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut", "empty"])
