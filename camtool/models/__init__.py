@@ -19,6 +19,7 @@ from camtool.models.loaded import Loaded, TextEncoder, Transform
 from camtool.models.loading import (
     build_untrained,
     is_model_name,
+    is_offline,
     load,
     load_with_preprocessing,
     may_run_code,
@@ -59,6 +60,7 @@ __all__ = [
     "find_text_processor",
     "find_transform",
     "is_model_name",
+    "is_offline",
     "load",
     "load_transform",
     "load_with_preprocessing",

@@ -33,7 +33,15 @@ from camtool.models.vision_language import get_vision_language_model, takes_imag
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["build_untrained", "is_model_name", "load", "load_with_preprocessing", "may_run_code", "to_loaded"]
+__all__ = [
+    "build_untrained",
+    "is_model_name",
+    "is_offline",
+    "load",
+    "load_with_preprocessing",
+    "may_run_code",
+    "to_loaded",
+]
 
 
 def load(
@@ -184,6 +192,12 @@ def may_run_code(name: str) -> bool:
     """Return True if loading this name runs Python code of the user's, or code that a file may contain."""
     source, rest = _find_source(name)
     return source.runs_code(rest)
+
+
+def is_offline(name: str, weights: str | None) -> bool:
+    """Return True if loading this name certainly opens no connection, and runs no code but that of libraries."""
+    source, rest = _find_source(name)
+    return source.is_offline(rest, weights)
 
 
 def _set_evaluation_mode(model: nn.Module) -> nn.Module:

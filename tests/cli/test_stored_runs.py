@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import camtool
+from camtool.runs.run_folder.run_folder import RunFolder
 from tests.cli.test_commands import (
     TINY,
     Net,
@@ -104,6 +105,32 @@ def test_what_a_stored_run_names_is_refused_unless_it_is_repeated(stored, camtoo
     if text.startswith("--"):
         assert "--allow-code" not in camtool_("replay", "out", *text.split()).err
         assert_refused(camtool_("replay", "out", text.split()[0], "else"), f"the run used {text.split()[1]}")
+
+
+def test_no_hub_is_asked_for_a_model_that_a_stored_run_names(stored, camtool_, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", "nothing-was-downloaded")
+    for name in ("hf:org/x", "timm:hf-hub:org/x", "timm:resnet18", "open_clip:ViT-B-32/openai", "resnet50"):
+        change(stored / "run.json", lambda found, name=name: found["command"].update(model=name))
+        result = camtool_("replay", "out")
+        assert (result.code, result.out) == (2, "")
+        assert f"  --model {name}\n" in result.err
+    change(stored / "run.json", lambda found: found["command"].update(weights="none.pt"))
+    assert_refused(camtool_("replay", "out"), "none.pt")
+
+
+@pytest.mark.parametrize("value", [None, 5, "", ["demo"]])
+def test_a_stored_run_without_a_model_is_damaged(stored, camtool_, value):
+    change(stored / "run.json", lambda found: found["command"].update(model=value))
+    assert camtool_("replay", "out").code == 2
+    change(stored / "run.json", lambda found: found["command"].pop("model"))
+    assert_refused(camtool_("replay", "out"), "run.json is damaged")
+
+
+def test_names_with_colons_are_no_addresses(camtool_, photos):
+    write_photo(Path("photos", "scan:", "a.png")), write_photo(Path("masks:", "a.png"))
+    named = ["photos/scan:/a.png", "--region", f"mask:/={Path('masks:').absolute()}"]
+    assert camtool_(*named, "--model", "demo", "--no-report").code == 0
+    assert camtool_("replay", "out").code == 0
 
 
 def test_code_in_the_working_directory_is_not_that_of_a_model_without_a_folder(stored, camtool_):
@@ -267,6 +294,42 @@ def test_files_that_camtool_did_not_write_are_refused_by_name(explained, photos,
     assert read_files(Path("out")) == before
 
 
+@pytest.mark.parametrize("options", [[], ["--overwrite"]], ids=str)
+@pytest.mark.parametrize("photo", ["a", "sub/c", "sub/" + "long" * 40])
+def test_a_file_of_the_user_with_the_name_of_a_result_is_kept(explained, photos, options, photo):
+    write_photo(photos / f"{photo}.png")
+    assert explained("-r", "--out", "first").code == 0
+    (name,) = (line["files"]["overlay"] for line in read_lines("first") if f"{photo}.png" in line["image"])
+    mine = Path("out", name)
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    Path("out", "a.gradcam.notes.txt").touch(), Path("out", "a.final.1-cat.png").touch()
+    before = read_files(Path("out"))
+    assert_refused(explained("-r", *options), str(mine), "--out")
+    assert {path: data for path, data in read_files(Path("out")).items() if ".lock" not in path} == before
+    mine.unlink()
+    assert explained("-r", *options).code == 0
+
+
+def test_a_photo_that_is_added_does_not_overwrite_a_file_of_the_user(explained, photos):
+    assert explained().code == 0
+    write_photo(photos / "new.png")
+    mine = Path("out", "new.gradcam.0-ant.png")
+    mine.write_text("mine")
+    assert_refused(explained(), str(mine), "--out")
+    mine.unlink()
+    assert explained().code == 0
+
+
+@pytest.mark.parametrize("part", ["command", "format", "model"])
+def test_a_run_whose_description_lacks_a_part_is_not_continued(explained, photos, part):
+    assert explained().code == 0
+    change(Path("out", "run.json"), lambda found: found.pop(part))
+    before = read_files(Path("out"))
+    assert explained().code == 2
+    assert read_files(Path("out")) == before
+
+
 def test_a_contact_sheet_of_the_user_is_kept(explained, photos):
     write_photo(Path("out", "contact-sheet.png"))
     before = read_files(Path("out"))
@@ -306,6 +369,30 @@ def test_after_a_kill_in_overwriting_the_old_command_goes_on(explained, photos, 
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run is finished." in result.out
     assert read_files(Path("out")) == before
+
+
+def killed() -> camtool.Loaded:
+    """A model of a process that dies when the first file is written, before it is recorded."""
+    RunFolder.add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    return camtool.Loaded(Net(), prepare)
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("has_old_run", [True, False])
+def test_results_that_a_killed_run_did_not_record_are_its_own(explained, photos, tmp_path, has_old_run):
+    if has_old_run:
+        assert explained("--no-report").code == 0
+    before = read_files(Path("out"))
+    new = ["photos", "--method", "layercam", "--overwrite", "--no-report"]
+    with start_process(*new, "--model", f"{__name__}:killed", cwd=tmp_path) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert [name for name in list_files() if name.startswith("a.layercam.")]
+    if has_old_run:
+        assert explained("--no-report").code == 0
+        assert read_files(Path("out")) == before
+    assert explained(*new[1:]).code == 0
+    assert len(list_files()) == 2
 
 
 # ------------------------------------------------------------------------------------------------- deep folders

@@ -28,10 +28,12 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
     image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run the code, and open the URLs, that the files of the run name.")
+        bool,
+        typer.Option("--allow-code", help="Run the code, and load the models and URLs, that the run names."),
     ] = False,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of the run, if it is code that you trust.")
+        str | None,
+        typer.Option(metavar="NAME", help="The model of the run, if you trust it: code, or one of a hub."),
     ] = None,
     transform: Annotated[
         str | None, typer.Option(metavar="NAME", help="The transform of the run, if it is code that you trust.")
@@ -58,7 +60,7 @@ def replay(
 def _check_trusted(
     replayer: Replayer, image: str | None, repeated: Mapping[str, str | None], *, allow_code: bool
 ) -> None:
-    """Check that the user has named all code and URLs that the replay would run and open, or allows them.
+    """Check that the user has named all code, models and URLs that the replay would run and load, or allows them.
 
     Raises:
         CamtoolError: The user has not, or names another model than the run.
@@ -72,7 +74,8 @@ def _check_trusted(
     if untrusted and not allow_code:
         listed = "\n".join(untrusted)
         raise CamtoolError(
-            f"the files of the run name code or addresses, which somebody else may have chosen:\n{listed}\n"
+            f"the files of the run name code, models to download or addresses, which somebody else may have chosen:\n"
+            f"{listed}\n"
             "If you trust them, repeat --model and --transform, or add --allow-code."
         )
 

@@ -68,6 +68,10 @@ class BundledSource(FactorySource):
         """Return False: the functions are camtool's."""
         return False
 
+    def is_offline(self, name: str, weights: str | None) -> bool:
+        """Return True: camtool contains the weights."""
+        return True
+
     def load(self, name: str, weights: str | PathLike[str] | None) -> Loaded:
         """Load a model by name."""
         return super().load(self._FACTORIES[name], weights)

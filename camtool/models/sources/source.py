@@ -68,6 +68,13 @@ class Source(ABC):
         """Return True if loading a model by this name runs code of the user's, or code that a file may contain."""
         return False
 
+    def is_offline(self, name: str, weights: str | None) -> bool:
+        """Return True if loading a model by this name certainly opens no connection, and runs none of a user's code.
+
+        Folders of models may name further models, which their library downloads.
+        """
+        return False
+
     def find_transform(self, model: nn.Module) -> Transform | None:
         """Return the preprocessing of a model of this family."""
         return None

@@ -50,6 +50,10 @@ class TimmSource(Source):
         model: nn.Module = _build(name)
         return model
 
+    def is_offline(self, name: str, weights: str | None) -> bool:
+        """Return True for a model of timm's own list with the weights of a file."""
+        return weights is not None and ":" not in name and "/" not in name
+
     def find_transform(self, model: nn.Module) -> Transform | None:
         """Return the preprocessing of the model's configuration."""
         return _build_transform(model) if _is_of_timm(model) else None

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
+import torch
 from torch import Tensor, nn
 
 from camtool.errors import ModelError
@@ -70,6 +72,13 @@ class TorchvisionSource(Source):
     def build_untrained(self, name: str) -> nn.Module:
         """Build a model with random weights."""
         return _build(name)
+
+    def is_offline(self, name: str, weights: str | None) -> bool:
+        """Return True if the weights are in a file, or were downloaded before."""
+        import torchvision.models as zoo
+
+        file = zoo.get_model_weights(name)["DEFAULT"].url.rpartition("/")[2]
+        return weights is not None or Path(torch.hub.get_dir(), "checkpoints", file).is_file()
 
     def find_transform(self, model: nn.Module) -> Transform | None:
         """Return the transform of a detector or a segmenter. Classifiers do not say how they were trained."""

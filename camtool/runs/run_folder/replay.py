@@ -30,7 +30,6 @@ from camtool.runs.run_folder.photo_records import (
     read_records,
 )
 from camtool.runs.run_folder.run_folder import RunStart
-from camtool.runs.stored_files import is_encodable
 
 if TYPE_CHECKING:
     from camtool.explainer import Explainer
@@ -92,17 +91,19 @@ class Replayer:
             self.image = _find_image(self.image, done)
 
     def list_foreign(self) -> list[str]:
-        """Return what a replay would run or open because the files of the run name it: code, and addresses.
+        """Return what a replay would run or open because the files of the run name it: code, hubs and addresses.
 
         Somebody else may have written the files, and what they name may be a trap.
         """
+        from camtool.models import is_offline
+
         command = self.description["command"]
-        model, transform = command.get("model"), command.get("transform")
-        texts = _iterate_texts({name: value for name, value in command.items() if name != "paths"})
+        model, weights, transform = (command.get(name) for name in ("model", "weights", "transform"))
+        texts = _iterate_texts({name: value for name, value in command.items() if name not in ("model", "paths")})
         photos = (each.image for each in self._select_batches())
-        addresses = [text for text in (*texts, *command["paths"], *photos) if _ADDRESS.search(text)]
+        addresses = [text for text in (*texts, *command["paths"], *photos) if _ADDRESS.match(text)]
         return [
-            *([f"--model {model}"] if model is not None and _may_run_code(str(model)) else []),
+            *([] if is_offline(model, weights) else [f"--model {model}"]),
             *([f"--transform {transform}"] if transform is not None else []),
             *dict.fromkeys(addresses),
         ]
@@ -162,8 +163,8 @@ class Replayer:
         return (each for each in self._read_stored() if each.batch in batches)
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-"""The start of a URL or URI. Some libraries accept one slash. A drive of Windows has one letter, and is local."""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+"""The start of a URL or URI. One slash alone starts a local path, also where a folder is named ``scan:``."""
 
 
 def _check_shape(description: Mapping[str, Any], path: Path) -> None:
@@ -177,18 +178,11 @@ def _check_shape(description: Mapping[str, Any], path: Path) -> None:
     texts = [description.get(name, "") for name in ("directory", "engine")]
     if not isinstance(paths, list) or not all(isinstance(each, str) for each in (*paths, *texts)):
         raise CamtoolError(f"{path} is damaged: it holds no valid command, directory or engine.")
+    model, weights = command.get("model"), command.get("weights")
+    if not isinstance(model, str) or not isinstance(weights, str | None):
+        raise CamtoolError(f"{path} is damaged: its command names no valid model or weights.")
     if is_cluster_run(description):
         raise CamtoolError(f"{path} is of a run with --cluster, which cannot be replayed.")
-
-
-def _may_run_code(model: str) -> bool:
-    """Return True if loading a model runs code: by its name, or because its folder holds some."""
-    from camtool.models import may_run_code
-
-    folder = model.partition(":")[2]
-    if may_run_code(model) or not folder or not is_encodable(folder):  # an empty path would be the working directory
-        return may_run_code(model)
-    return any(Path(folder).expanduser().glob("*.py"))
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:
