@@ -192,9 +192,10 @@ class InputPreparer:
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
         black, white = find_black_and_white(given, transform)
-        value_range = ValueRange.of_tensor(tensor)
+        values = tensor.detach().cpu()  # once, as each copy waits for a GPU
+        value_range = ValueRange.of_tensor(values)
         notes = find_tensor_warnings(value_range, black, white)
-        return PreparedInput(given, build_view(tensor, value_range, kind, transform), tuple(notes), black, white)
+        return PreparedInput(given, build_view(values, value_range, kind, transform), tuple(notes), black, white)
 
     def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
         """Read an image with the user's reading options.
