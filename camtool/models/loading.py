@@ -57,7 +57,7 @@ def load(
     Args:
         name: One of
 
-            * a torchvision model: ``"resnet50"``;
+            * a torchvision model: ``"resnet50"`` or ``"torchvision:resnet50"``;
             * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
             * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
             * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
@@ -222,6 +222,7 @@ def _find_source(name: str) -> tuple[Source, str]:
     Raises:
         ModelError: No source knows the name.
     """
+    name = name.removeprefix("torchvision:")  # as those of other libraries have a prefix
     first, colon, rest = name.partition(":")
     check_not_url("model", rest if _has_known_prefix(name) else name, ModelError)
     for source in SOURCES:

@@ -37,6 +37,12 @@ def test_a_file_instead_of_a_name_gets_a_hint(name, hint):
         camtool.load(name)
 
 
+def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():
+    assert type(build_untrained("torchvision:squeezenet1_1")) is type(build_untrained("squeezenet1_1"))
+    with pytest.raises(ModelError, match=r"'squeezenet' is unknown. Did you mean"):
+        build_untrained("torchvision:squeezenet")
+
+
 def test_an_unknown_name_suggests_similar_names():
     with pytest.raises(ModelError, match=r"'mobilnet_v2' is unknown\. Did you mean 'mobilenet_v2'") as error:
         camtool.load("mobilnet_v2")
