@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from torchvision.models.swin_transformer import SwinTransformer
 import camtool
 from camtool.errors import LayerError
 from camtool.hooks.observation import observe
-from camtool.layers.layouts import Layout
+from camtool.layers.image_variants import nudge_bands
+from camtool.layers.layouts import Layout, follows_image
 from camtool.layers.selection import Layer, find_layers
 from camtool.layers.survey import find_candidates
 from tests.helpers.nets import Apply
@@ -418,6 +420,36 @@ def test_learned_queries_are_no_grid(queries: int, patch: int, pools: bool) -> N
     for name in ("mix", "mix.linear1", *([] if pools else ["read"])):
         with pytest.raises(LayerError, match=r"learned queries|no grid over|not in the order"):
             find_layers(model, img, [name])
+
+
+@pytest.mark.parametrize(
+    ("queries", "patch", "pools", "seeds"),
+    [
+        (9, 40, True, [80, 145]),
+        (9, 40, False, [110]),
+        (16, 40, True, [63]),
+        (4, 16, True, [134]),
+        (4, 16, False, [44, 46]),
+    ],
+)
+def test_a_few_tokens_have_no_place_by_chance(queries: int, patch: int, pools: bool, seeds: list[int]) -> None:
+    """Of 150 nets each, these came nearest to places."""
+    for seed in [*seeds, *range(4)]:
+        torch.manual_seed(seed)
+        model, img = QueryNet(queries, patch, pools=pools).eval(), torch.rand(1, 3, 80, 80)
+        (tokens,) = observe(model, ["mix"], nudge_bands(img), grad=False).calls["mix"]
+        assert not follows_image(Layout(TOKENS, (math.isqrt(queries),) * 2).to_grid(tokens)), seed
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 8])
+def test_cells_behind_several_blocks_of_attention_have_places(side: int) -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        blocks = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
+        model = nn.Sequential(nn.Conv2d(3, 16, 64 // side, 64 // side), Apply(to_tokens(0)), blocks).eval()
+        (tokens,) = observe(model, ["2"], nudge_bands(torch.rand(1, 3, 64, 64)), grad=False).calls["2"]
+        assert follows_image(Layout(TOKENS, (side, side)).to_grid(tokens)), seed
 
 
 @pytest.mark.parametrize("before", [0, 24, 32, 36, 64])
