@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from camtool.errors import CamtoolError
 from camtool.trust.checks import gradient_checks, input_checks, map_checks, model_checks
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import CheckReport, Finding, sort_findings
@@ -47,9 +48,11 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
     findings: list[Finding] = []
     for name, check in CHECKS.items():
         reason = _find_skip_reason(name, context)
-        if reason is None:
-            findings += check(context)
-        else:
+        try:
+            findings += [] if reason else [*check(context)]
+        except CamtoolError as error:  # e.g. a model that differentiates in its forward pass
+            reason = f"it failed: {error}"
+        if reason:
             skipped[name] = reason
     found = {each.code for each in findings}
     known = [Finding(each.code, str(each)) for each in warnings if each.code not in found]

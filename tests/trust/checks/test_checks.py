@@ -143,6 +143,25 @@ def test_checks_that_do_not_apply_are_skipped_with_a_reason(demo) -> None:
     assert "not checked" in str(report)
 
 
+class Differentiating(Net):
+    """A network whose score depends on a gradient that it computes in its forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            scores: torch.Tensor = super().forward(leaf)
+            (gradient,) = torch.autograd.grad(scores.sum(), leaf, create_graph=True)
+        return scores + gradient.mean()
+
+
+def test_a_check_that_fails_keeps_the_findings_of_the_others() -> None:
+    report = camtool.explain(Differentiating(between=torch.nn.Dropout(0.1)).train(), torch.randn(1, 3, 32, 32), 1)[
+        0
+    ].check()
+    assert "train-mode" in report.codes
+    assert report.skipped["finite difference"].startswith("it failed: the model cannot run on an input of shape (1, 3,")
+
+
 def test_a_segmenter_is_checked() -> None:
     """Scores at each position are no classifier's: the checks of classes and of the input are skipped."""
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)).eval()
