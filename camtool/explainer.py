@@ -27,7 +27,7 @@ from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.batch_explainer import BatchExplainer, to_list
 from camtool.device_overlays import ClassMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
-from camtool.errors import CamtoolError, ForwardError, MethodError, TargetError
+from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.evaluation.recommendation import recommend_once
 from camtool.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
@@ -47,7 +47,7 @@ from camtool.methods import (
     find_method,
     merges,
 )
-from camtool.models import Loaded, Transform, read_input_size, to_loaded, unwrap_layer
+from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -413,13 +413,7 @@ class Explainer(Generic[Result]):
             results: list[Any] = []
             for batch in batches:
                 asked = requests[len(results) : len(results) + len(batch.items)]
-                try:
-                    results += self._batches.explain(batch, asked)
-                except ForwardError as error:
-                    assumed = [note for item in batch.items for note in item.notes if note.code == "assumed-transform"]
-                    if not assumed or read_input_size(self._model) is not None:
-                        raise
-                    raise ForwardError(f"{str(error).rstrip('.')}. {assumed[0]}") from error.__cause__
+                results += self._batches.explain(batch, asked)
             return results[0] if count is None else results
 
     def _choose_method(self, img: Any) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from traceback import walk_tb
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,22 @@ from camtool.structures.nested_tensors import (
     replace_main_tensor,
 )
 
-__all__ = ["NEED_GRADIENTS", "apply_detector_transform", "describe_missing_gradient", "differentiate", "run_model"]
+__all__ = [
+    "ASSUMED_SIZES",
+    "NEED_GRADIENTS",
+    "apply_detector_transform",
+    "describe_missing_gradient",
+    "differentiate",
+    "run_model",
+]
 
 
 NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()
 """Models that run only while gradients are recorded, e.g. because they register hooks on tensors."""
+
+ASSUMED_SIZES: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], str]] = WeakKeyDictionary()
+"""For models whose photos are resized to a size (H, W) that nothing confirms: the size, and a sentence that says so. It
+ends the error of a model that fails on an input of this size, whichever function runs the model."""
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -54,7 +65,9 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
         image, cause = find_main_tensor(inputs), _describe_hook_error(error)
         shape = "" if image is None else f" of shape {tuple(image.shape)}"
         reason = cause or f"{_describe_error(error)}{_find_remedy(error, image)}"
-        raise ForwardError(f"the model cannot run on an input{shape}: {reason}") from error
+        size, note = ASSUMED_SIZES.get(model, ((), ""))
+        note = f". {note}" if image is not None and image.shape[2:] == size else ""
+        raise ForwardError(f"the model cannot run on an input{shape}: {reason}{note}") from error
     finally:
         forget_held_trees()
 

@@ -17,6 +17,7 @@ from camtool.arguments.messages import add_article
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
+from camtool.hooks.model_call import ASSUMED_SIZES
 from camtool.inputs import image_files
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
@@ -33,6 +34,7 @@ from camtool.models import (
     Transform,
     build_default_transform,
     count_input_channels,
+    find_input_size,
     find_transform,
     read_input_size,
 )
@@ -96,6 +98,7 @@ class InputPreparer:
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
+        ASSUMED_SIZES.pop(model, None)  # of an earlier call
         self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(_build_assumed_transform)
         this = proxy(self)  # a reference to itself would keep it, and the model, until the next garbage collection
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(this._get_image_transform()[0], size))
@@ -315,7 +318,10 @@ class InputPreparer:
             size="a size of 224 x 224" if size is None else f"a size of {size[0]} x {size[1]}, on which the model runs,"
         )
         notes = (MapWarning(text, "assumed-transform"), *([_MADE_GRAY] if is_gray else []))
-        return self._build_assumed_transform(size, is_gray=is_gray), notes
+        transform = self._build_assumed_transform(size, is_gray=is_gray)
+        if size is None:
+            ASSUMED_SIZES[self._model] = find_input_size(self._model), text
+        return transform, notes
 
     # ------------------------------------------------------------------------------------------------------ batches
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -398,10 +399,27 @@ def test_the_size_and_the_channels_of_a_bare_model_are_read_from_it_and_told(mod
     assert ("made-gray" in [each.code for each in result.warnings]) == (shape[0] == 1)
 
 
-def test_a_model_that_runs_on_no_usual_size_is_told_to_state_it() -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        camtool.explain,
+        camtool.candidate_layers,
+        camtool.attention,
+        camtool.figures.feature_maps,
+        lambda model, img: camtool.concepts(model, [img], 2),
+        lambda model, img: camtool.evaluate(model, [img]),
+        lambda model, img: camtool.recommend(model, [img]),
+        lambda model, img: camtool.compare(model, [img], ["gradcam"]),
+    ],
+    ids=["explain", "candidate_layers", "attention", "feature_maps", "concepts", "evaluate", "recommend", "compare"],
+)
+def test_a_model_that_runs_on_no_usual_size_is_told_to_state_it(call: Callable[[nn.Module, Any], object]) -> None:
     wide = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Flatten(), nn.Linear(4 * 8 * 60, 5)).eval()
     with pytest.raises(ForwardError, match=r"mat1 .*a size of 224 x 224 .* were assumed.*preprocessing\(size.*--size"):
-        camtool.explain(wide, PHOTO)
+        call(wide, PHOTO)
+    with pytest.raises(ForwardError) as of_tensor:
+        camtool.explain(wide, torch.rand(1, 1, 224, 224))
+    assert "assumed" not in str(of_tensor.value)
     stated = camtool.preprocessing((16, 120), channels="gray", mean=0.5, std=0.25)
     codes = [each.code for each in camtool.explain(wide, PHOTO, transform=stated).warnings]
     assert "assumed-transform" not in codes
