@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import unquote_plus
 
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace
@@ -50,11 +51,32 @@ _MAX_BODY = 2**20
 _FORM_BYTES = 2**16
 """Most bytes of an upload beside the file."""
 
+_MAX_PARTS = 4
+"""Most parts of an upload. The page sends one file; each part is an open file on the server."""
+
 _MAX_LOGINS = 3
-"""Most passwords that wait to be checked."""
+"""Most passwords that wait to be checked for one address, so that a stranger keeps nobody else out."""
+
+_MAX_GUESSERS = 1000
+"""Most addresses whose wrong passwords are counted."""
 
 _FIRST_DELAY, _MAX_DELAY = 0.5, 4.0
 """Seconds until the answer to a wrong password. Each one in a row takes twice as long as the one before."""
+
+_SAFE_HEADERS = (
+    (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"x-frame-options", b"SAMEORIGIN"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+)
+"""Headers of every answer: no other page shows this one in a frame, or learns its address."""
+
+_HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?)(?::[0-9]{1,5})?"
+_AUTHORITY, _ORIGIN = re.compile(_HOST), re.compile(f"https?://{_HOST}")
+"""Values of ``Host`` and ``Origin`` in lower case: without a user, spaces or a dot at the end."""
+
+_FORM = re.compile(rb"multipart/form-data; ?boundary=([\w'()+,./:=?-]{1,70})", re.IGNORECASE | re.ASCII)
+"""The type of an upload as browsers write it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +111,15 @@ class _RefusedError(Exception):
         self.status = status
 
 
+@dataclass
+class _Guesses:
+    """Passwords that came from one address: how many wait, how many were wrong in a row, and who is next."""
+
+    waiting: int = 0
+    wrong: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Gate:
     """Middleware that refuses requests of other pages, unknown routes, foreign files, and too much of anything.
 
@@ -99,8 +130,7 @@ class Gate:
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: GateRules) -> None:
         self._app, self._rules = app, rules
-        self._waiting_logins, self._wrong_logins = 0, 0
-        self._login_lock = asyncio.Lock()
+        self._guesses: dict[str, _Guesses] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -110,10 +140,16 @@ class Gate:
         if scope["type"] != "http":  # the page uses no websockets
             await send({"type": "websocket.close", "code": 1008})
             return
+
+        async def send_safely(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_SAFE_HEADERS]
+            await send(message)
+
         try:
-            await self._pass_on(scope, receive, send)
+            await self._pass_on(scope, receive, send_safely)
         except _RefusedError as refusal:
-            await _refuse(send, refusal.status, str(refusal))
+            await _refuse(send_safely, refusal.status, str(refusal))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"].rstrip("/") or "/", scope["method"]
@@ -145,12 +181,13 @@ class Gate:
         """
         headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
-        if not hosts or not all(self._rules.is_served_as(_get_name(f"//{host}")) for host in hosts):
+        if len(hosts) != 1 or not self._rules.is_served_as(_get_name(_AUTHORITY, hosts[0])):
             raise _RefusedError(
                 403, "The address of the page names another host than this server; see --allow-host in its help."
             )
         for origin in (value for name, value in headers if name == b"origin"):
-            if origin.partition("//")[2] not in hosts and _get_name(origin) not in self._rules.names:
+            name = _get_name(_ORIGIN, origin)
+            if not name or (origin.partition("//")[2] not in hosts and name not in self._rules.names):
                 raise _RefusedError(403, "Another web page sent this request.")
         sites = {value for name, value in headers if name == b"sec-fetch-site"}
         is_visit = path == "/" and scope["method"] == "GET"
@@ -158,25 +195,30 @@ class Gate:
             raise _RefusedError(403, "Another web page sent this request.")
 
     async def _log_in(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Check passwords one after the other, and answer to wrong ones later and later."""
-        if self._waiting_logins >= _MAX_LOGINS:
+        """Check the passwords of an address one after the other, and answer to wrong ones later and later."""
+        address = _get_network(scope)
+        guesses = self._guesses.setdefault(address, _Guesses())
+        if guesses.waiting >= _MAX_LOGINS:
             raise _RefusedError(429, "Too many passwords wait to be checked; try again in a minute.")
 
         async def delay(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 is_wrong = message["status"] >= 400
-                self._wrong_logins = self._wrong_logins + 1 if is_wrong else 0
+                guesses.wrong = guesses.wrong + 1 if is_wrong else 0
                 if is_wrong:
                     # More powers of two than the limit needs would overflow.
-                    await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 2 ** min(self._wrong_logins - 1, 8)))
+                    await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 2 ** min(guesses.wrong - 1, 8)))
             await send(message)
 
-        self._waiting_logins += 1
+        guesses.waiting += 1
         try:
-            async with self._login_lock:
+            async with guesses.lock:
                 await self._app(scope, _replay(body, None), delay)
         finally:
-            self._waiting_logins -= 1
+            guesses.waiting -= 1
+            idle = (name for name, each in self._guesses.items() if not each.waiting)
+            if len(self._guesses) > _MAX_GUESSERS or not guesses.wrong:
+                self._guesses.pop(next(idle, "") if guesses.wrong else address, None)
 
     # ---------------------------------------------------------------------------------------------- what is posted
 
@@ -198,14 +240,20 @@ class Gate:
         """Pass an upload on while it is within the limits of one file and of the disk."""
         disk, most = self._rules.disk, self._rules.max_upload + _FORM_BYTES
         announced = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
-        received = 0
-        has_answered = False
+        boundary = _get_boundary(scope)
+        received = parts = 0
+        end, has_answered = b"", False
 
         async def count() -> MutableMapping[str, Any]:
-            nonlocal received
+            nonlocal received, parts, end
             message = await receive()
             size = len(message.get("body", b""))
             received += size
+            seen = end + message.get("body", b"")
+            parts += seen.count(boundary)
+            end = seen[-len(boundary) + 1 :]
+            if parts > _MAX_PARTS + 1:  # one more ends the form
+                raise _RefusedError(413, f"The upload has more than {_MAX_PARTS} parts.")
             if received > most:
                 raise _RefusedError(413, f"The file is larger than {self._rules.max_upload / 2**20:g} MB.")
             disk.take(size)
@@ -244,12 +292,29 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _get_name(address: str) -> str:
-    """Return the host of an address in lower case, without its port; empty if there is none."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
+def _get_name(pattern: re.Pattern[str], text: str) -> str:
+    """Return the host in a ``Host`` or an ``Origin``, without its port; empty if it is malformed."""
+    found = pattern.fullmatch(text)
+    return found[1].strip("[]") if found else ""
+
+
+def _get_network(scope: Scope) -> str:
+    """Return the address of a caller. Of IPv6 it is the network, which one caller may have as a whole."""
+    address = str((scope.get("client") or ("",))[0])
+    return ":".join(ipaddress.ip_address(address).exploded.split(":")[:4]) if ":" in address else address
+
+
+def _get_boundary(scope: Scope) -> bytes:
+    """Return what stands ahead of each part of an upload.
+
+    Raises:
+        _RefusedError: It is written in another way than browsers do, so that its parts could be counted wrong.
+    """
+    kinds = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
+    found = _FORM.fullmatch(kinds[0]) if len(kinds) == 1 else None
+    if found is None:
+        raise _RefusedError(400, "The request is no upload.")
+    return b"--" + bytes(found[1])
 
 
 def _iterate_paths(sent: Any) -> Iterator[str]:

@@ -138,7 +138,7 @@ class AppServer:
 
     def _start(self, folder: Path) -> None:
         disk = DiskSpace(folder / "cache", _to_bytes(self._settings.max_disk))
-        _prepare_environment(disk.folder)
+        _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
         try:
             from starlette.middleware import Middleware
 
@@ -219,8 +219,13 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
     )
 
 
-def _prepare_environment(cache: Path) -> None:
-    """Set what Gradio reads when it is imported: no telemetry, and files only in this folder."""
+def _prepare_environment(cache: Path, *, is_behind_proxy: bool) -> None:
+    """Set what Gradio reads when it is imported: no telemetry, and files only in this folder.
+
+    Callers name their own address in a header that the web server heeds by default.
+    """
+    if not is_behind_proxy:
+        os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ[_UPLOADS] = str(cache)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

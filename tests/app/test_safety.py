@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -179,10 +180,21 @@ def test_only_this_server_by_its_own_name_and_its_own_page_is_answered(caller: C
     port = url.rstrip("/").rpartition(":")[2]
     for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
         assert caller.client.get("config", headers={"host": host}).status_code == 200
-    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", ""):
+    foreign_hosts = (f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "")
+    malformed = (
+        "evil@127.0.0.1",
+        f"evil:x@localhost:{port}",
+        "127.0.0.1 evil",
+        "localhost.",
+        "[::1",
+        "::1",
+        "localhost/x",
+    )
+    for host in (*foreign_hosts, *malformed):
         assert caller.client.get("/", headers={"host": host}).status_code == 403
         assert caller.join("start", [], headers={"host": host}).status_code == 403
     foreign = [{"origin": each} for each in ("http://evil.example", "null", "http://localhost:1", "http://[", "")]
+    foreign += [{"origin": f"{each}127.0.0.1:{port}"} for each in ("", "x://", "http://evil@", "http:///")]
     foreign += [{"sec-fetch-site": each, "sec-fetch-mode": "cors"} for each in ("cross-site", "same-site")]
     own = {"origin": f"http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}
     for headers in foreign:
@@ -192,9 +204,48 @@ def test_only_this_server_by_its_own_name_and_its_own_page_is_answered(caller: C
         for path in ("gradio_api/queue/data?session_hash=x", "gradio_api/heartbeat/x", "config"):
             assert caller.client.get(path, headers=headers).status_code == 403
     assert caller.client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
-    socket = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
-    assert caller.client.get("gradio_api/queue/join", headers={**socket, **own}).status_code in (400, 403, 404)
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
+    assert caller.client.get("gradio_api/queue/join", headers={**upgrade, **own}).status_code in (400, 403, 404)
     assert "Wrong" not in caller.call("start", [], headers=own)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /config HTTP/1.1\r\nHost: LOCALHOST\r\n", b"401"),
+        (b"GET /config HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", b"40"),
+        (b"GET /config HTTP/1.1\r\n", b"40"),
+        (b"GET http://evil.example/config HTTP/1.1\r\nHost: evil.example\r\n", b"40"),
+        (b"GET //evil.example/config HTTP/1.1\r\nHost: localhost\r\n", b"404"),
+    ],
+)
+def test_requests_that_no_browser_sends(url: str, request_: bytes, status: bytes) -> None:
+    port = int(url.rstrip("/").rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request_ + b"Connection: close\r\n\r\n")
+        assert connection.makefile("rb").readline().split()[1].startswith(status)
+
+
+def test_every_answer_keeps_other_pages_from_showing_it(caller: Caller) -> None:
+    upload = caller.upload(encode(4), "x.png").json()[0]
+    for path in ("", "config", "none", "theme.css", f"gradio_api/file={upload}", "gradio_api/file=/etc/passwd"):
+        headers = caller.client.get(path).headers
+        assert headers["x-frame-options"] == "SAMEORIGIN", path
+        assert "frame-ancestors 'self'" in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "same-origin")
+
+
+def test_an_upload_has_few_parts(caller: Caller) -> None:
+    files = [("files", (f"{number}.png", b"0")) for number in range(999)]
+    assert caller.client.post("gradio_api/upload", files=files).status_code == 413
+    assert len(caller.client.post("gradio_api/upload", files=files[:4]).json()) == 4
+    body = b"--x\r\nContent-Disposition: form-data; name=a; filename=a\r\n\r\n0\r\n" * 999 + b"--x--\r\n"
+    for kind in ('multipart/form-data; boundary="x"', "multipart/form-data; boundary=y; boundary=x", "text/plain"):
+        headers = {"content-type": kind}
+        assert caller.client.post("gradio_api/upload", content=body, headers=headers).status_code == 400
+    slow = (body[start : start + 7] for start in range(0, len(body), 7))  # ends of chunks within the marks of the parts
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert caller.client.post("gradio_api/upload", content=slow, headers=headers).status_code == 413
 
 
 def test_a_large_body_is_refused_before_it_is_read(caller: Caller) -> None:
@@ -231,6 +282,22 @@ def test_wrong_passwords_are_answered_later_and_later(url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         assert 429 in {status for status, _ in pool.map(log_in, ["guess"] * 6)}
     assert log_in("secret")[0] == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the whole network 127.0.0.0/8 is of this machine")
+def test_a_stranger_who_guesses_passwords_keeps_nobody_else_out(url: str) -> None:
+    def guess(number: int) -> int:
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=120) as stranger:
+            spoofed = {"x-forwarded-for": f"10.0.0.{number}"}
+            return stranger.post(f"{url}login", data={"username": "anna", "password": "x"}, headers=spoofed).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        guesses = [pool.submit(guess, number) for number in range(8)]
+        time.sleep(0.5)
+        start = time.perf_counter()
+        assert httpx.post(f"{url}login", data={"username": "anna", "password": "secret"}).status_code == 200
+        assert time.perf_counter() - start < 3
+        assert {each.result() for each in guesses} == {400, 429}
 
 
 def test_a_repeated_method_is_compared_once(caller: Caller) -> None:
