@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote_plus
 
 from camtool.app.sentences import to_sentence
@@ -229,9 +229,12 @@ class Gate:
             _RefusedError: One is not, or the body is no JSON.
         """
         try:
-            sent = json.loads(body or b"null")
+            sent = json.loads(body or b"null", parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise _RefusedError(400, "The request is no JSON.") from None
+        number = sent.get("fn_index", 0) if isinstance(sent, dict) else 0
+        if not isinstance(number, int) or number < 0:
+            raise _RefusedError(400, "The page has no such function.")
         for path in _iterate_paths(sent):
             if not self._rules.disk.has_file(path):
                 raise _RefusedError(403, "The image is not a file that was uploaded to this page; upload it first.")
@@ -315,6 +318,10 @@ def _get_boundary(scope: Scope) -> bytes:
     if found is None:
         raise _RefusedError(400, "The request is no upload.")
     return b"--" + bytes(found[1])
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not of JSON")
 
 
 def _iterate_paths(sent: Any) -> Iterator[str]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["read_transform_beside"]
 
 _HUGGING_FACE, _TIMM = "preprocessor_config.json", "config.json"
+_MAX_BYTES = 2**24
+"""Bytes of a file of settings; they have a few thousand."""
+
 _TRIAL_PHOTOS = (320, 256), (200, 300)
 """Sizes (W, H) of the photos with which two transforms are compared."""
 
@@ -73,7 +76,11 @@ def _read_timm(folder: Path) -> tuple[Transform, Path] | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+        content = json.loads(text.decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
     if not isinstance(content, dict):

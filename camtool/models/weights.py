@@ -36,6 +36,8 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"weights {str(path)!r}: no such file.")
+    if not path.stat().st_size:  # a file of the system claims to be empty, and reading it may never end
+        raise ModelError(f"weights {str(path)!r}: the file is empty.")
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -66,6 +67,15 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     raise CamtoolError(f"{path} cannot be read: {found}.")
 
 
+@contextmanager
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading into a sentence: some files of the system can be opened, and not read."""
+    try:
+        yield
+    except OSError as error:
+        raise CamtoolError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
 def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
     """Return the content of a regular file.
 
@@ -74,8 +84,8 @@ def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
         FileNotFoundError: There is no such file.
         NotADirectoryError: A part of the path is no folder.
     """
-    with open_regular(path, max_bytes) as file:
-        content = file.read(max_bytes + 1)
+    with open_regular(path, max_bytes) as file, _name_in_errors(path):
+        content = file.read(max_bytes + 1) or b""  # None: one of the system has nothing to read yet
     if len(content) > max_bytes:  # some files of the system claim to be empty
         raise CamtoolError(f"{path} cannot be read: it has more than {max_bytes:,} bytes.")
     return content
@@ -91,7 +101,7 @@ def iterate_lines(path: Path) -> Iterator[bytes]:
         file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return
-    with file:
+    with file, _name_in_errors(path):
         number = 0
         while line := file.readline(_MAX_LINE_BYTES + 1):
             number += 1

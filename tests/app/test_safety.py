@@ -251,6 +251,13 @@ def test_an_upload_has_few_parts(caller: Caller) -> None:
 def test_a_large_body_is_refused_before_it_is_read(caller: Caller) -> None:
     assert caller.join("choose_class", ["x" * 2_000_000, None]).status_code == 413
     assert caller.client.post("gradio_api/queue/join", content=b"[" * 100_000).status_code in (400, 413)
+    for content in (
+        b'{"fn_index": -1}',
+        b'{"fn_index": NaN}',
+        b'{"fn_index": "0"}',
+        b'{"fn_index": 0, "data": [Infinity]}',
+    ):
+        assert caller.client.post("gradio_api/queue/join", content=content).status_code == 400
     files = [("files", (f"{number}.png", b"0" * 900_000)) for number in range(3)]
     assert caller.client.post("gradio_api/upload", files=files).status_code == 413
 

@@ -281,6 +281,18 @@ def test_tables_and_labels_are_regular_and_not_too_large(camtool_, photos, kind,
     assert "cannot be read: it " in result.err
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="files of Linux")
+@pytest.mark.parametrize("file", ["/proc/self/mem", "/proc/self/pagemap", "/dev/zero", "photos"])
+@pytest.mark.parametrize("option", ["--labels", "--labels-csv", "--config", "--weights", "--auth-file"])
+def test_files_of_the_system_and_folders_are_refused_with_a_sentence(camtool_, photos, option, file):
+    """The first cannot be read at its beginning; the second claims to be empty, and never ends."""
+    command = ["app", "--port", "0"] if option == "--auth-file" else ["photos", "--model", "demo"]
+    result = camtool_(*command, option, file)
+    assert (result.code, result.out) == (2, "")
+    assert "Traceback" not in result.err
+    assert file in result.err
+
+
 # ------------------------------------------------------------------------------------------------ foreign files
 
 

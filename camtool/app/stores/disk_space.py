@@ -39,7 +39,7 @@ class DiskSpace:
         try:
             root, resolved = self.folder.resolve(), Path(path).resolve()
             return Path(path).is_absolute() and resolved.is_relative_to(root) and resolved.is_file()
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: a link leads to itself
             return False
 
     def make_room(self, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -26,9 +27,11 @@ def hash_file(path: Path) -> str:
     """
     with path.open("rb") as file:
         digest = hashlib.sha256()
-        # hashlib.file_digest needs Python 3.11.
-        while chunk := file.read(1 << 20):
+        # Files of the system claim to be empty, and some never end. hashlib.file_digest needs Python 3.11.
+        size = os.fstat(file.fileno()).st_size
+        while chunk := file.read(min(1 << 20, size)):
             digest.update(chunk)
+            size -= len(chunk)
     return digest.hexdigest()
 
 
