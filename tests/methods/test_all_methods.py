@@ -197,9 +197,21 @@ def as_batch(maps: Maps) -> Tensor:
     return torch.tensor([maps], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "make"), [*product(OF_ACTIVATIONS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])])
+SAMPLE = ["gradcam", "layercam", "scorecam"]
+"""Methods that are tried in all layouts: a layer's layout is undone before a method sees anything of it."""
+
+NETS = [*product(OF_ACTIVATIONS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "kind", "seed"),
+    [
+        (name, make, kind, seed)
+        for name, make in NETS
+        for kind, seed in product(KINDS, range(3))
+        if name in SAMPLE or (seed == 0 and kind in ("rectified", "signed"))
+    ],
+)
 def test_method_equals_its_oracle(name: str, make: Any, kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     net, layer = make(kind)
@@ -459,8 +471,9 @@ def test_method_does_not_change_the_evidence(name: str) -> None:
     assert torch.equal(evidence.gradients, g)
 
 
-@pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)
+@pytest.mark.parametrize(
+    ("name", "merge"), [*product(OF_ACTIVATIONS + OF_ATTENTION, [*MERGES][:1]), *product(SAMPLE, [*MERGES][1:])]
+)
 def test_two_layers_make_one_map_with_any_merge(name: str, merge: str) -> None:
     net, x = suited(name)[0], torch.randn(2, *IMAGES)
     layers = ["trunk.0", "trunk.1"]

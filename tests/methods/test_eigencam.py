@@ -244,11 +244,9 @@ def test_row_equals_the_row_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e30])
-@pytest.mark.parametrize("kind", [torch.rand, torch.randn, torch.ones])
-def test_maps_are_finite(name: str, dtype: torch.dtype, scale: float, kind: Any) -> None:
-    A = scale * kind(2, 5, 4, 6, dtype=dtype)
+@pytest.mark.parametrize(("scale", "dtype"), [(0.0, torch.float64), (1e-30, torch.float32), (1e30, torch.float32)])
+def test_maps_are_finite(name: str, dtype: torch.dtype, scale: float) -> None:
+    A = scale * torch.cat([torch.randn(2, 5, 4, 6, dtype=dtype), torch.ones(1, 5, 4, 6, dtype=dtype)])
     ours = maps(name, A)
     assert ours.dtype == dtype
     assert ours.isfinite().all()

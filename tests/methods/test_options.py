@@ -25,11 +25,14 @@ WRONG: dict[type, list[Any]] = {
 }
 """The type of an option's default → what it cannot be."""
 
-CASES = [
+OPTIONS = [(name, *option) for name in NAMES for option in find_method(name).options.items()]
+
+# All options are checked by the same four functions, so each option meets one wrong value, and each value one method.
+CASES = [(name, option, WRONG[type(default)][0]) for name, option, default in OPTIONS if type(default) in WRONG] + [
     (name, option, value)
-    for name in NAMES
-    for option, default in find_method(name).options.items()
-    for value in WRONG.get(type(default), [])
+    for kind, values in WRONG.items()
+    for name, option, default in [next(each for each in OPTIONS if type(each[2]) is kind)]
+    for value in values[1:]
 ]
 
 
