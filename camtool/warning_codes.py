@@ -82,6 +82,12 @@ _KINDS = (
         "note",
     ),
     WarningKind(
+        "photo-reduced",
+        "A run reduced a photo of more than 40 million pixels.",
+        "Add --max-side with the longest side that the overlay shall have.",
+        "note",
+    ),
+    WarningKind(
         "assumed-contrast",
         "A medical or scientific file does not say which values are black and white, so all were stretched.",
         "Pass window=(center, width) or percentiles=(low, high) to camtool.open_image.",

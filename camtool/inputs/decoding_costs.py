@@ -12,7 +12,7 @@ from camtool.inputs.tiff import get_page_tags
 
 __all__ = ["count_jpeg_scans", "estimate_memory", "get_pixel_bytes"]
 
-_DECODER_BYTES = {"WEBP": 13, "AVIF": 16, "HEIF": 10}
+_DECODER_BYTES = {"WEBP": 13, "AVIF": 16, "HEIF": 9}
 """Bytes for each pixel that a decoder takes beside the decoded image. Measured with Pillow 12.3: 12.0 (WebP), 7.0 (AVIF
 of 8 bits; twice as much with 12 bits), and 8.5 (HEIC with pillow-heif)."""
 
@@ -26,13 +26,14 @@ _PART = 1 << 20
 _BITS, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT = 258, 277, 278, 322, 323
 
 
-def estimate_memory(image: Image.Image, size: tuple[int, int], scans: int = 1) -> int:
+def estimate_memory(image: Image.Image, size: tuple[int, int], scans: int = 1, factor: int = 1) -> int:
     """Return the bytes that decoding takes at most, of an image that is opened and not decoded yet.
 
     Args:
         image: The opened image, after ``draft``, which reduces a JPEG.
         size: Its size before.
         scans: The scans of a JPEG; see :func:`count_jpeg_scans`.
+        factor: Divides its sides when it is converted.
     """
     pixels = image.width * image.height
     beside: float = pixels * _DECODER_BYTES.get(image.format or "", 0)
@@ -40,8 +41,8 @@ def estimate_memory(image: Image.Image, size: tuple[int, int], scans: int = 1) -
         beside = _COEFFICIENT_BYTES * size[0] * size[1] * _count_coefficients(image)
     elif image.format == "TIFF":
         beside = _measure_piece(get_page_tags(image), size)
-    if image.mode != "RGB":
-        beside = max(beside, pixels * get_pixel_bytes("RGB"))  # it is converted when it is decoded
+    if image.mode != "RGB" or factor > 1:
+        beside = max(beside, pixels // factor**2 * get_pixel_bytes("RGB"))  # it is converted when it is decoded
     return int(pixels * get_pixel_bytes(image.mode) + beside)
 
 

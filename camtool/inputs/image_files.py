@@ -28,7 +28,7 @@ from camtool.inputs.formats import format_table
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
-from camtool.inputs.formats.reading_options import MAX_MEMORY, MAX_PIXELS, ReadingOptions
+from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_MEMORY, MAX_PIXELS, ReadingOptions
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
@@ -186,6 +186,7 @@ def read_image(
     max_side: int | None = None,
     max_pixels: int = MAX_PIXELS,
     max_memory: int | None = None,
+    max_drawn: int | None = None,
 ) -> Image.Image:
     """Read an image as a browser shows it, from a file, or from the web if the user names a URL.
 
@@ -204,6 +205,8 @@ def read_image(
         max_memory: The most bytes that reading a file may take, so that a small file cannot fill the memory; by default
             :data:`MAX_MEMORY`, or 4 bytes for each of ``max_pixels`` if that is more. Decoders take 4 to 20 bytes for
             each pixel, e.g. 4 for a baseline JPEG and 17 for WebP.
+        max_drawn: The most pixels of the result if ``max_side`` is not given: a larger photo is reduced by a whole
+            factor, and :func:`get_reading_notes` says so.
 
     Returns:
         A new image of mode "RGB" without metadata. Reading it again changes nothing.
@@ -214,7 +217,9 @@ def read_image(
             or the array's shape, dtype or range is not allowed.
     """
     check_count("max_side", max_side, optional=True, error=ImageError)
-    options = ReadingOptions(max_pixels=max_pixels, max_memory=max_memory)
+    options = ReadingOptions(
+        max_pixels=max_pixels, max_memory=max_memory, max_drawn=max_drawn if max_side is None else None
+    )
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
     if isinstance(source, str) and is_web_address(source):
@@ -226,13 +231,13 @@ def read_image(
         path = Path(source)
         volume = format_table.read_folder(path, options) if path.is_dir() else None
         if volume is not None:
-            return _flatten(volume, max_side)
+            return _flatten(volume, max_side, options)
         with _open_file(path) as stream:
             return _decode(stream, str(path), max_side, options)
     if isinstance(source, bytes):
         return _decode(BytesIO(source), "the bytes", max_side, options)
     if isinstance(source, FileImage):
-        return _flatten(source, max_side)
+        return _flatten(source, max_side, options)
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "")) or "the PIL image"
         with _name_in_errors(name):
@@ -293,36 +298,62 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingO
     with _name_in_errors(name):
         found = format_table.read_stream(stream, name, options)
     if found is not None:
-        return _flatten(found, max_side)
+        return _flatten(found, max_side, options)
     formats = _list_formats(header, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = _open_image(stream, header, formats)
-        _check_size(image, options)
+        options.check_size(name, image.height, image.width)
         size, scans = image.size, _check_scans(image, stream, name) if image.format in _JPEG else 1
         # Pillow turns an image upright, and forgets that it did, when it loads it.
         origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
-        if max_side is not None:
-            image.draft(None, _fit(image.size, max_side))  # a reduced scale that is not below this size, of JPEG alone
-        options.check_memory(name, estimate_memory(image, size, scans))
+        factor = options.choose_factor(size)
+        fit = (max(1, size[0] // factor), max(1, size[1] // factor)) if max_side is None else _fit(size, max_side)
+        if fit != size:
+            image.draft(None, fit)  # a reduced scale that is not below this size, of JPEG alone
+        factor = options.choose_factor(image.size) if max_side is None else _choose_factor(image.size, max_side)
+        options.check_memory(name, estimate_memory(image, size, scans, factor))
         image.load()
-    is_plain = _is_plain(image)
+    is_plain = factor == 1 and _is_plain(image)
     is_reduced = max_side is not None and max(image.size) > max_side
-    copies = (not is_plain) + is_reduced
-    options.check_memory(name, image.width * image.height * (get_pixel_bytes(image.mode) + 4 * copies))
+    copied = image.width * image.height * ((not is_plain) + is_reduced) // factor**2
+    options.check_memory(name, image.width * image.height * get_pixel_bytes(image.mode) + 4 * copied)
     # Pillow's own way to another image with the same pixels: a copy would double the memory of most photos.
-    plain = image._new(image.im) if is_plain else _make_plain(image, name)
+    plain = image._new(image.im) if is_plain else _make_plain(image, name, factor)
     plain.info = {}
     plain = _add_notes(_reduce(plain, max_side), image)
     if origin is not None:
         plain.info[_ORIGIN] = origin
-    return plain
+    return plain if max_side is not None else _note_reduction(plain, size)
 
 
-def _flatten(found: FileImage, max_side: int | None) -> Image.Image:
+def _flatten(found: FileImage, max_side: int | None, options: ReadingOptions) -> Image.Image:
     """Return what a file holds as a plain image."""
     plain = _reduce(found.to_photo(), max_side)
+    size, factor = plain.size, options.choose_factor(plain.size)
+    plain = plain if factor == 1 else plain.reduce(factor)
     plain.info.update({_NOTES: found.notes, _ORIGIN: found.origin})
-    return plain
+    return _note_reduction(plain, size)
+
+
+def _note_reduction(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Add a note to an image that has less pixels than its file, which has this size."""
+    if image.width * image.height < size[0] * size[1]:
+        note = (
+            f"The photo has {size[0]} x {size[1]} pixels and was reduced to {image.width} x {image.height} to save "
+            f"memory; for more of them, add --max-side {max(size)}."
+        )
+        image.info[_NOTES] = (*get_reading_notes(image), MapWarning(note, "photo-reduced"))
+    return image
+
+
+def _divide(size: tuple[int, int], factor: int) -> tuple[int, int]:
+    """Return a size divided by a factor; a part of a pixel counts as one."""
+    return -(-size[0] // factor), -(-size[1] // factor)
+
+
+def _choose_factor(size: tuple[int, int], max_side: int) -> int:
+    """Return by how much the sides of a large photo are divided at first: at least two pixels for one are left."""
+    return max(1, max(size) // (2 * max_side)) if size[0] * size[1] > MAX_DRAWN else 1
 
 
 def _reduce(image: Image.Image, max_side: int | None) -> Image.Image:
@@ -380,15 +411,18 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
     if image.format not in _FRAME_FORMATS or image.tell() != 0:
         return ()
     try:
-        frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
+        if image.format == "GIF":  # it is not known how many frames there are before all of the file is read
+            frames = 0 if getattr(image, "is_animated", False) else 1
+        else:
+            frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
     except _DECODER_FAULTS:
         # A later frame is damaged, but the first can be read.
         return ()
     note = (
-        f"The file holds {frames} frames or pages and only the first was read; to choose another, pass a PIL image: "
-        "image = PIL.Image.open(path); image.seek(1)."
+        f"The file holds {frames or 'several'} frames or pages and only the first was read; to choose another, pass a "
+        "PIL image: image = PIL.Image.open(path); image.seek(1)."
     )
-    return (MapWarning(note, "frames-ignored"),) if frames > 1 else ()
+    return (MapWarning(note, "frames-ignored"),) if frames != 1 else ()
 
 
 def _count_whole_pages(image: Image.Image) -> int:
@@ -418,8 +452,7 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     except ImageError:
         raise
     except _BOMBS as error:
-        advice = "If you trust it, raise the limit (--max-pixels, in Python max_pixels=), or give a PIL image."
-        raise ImageError(f"{name} is too large to be decoded safely: {error} {advice}") from error
+        raise ImageError(f"{name} is too large to be decoded safely: {error}") from error
     except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
@@ -463,13 +496,6 @@ def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Imag
         with suppress(*_OTHER_FORMAT):
             return factory(stream, "")
     raise UnidentifiedImageError(f"none of {', '.join(formats)}")
-
-
-def _check_size(image: Image.Image, options: ReadingOptions) -> None:
-    """Raise an error if an image that is not decoded yet has more pixels; its header gives the size."""
-    pixels = image.width * image.height
-    if pixels > options.max_pixels:
-        raise Image.DecompressionBombError(f"it has {pixels:,} pixels, and the limit is {options.max_pixels:,}.")
 
 
 def _check_scans(image: Image.Image, stream: BinaryIO, name: str) -> int:
@@ -517,25 +543,33 @@ def _is_plain(image: Image.Image) -> bool:
     return image.mode == "RGB" and not image.has_transparency_data and _find_transposition(image) is None
 
 
-def _make_plain(image: Image.Image, name: str) -> Image.Image:
-    """Return a loaded image as a new RGB image of eight bits: upright, on white, without metadata."""
+def _make_plain(image: Image.Image, name: str, factor: int = 1) -> Image.Image:
+    """Return a loaded image as a new RGB image of eight bits: upright, on white, without metadata.
+
+    Args:
+        image: The loaded image.
+        name: What to call it in errors.
+        factor: Divides its sides: each pixel is the mean of a square of this side.
+    """
     if 0 in image.size:
         raise ImageError(f"{name} has {image.width} x {image.height} pixels: it is empty.")
     transposition, white = _find_transposition(image), _find_white(image, name)
     is_on_side = transposition in _ON_SIDE
-    canvas = Image.new("RGB", image.size[::-1] if is_on_side else image.size, "white")
-    for top, strip in _cut_strips(image):
+    width, height = _divide(image.size, factor)
+    canvas = Image.new("RGB", (height, width) if is_on_side else (width, height), "white")
+    for top, strip in _cut_strips(image, factor):
         plain = _convert_strip(strip, white)
+        plain = plain if factor == 1 else plain.reduce(factor)
+        start = height - top // factor - plain.height if transposition in _FROM_BELOW else top // factor
         if transposition is not None:
             plain = plain.transpose(transposition)
-        start = image.height - top - strip.height if transposition in _FROM_BELOW else top
         canvas.paste(plain, (start, 0) if is_on_side else (0, start))
     return canvas
 
 
-def _cut_strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Yield strips of rows, and where they begin; a small image as it is."""
-    rows = max(1, _STRIP_PIXELS // image.width)
+def _cut_strips(image: Image.Image, factor: int = 1) -> Iterator[tuple[int, Image.Image]]:
+    """Yield strips of rows, a multiple of ``factor``, and where they begin; a small image as it is."""
+    rows = factor * max(1, _STRIP_PIXELS // (factor * image.width))
     if rows >= image.height:
         yield 0, image
         return
@@ -548,8 +582,9 @@ def _convert_strip(image: Image.Image, white: int | None) -> Image.Image:
     if white is not None:
         values = np.asarray(image)
         levels = _scale_to_levels(values, white)
-        # A gray PNG may declare one value transparent.
-        levels[values == image.info.get("transparency")] = 255
+        transparent = image.info.get("transparency")
+        if transparent is not None:  # a gray PNG may declare one value so
+            levels[values == transparent] = 255
         image = Image.fromarray(levels)
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -607,5 +642,7 @@ def _choose_white(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) 
 
 def _scale_to_levels(values: npt.NDArray[Any], white: int) -> npt.NDArray[np.uint8]:
     """Scale [0, white] to the nearest of the levels 0 to 255."""
+    if values.dtype == np.uint16:  # a table takes a tenth of the time
+        return np.take(_scale_to_levels(np.arange(1 << 16), white), values)
     levels: npt.NDArray[np.uint8] = np.rint(values.astype(np.float32) * np.float32(255 / white)).astype(np.uint8)
     return levels

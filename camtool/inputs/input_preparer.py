@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
 from camtool.errors import CamtoolError, ImageError
+from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.hooks.model_call import ASSUMED_SIZES
@@ -65,6 +66,10 @@ _MADE_GRAY = MapWarning("The model takes one channel, so the image was converted
 _GEOMETRIES = 8
 """Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
 folders of photos have few sizes; one of crops has too many to keep."""
+
+_MOST_SCALED, _KEPT = 100_000_000, 32
+"""Most pixels to which a transform may scale a photo before it crops it, and the longer side, in lengths of the shorter
+one, that is kept of a longer photo."""
 
 _DEFAULT_TRANSFORMS = 2
 """Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
@@ -219,7 +224,11 @@ class InputPreparer:
         given = source if found is None else found
         options = self._reading
         return image_files.read_image(
-            given, max_side=max_side, max_pixels=options.max_pixels, max_memory=options.max_memory
+            given,
+            max_side=max_side,
+            max_pixels=options.max_pixels,
+            max_memory=options.max_memory,
+            max_drawn=options.max_drawn,
         )
 
     def _prepare_values(self, found: FileImage) -> PreparedInput:
@@ -240,7 +249,8 @@ class InputPreparer:
             return self._prepare_values(image)
         transform, notes = self._get_image_transform()
         geometry = self._read_geometry((image.height, image.width))
-        tensor = _check_transformed(transform(image), transform).to(self._device, get_dtype(self._model))
+        tensor = _check_transformed(transform(self._cut_middle(image, geometry)), transform)
+        tensor = tensor.to(self._device, get_dtype(self._model))
         notes = (
             *image_files.get_reading_notes(image),
             *find_image_warnings(image, geometry),
@@ -249,6 +259,28 @@ class InputPreparer:
         black, white = find_black_and_white(tensor, transform)
         view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
         return PreparedInput(tensor, view, notes, black, white, is_photo=True)
+
+    def _cut_middle(self, image: Image.Image, geometry: Geometry) -> Image.Image:
+        """Return a photo; of a very long one the middle, as the whole would be scaled to gigabytes and then cropped.
+
+        Raises:
+            ImageError: The model would see something else than of the whole photo.
+        """
+        if image.width * image.height * geometry.compute_scale() ** 2 <= _MOST_SCALED:
+            return image
+        shorter, longer = sorted(image.size)
+        # By an even number, so that the middle of the photo stays the middle of a pixel, or an edge.
+        cut = max(0, longer - _KEPT * shorter) // 2
+        left, top = (cut, 0) if longer == image.width else (0, cut)
+        middle = image.crop((left, top, image.width - left, image.height - top))
+        seen = self._read_geometry((middle.height, middle.width))
+        box = np.add(seen.box, (top, left, top, left))
+        if seen.size != geometry.size or not np.allclose(box, geometry.box, rtol=0, atol=shorter / 100):
+            raise ImageError(
+                f"the photo is {image.width} x {image.height} pixels, and its preparation would enlarge it "
+                f"{geometry.compute_scale():.0f} times before it is cropped; cut it into parts."
+            )
+        return middle
 
     def _to_tensor(self, source: Tensor | NDArray[Any]) -> Tensor:
         """Return an array of any numbers as a tensor of the model's floating type."""

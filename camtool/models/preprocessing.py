@@ -84,7 +84,8 @@ class Preprocessing:
 
     def __call__(self, photo: Image.Image) -> Tensor:
         """Return the input ``(C, h, w)``."""
-        image = photo.convert("L" if self.channels == "gray" else "RGB")
+        mode = "L" if self.channels == "gray" else "RGB"
+        image = photo if photo.mode == mode else photo.convert(mode)
         scaled = self.compute_scaled_size(image.height, image.width)
         if scaled != (image.height, image.width):
             image = image.resize(scaled[::-1], Image.Resampling.BILINEAR)

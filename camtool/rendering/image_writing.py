@@ -56,9 +56,9 @@ def write_image(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, 
         OSError: The file cannot be written. An existing file at `path` is unchanged.
     """
     path = Path(path)
-    data = encode_image(pixels, path.suffix, quality=quality)
+    options = _check_encoding(pixels, path.suffix, quality)
     with open_atomically(path) as stream:
-        stream.write(data)
+        _encode(pixels, stream, quality, options)
     return path
 
 
@@ -76,17 +76,29 @@ def encode_image(pixels: npt.NDArray[np.uint8], suffix: str = ".png", *, quality
     Raises:
         ImageError: The suffix, the pixels or the quality is invalid.
     """
+    buffer = BytesIO()
+    _encode(pixels, buffer, quality, _check_encoding(pixels, suffix, quality))
+    return buffer.getvalue()
+
+
+def _check_encoding(pixels: npt.NDArray[np.uint8], suffix: str, quality: int) -> dict[str, Any]:
+    """Return the options of Pillow for a suffix, after a check of all arguments."""
     options = _get_format(suffix)
     if not 1 <= quality <= 100:
         raise ImageError(f"quality must be from 1 to 100, got {quality}.")
     _check_pixels(pixels)
-    buffer = BytesIO()
+    return options
+
+
+def _encode(pixels: npt.NDArray[np.uint8], stream: BinaryIO, quality: int, options: dict[str, Any]) -> None:
+    """Write an image file to a stream. An image of many pixels is not in memory a third time, encoded."""
     try:
-        Image.fromarray(pixels).save(buffer, quality=quality, **options)
+        Image.fromarray(pixels).save(stream, quality=quality, **options)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # it is the disk's, not the encoder's
+            raise
         size = " x ".join(map(str, pixels.shape[:2]))
         raise ImageError(f"pixels of size {size} cannot be written as {options['format']}: {error}.") from error
-    return buffer.getvalue()
 
 
 def check_suffix(path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from camtool.runs.job_list import Job
 from camtool.runs.photo_batches.explaining import explain_batch
 from camtool.runs.photo_batches.preparing import prepare_photo
+from camtool.runs.process_settings import release_memory
 from camtool.runs.report_rows import parse_row, to_row
 from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
@@ -103,6 +104,7 @@ def run_jobs(
             for outcome, results in islice(written, len(batch.jobs)):
                 folder.add(str(outcome.job.source), results)
                 yield outcome
+        release_memory()  # the report reads photos again
 
 
 @dataclass(frozen=True)

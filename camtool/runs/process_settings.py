@@ -8,10 +8,13 @@ import gc
 import os
 import platform
 
-__all__ = ["tune_process"]
+__all__ = ["release_memory", "tune_process"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The parameters of glibc's ``mallopt``, from ``malloc.h``."""
+
+_LARGE = 10_000_000
+"""Pixels of an image that takes much memory to read."""
 
 _LARGEST = 2**31 - 1
 """The largest ``int``: no block is larger."""
@@ -29,6 +32,16 @@ def tune_process() -> None:
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     _keep_large_blocks()
+
+
+def release_memory(size: tuple[int, int] | None = None) -> None:
+    """Return memory that was freed to the system. Other threads would not use what the reader of a photo has freed.
+
+    Args:
+        size: Of an image that was in it: a small one is not worth the time. None stands for any size.
+    """
+    if platform.libc_ver()[0] == "glibc" and (size is None or size[0] * size[1] > _LARGE):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keep_large_blocks() -> None:

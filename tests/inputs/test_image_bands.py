@@ -152,7 +152,7 @@ def encode_frames(kind: str, count: int = 3) -> bytes:
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
 def test_the_first_of_several_frames_is_read_with_a_note(kind: str) -> None:
     image = read_image(encode_frames(kind))
-    assert "3 frames" in "".join(get_reading_notes(image))
+    assert ("several frames" if kind == "GIF" else "3 frames") in "".join(get_reading_notes(image))
     # A folder run reads an image before it is explained.
     assert get_reading_notes(read_image(image)) == get_reading_notes(image)
     assert get_reading_notes(read_image(Image.open(BytesIO(encode_frames(kind))))) == get_reading_notes(image)

@@ -20,7 +20,8 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from camtool.errors import ImageError
-from camtool.inputs.image_files import IMAGE_SUFFIXES, MAX_BYTES, read_image
+from camtool.inputs import image_files
+from camtool.inputs.image_files import IMAGE_SUFFIXES, MAX_BYTES, get_reading_notes, read_image
 from camtool.rendering.image_writing import encode_image
 from tests.helpers.photos import save, unseen
 
@@ -622,3 +623,44 @@ def test_another_librarys_opener_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert read_image(encode_image(RAMP)).size == (5, 4)
     with pytest.raises(ImageError, match="is no image"):
         read_image(b"just some words")
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turn"), [(1, None), (3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_270)]
+)
+@pytest.mark.parametrize("mode", ["RGB", "P"])
+def test_a_photo_of_many_pixels_is_reduced_with_a_note(
+    monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int, turn: Image.Transpose | None
+) -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (41, 62, 3), np.uint8)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(photo, "PNG", exif=exif)
+    expected = photo.convert("RGB").reduce(3)
+    expected = expected if turn is None else expected.transpose(turn)
+    monkeypatch.setattr(image_files, "_STRIP_PIXELS", 62 * 7)
+    image = read_image(data, max_drawn=300)
+    assert np.array_equal(image, expected)
+    (note,) = get_reading_notes(image)
+    assert f"62 x 41 pixels and was reduced to {image.width} x {image.height}" in note
+    assert "--max-side 62" in note
+    whole = read_image(data, max_drawn=300, max_side=62)
+    assert (whole.size, get_reading_notes(whole)) == (read_image(data, max_drawn=62 * 41).size, ())
+
+
+def test_a_jpeg_of_many_pixels_is_decoded_at_a_part_of_its_size() -> None:
+    data = encode(Image.new("RGB", (640, 481), "navy"), "JPEG")
+    assert read_image(data, max_drawn=100_000, max_memory=4 * 320 * 241).size == (320, 241)
+    assert read_image(data, max_drawn=20_000).size == (160, 121)
+
+
+def test_the_advice_of_a_limit_helps() -> None:
+    data = encode(Image.new("RGB", (6000, 6000)), "WEBP", lossless=True, method=0)
+    with pytest.raises(ImageError, match=r"limit is 600 MB.*--max-pixels 201000000"):
+        read_image(data, max_memory=600_000_000)
+    assert read_image(data, max_pixels=201_000_000, max_side=9).size == (9, 9)
+
+
+def test_sixteen_bits_become_eight_as_by_division() -> None:
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    assert np.array_equal(read_pixels(encode(Image.fromarray(values), "PNG"))[..., 0], np.rint(values / 257))

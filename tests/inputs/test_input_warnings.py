@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torchvision.transforms import CenterCrop, Compose, Normalize, PILToTensor, Resize, ToTensor
 
 import camtool
+from camtool.errors import ImageError
+from camtool.inputs import input_preparer
 from camtool.inputs.image_files import read_image
 
 SAME, BYTES, UNIT, DARK, PART = (
@@ -166,3 +168,16 @@ def test_a_tensor_with_a_missing_value_is_displayed_black(plane: int) -> None:
     result = camtool.explain(Net(), tensor, 0)
     assert not result.photo.any()
     assert not list_warnings(tensor)
+
+
+@pytest.mark.parametrize("size", [(3, 700), (701, 4)])
+def test_of_a_very_long_photo_the_middle_is_scaled(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8))
+    net = Net()
+    whole = camtool.explain(net, image, 0, transform=CROPPED)
+    monkeypatch.setattr(input_preparer, "_MOST_SCALED", 100_000)
+    part = camtool.explain(net, image, 0, transform=CROPPED)
+    assert part.geometry == whole.geometry
+    np.testing.assert_allclose(part.heatmap, whole.heatmap, atol=1e-3)
+    with pytest.raises(ImageError, match=r"its preparation would enlarge it .* cut it into parts"):
+        camtool.explain(net, image, 0, transform=Compose([Resize(64), ToTensor()]))

@@ -72,7 +72,7 @@ def test_a_higher_quality_makes_larger_files() -> None:
 )
 def test_invalid_arguments_write_nothing(tmp_path: Path, name: str, array: Any, quality: int, message: str) -> None:
     with pytest.raises(ImageError, match=message):
-        write_image(tmp_path / "folder" / name, array, quality=quality)
+        write_image(tmp_path / name, array, quality=quality)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -77,12 +77,12 @@ def parse_reading_options(
     frame: int | None,
     max_pixels: int,
 ) -> dict[str, Any]:
-    """Return the options of :func:`camtool.open_image` that were given.
+    """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
 
     Raises:
         CamtoolError: A text is no list of numbers, or an option is not allowed.
     """
-    from camtool.inputs.formats.reading_options import ReadingOptions
+    from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
 
     options = {
         "bands": _parse_numbers("--bands", bands, "4,3,2", int),
@@ -92,6 +92,8 @@ def parse_reading_options(
         "axis": None if axis is None else axis.value,
         "frame": frame,
         "max_pixels": max_pixels,
+        "max_memory": RUN_MEMORY if max_pixels <= DEFAULT_MAX_PIXELS else None,
+        "max_drawn": MAX_DRAWN,
     }
     given = {name: value for name, value in options.items() if value is not None}
     ReadingOptions.from_user(given)

@@ -13,7 +13,7 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Contrast", "WindowFunction", "choose_contrast", "find_full_range", "find_range"]
+__all__ = ["Contrast", "WindowFunction", "choose_contrast", "cut_parts", "find_full_range", "find_range"]
 
 _PART = 1 << 20
 """Values that are computed at once, as the computation takes eight times the memory of 8-bit values."""
@@ -50,14 +50,14 @@ class Contrast:
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black."""
         unit = np.empty(values.shape, np.float32)
-        for part in _cut(values):
+        for part in cut_parts(values):
             unit[part] = self._apply_to_part(values[part])
         return unit
 
     def to_levels(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         """Return values ``(..., C)`` as the nearest of the levels 0 to 255."""
         levels = np.empty(values.shape, np.uint8)
-        for part in _cut(values):
+        for part in cut_parts(values):
             levels[part] = np.rint(self._apply_to_part(values[part]).astype(np.float32) * 255)
         return levels
 
@@ -101,7 +101,7 @@ def choose_contrast(
 
 def find_range(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> tuple[float, float]:
     """Return the lowest and the highest of the valid, finite values; (0, 1) if there are none."""
-    parts = (_select_valid(values[part], None if valid is None else valid[part]) for part in _cut(values))
+    parts = (_select_valid(values[part], None if valid is None else valid[part]) for part in cut_parts(values))
     ranges = [(float(part.min()), float(part.max())) for part in parts if part.size]
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else (0.0, 1.0)
 
@@ -118,7 +118,7 @@ def find_full_range(values: NDArray[Any]) -> Contrast | None:
     return Contrast((0.0,), (1.0,)) if is_unit else None
 
 
-def _cut(values: NDArray[Any]) -> Iterator[tuple[slice, ...]]:
+def cut_parts(values: NDArray[Any]) -> Iterator[tuple[slice, ...]]:
     """Yield the parts of an array, along its first two axes, that are computed at once."""
     planes = max(1, _PART // max(1, values[:1].size))
     rows = max(1, _PART // max(1, values[:1, :1].size)) if values.ndim > 1 else 1

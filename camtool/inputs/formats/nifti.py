@@ -209,12 +209,16 @@ def _read_bytes(stream: BinaryIO, most: int) -> bytes | bytearray:
     """
     if not _is_compressed(stream):
         return stream.read(most)
-    data, unpacked = bytearray(), zlib.decompressobj(31)
-    while len(data) < most and not unpacked.eof:
+    # At its final size, as one that grows is copied. Memory is taken when it is written to.
+    data, size, unpacked = bytearray(most), 0, zlib.decompressobj(31)
+    while size < most and not unpacked.eof:
         part = unpacked.unconsumed_tail or stream.read(_PART_BYTES)
         if not part:
             break
-        data += unpacked.decompress(part, min(_PART_BYTES, most - len(data)))
+        piece = unpacked.decompress(part, min(_PART_BYTES, most - size))
+        data[size : size + len(piece)] = piece
+        size += len(piece)
+    del data[size:]
     return data
 
 
@@ -229,8 +233,8 @@ def _scale(stored: NDArray[Any], header: Any) -> NDArray[np.float32]:
     """Return stored values ``(D, H, W)`` in the unit of the file."""
     slope, intercept = header.get_slope_inter()
     values = np.empty(stored.shape, np.float32)
-    for index, each in enumerate(stored):
-        values[index] = each if slope is None else each * float(slope) + float(intercept)
+    for part in contrasts.cut_parts(stored):
+        values[part] = stored[part] if slope is None else stored[part] * float(slope) + float(intercept)
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -11,7 +12,7 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 
-__all__ = ["MAX_MEMORY", "MAX_PIXELS", "Axis", "ReadingOptions"]
+__all__ = ["MAX_DRAWN", "MAX_MEMORY", "MAX_PIXELS", "RUN_MEMORY", "Axis", "ReadingOptions"]
 
 Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
 """Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes."""
@@ -23,13 +24,20 @@ MAX_MEMORY = 850_000_000
 """Most bytes that reading an image file may take by default. With torch and torchvision, a process then stays below
 1.5 GB. Photos of 100 million pixels can be turned upright in it: two copies of 4 bytes for each pixel."""
 
+RUN_MEMORY = 640_000_000
+"""The same in runs, whose process has 820 MB when it reads a photo. HEIC photos of phones (49 million pixels) fit."""
+
+MAX_DRAWN = 40_000_000
+"""Most pixels of a photo as a run explains and draws it: photo, heatmap and overlay take 11 bytes for each."""
+
+_MAX_SIDE = 1_000_000
+"""Longest side of an image: a row is the least that is converted at once."""
+
+_MAX_DRAWN_SIDE = 65_535
+"""Longest side of a photo that is drawn, as of JPEG files: a heatmap takes a number for each cell and pixel of it."""
+
 _PLAIN_BYTES = 4
 """Bytes of a decoded pixel in Pillow's memory. Whoever allows more pixels allows this much memory for each."""
-
-_RAISE = (
-    "If you trust it, raise the limit (--max-pixels, which allows 4 bytes for each pixel; in Python max_pixels= or "
-    "max_memory=)."
-)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,8 @@ class ReadingOptions:
         max_pixels: Largest number of pixels of an image, or of a slice.
         max_memory: Most bytes that reading a file may take; by default :data:`MAX_MEMORY`, or 4 bytes for each of
             ``max_pixels`` if that is more.
+        max_drawn: Most pixels of a photo in the result: a larger one is reduced by a whole factor, with a note, unless
+            a longest side is named. By default photos are not reduced.
 
     Raises:
         ImageError: A value is not allowed.
@@ -59,6 +69,7 @@ class ReadingOptions:
     frame: int | None = None
     max_pixels: int = MAX_PIXELS
     max_memory: int | None = None
+    max_drawn: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values, and turn lists into tuples."""
@@ -84,6 +95,7 @@ class ReadingOptions:
                 raise ImageError(f"{name}={value!r} must be a whole number{hint}; the first is 0, the last is -1.")
         check_count("max_pixels", self.max_pixels, error=ImageError)
         check_count("max_memory", self.max_memory, optional=True, error=ImageError)
+        check_count("max_drawn", self.max_drawn, optional=True, error=ImageError)
 
     @classmethod
     def from_user(cls, options: Mapping[str, Any] | ReadingOptions | None) -> ReadingOptions:
@@ -134,10 +146,15 @@ class ReadingOptions:
         """
         if min(height, width, planes) < 1:
             raise ImageError(f"{name} has {width} x {height} pixels in {planes} planes: it is empty.")
+        if max(height, width) > _MAX_SIDE:
+            raise ImageError(
+                f"{name} is too large to be decoded safely: {width} x {height} pixels, and a side may have "
+                f"{_MAX_SIDE:,}. Cut it into parts."
+            )
         if height * width > self.max_pixels:
             raise ImageError(
-                f"{name} is too large to be decoded safely: {width} x {height} pixels, and the limit is "
-                f"{self.max_pixels:,} pixels. {_RAISE}"
+                f"{name} is too large to be decoded safely: it has {height * width:,} pixels, and the limit is "
+                f"{self.max_pixels:,}. {_advise(height * width)}"
             )
         self.check_memory(name, height * width * planes * value_bytes)
 
@@ -151,8 +168,15 @@ class ReadingOptions:
         if needed > limit:
             raise ImageError(
                 f"{name} is too large to be decoded safely: it takes up to {needed / 1e6:,.0f} MB of memory, and the "
-                f"limit is {limit / 1e6:,.0f} MB. {_RAISE}"
+                f"limit is {limit / 1e6:,.0f} MB. {_advise(max(needed / _PLAIN_BYTES, MAX_PIXELS))}"
             )
+
+    def choose_factor(self, size: tuple[int, int]) -> int:
+        """Return by how much the sides of a photo are divided, so that it has at most ``max_drawn`` pixels."""
+        if self.max_drawn is None:
+            return 1
+        by_pixels = math.sqrt(size[0] * size[1] / self.max_drawn)
+        return max(1, math.ceil(max(by_pixels, max(size) / _MAX_DRAWN_SIDE)))
 
     @property
     def percentile_bytes(self) -> int:
@@ -193,6 +217,12 @@ class ReadingOptions:
             if band > count:
                 raise ImageError(f"{name}: bands={self.bands} names band {band}, but there are {count}, from 1.")
         return [band - 1 for band in self.bands]
+
+
+def _advise(pixels: float) -> str:
+    """Return how to raise the limits so that they allow so many pixels, or the memory for them."""
+    millions = math.floor(pixels / 1e6) + 1
+    return f"If you trust it, raise the limit: --max-pixels {millions}000000 (in Python max_pixels= or max_memory=)."
 
 
 def _check_bands(bands: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from camtool.errors import ImageError
+from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import describe_error
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def prepare_photo(
         image = explainer.read(source, max_side=max_side)
     except Exception as error:  # noqa: BLE001  a decoder may raise anything
         return describe_failure(name, error)
+    size = image.size
+    release_memory(size)
     # Bands and volumes are not reduced.
     may_be_reduced = max_side is not None and isinstance(image, Image) and max(image.size) >= max_side
     try:
@@ -47,6 +50,8 @@ def prepare_photo(
     if may_be_reduced and (scale := prepared.geometry.compute_scale()) > 1:
         # The model would see an enlarged picture of a reduced one.
         return prepare_photo(explainer, source, name, math.ceil(max(image.size) * scale))
+    del image
+    release_memory(size)
     return prepared
 
 

@@ -25,6 +25,7 @@ from camtool.inputs.tiff import is_tiff
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import encode_image, open_atomically
 from camtool.rendering.views import Photo
+from camtool.runs.process_settings import release_memory
 from camtool.runs.report.links import find_photo, link_to
 from camtool.runs.report.rows import ReportRow, StoredHeatmap
 
@@ -190,6 +191,7 @@ def _write_reduced(source: Path, target: Path, max_side: int) -> Path | None:
         pixels = np.asarray(read_image(source, max_side=max_side))
     except (ImageError, MemoryError):
         return None
+    release_memory(_read_header(source)[1])
     with open_atomically(target) as stream:
         stream.write(encode_image(pixels, ".webp", quality=80))
     os.utime(target, ns=(modified, modified))

@@ -369,7 +369,7 @@ def test_a_claimed_size_is_refused_before_it_is_decoded() -> None:
     dataset.Rows = dataset.Columns = 65535
     with pytest.raises(ImageError, match="too large to be decoded safely"):
         read_image(encode_dicom(dataset))
-    with pytest.raises(ImageError, match="the limit is 11 pixels"):
+    with pytest.raises(ImageError, match="the limit is 11"):
         camtool.open_image(encode_dicom(build_dicom(RAMP)), max_pixels=11)
     assert camtool.open_image(encode_dicom(build_dicom(RAMP)), max_pixels=12).size == (4, 3)
 

@@ -243,7 +243,7 @@ def test_unusual_files_are_refused(data: bytes, message: str) -> None:
 def test_a_claimed_size_is_refused_before_it_is_decoded() -> None:
     data = bytearray(encode_nifti(VOLUME))
     data[42:48] = np.array([30000, 30000, 2], "<i2").tobytes()
-    with pytest.raises(ImageError, match="too large to be decoded safely: 30000 x 30000"):
+    with pytest.raises(ImageError, match="too large to be decoded safely: it has 900,000,000 pixels"):
         camtool.open_image(bytes(data))
 
 

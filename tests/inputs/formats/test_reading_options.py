@@ -14,7 +14,7 @@ from camtool.cli import app
 from camtool.cli.options import reading_options
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
-from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
 from camtool.inputs.image_files import has_image_suffix
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
@@ -180,7 +180,10 @@ def test_wrong_options_end_the_command(
 def test_the_texts_of_the_command_line_become_options() -> None:
     empty = {"bands": None, "window": None, "percentiles": None, "slice": None, "axis": None, "frame": None}
     empty["max_pixels"] = 10**8
-    assert reading_options.parse_reading_options(**empty) == {"max_pixels": 10**8}  # type: ignore[arg-type]
+    limits = {"max_pixels": 10**8, "max_memory": RUN_MEMORY, "max_drawn": MAX_DRAWN}
+    assert reading_options.parse_reading_options(**empty) == limits  # type: ignore[arg-type]
+    raised = reading_options.parse_reading_options(**(empty | {"max_pixels": 10**9}))  # type: ignore[arg-type]
+    assert raised == {"max_pixels": 10**9, "max_drawn": MAX_DRAWN}
     given = {"bands": "4,3,2", "window": "40,400", "slice": "middle", "axis": reading_options.Axis.coronal, "frame": 1}
     assert reading_options.parse_reading_options(**(empty | given)) == {  # type: ignore[arg-type]
         "bands": (4, 3, 2),
@@ -188,7 +191,7 @@ def test_the_texts_of_the_command_line_become_options() -> None:
         "slice": "middle",
         "axis": "coronal",
         "frame": 1,
-        "max_pixels": 10**8,
+        **limits,
     }
     with pytest.raises(CamtoolError, match=r"--slice .1\.5. is not a list"):
         reading_options.parse_reading_options(**(empty | {"slice": "1.5"}))  # type: ignore[arg-type]
