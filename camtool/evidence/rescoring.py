@@ -141,12 +141,16 @@ def score_logits(
 
 def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
     """Run the model on inputs ``(R, C, *size)``, one per row, and return each row's score on the graph, ``(R,)``."""
-    forward_pass = evidence.forward_pass
-    replaced = forward_pass.replace_image_input(inputs, evidence.images)
+    forward_pass, count = evidence.forward_pass, len(inputs)
+
+    def score(part: slice) -> Tensor:
+        replaced = forward_pass.replace_image_input(inputs[part], evidence.images[part])
+        output = predictions.to_batch(run_model(evidence.model, replaced), len(inputs[part]))
+        return targets.score_targets(evidence.targets[part], output)
+
+    size = 1 if takes_one_image(forward_pass.inputs) else count
     with enable_gradients(), forward_pass.restore_autocast(), preserve_model(evidence.model):
-        return targets.score_targets(
-            evidence.targets, predictions.to_batch(run_model(evidence.model, replaced), len(inputs))
-        )
+        return torch.cat([score(part) for part in iterate_chunks(count, size)])
 
 
 def score_activations_with_graph(evidence: Evidence, row: int, activations: Tensor, *, model: nn.Module) -> Tensor:

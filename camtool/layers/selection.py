@@ -9,10 +9,11 @@ from torch import nn
 
 from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
-from camtool.hooks.observation import get_call, observe
+from camtool.hooks.observation import get_call
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
+    VARIANTS,
     find_image_size,
     get_image_input,
     score_next_token,
@@ -114,11 +115,12 @@ def depends_on_image(
         layers = find_layers(model, inputs, names, call_index=call_index, score=score)
     except LayerError:
         return False
-    # The images of the batch differ, so a layer that depends on them returns different outputs.
-    frames = {layer.name: layer.layout.frames for layer in layers if layer.layout.frames}
-    calls = observe(model, [layer.name for layer in layers], vary_corner(inputs), grad=False, frames=frames).calls
-    outputs = [calls[layer.name][call_index].detach() for layer in layers]
-    return not any(bool((output == output[:1]).all()) for output in outputs)
+    # The variants differ, so a layer that depends on them returns different outputs.
+    calls = observe_variants(model, [layer.name for layer in layers], vary_corner(inputs))
+    outputs = [calls[layer.name][call_index] for layer in layers]
+    # The frames of a clip are rows of a layer's batch.
+    by_variant = (each.reshape(VARIANTS, -1) if len(each) % VARIANTS == 0 else each for each in outputs)
+    return not any(bool((each == each[:1]).all()) for each in by_variant)
 
 
 def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout | None:

@@ -157,6 +157,30 @@ def test_shared_arguments_are_not_split_with_the_batch(method) -> None:
     assert_same_explanation(single, results[1])
 
 
+class Dealt(nn.Module):
+    """Similarity of each image to its texts, which are dealt out to the images, as in OWL-ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = trunk()
+
+    def forward(self, images: Tensor, texts: Tensor) -> Tensor:
+        texts = texts.unflatten(0, (len(images), -1))
+        features = self.trunk(images).mean((2, 3)) * texts.sum(1)
+        return torch.einsum("nc,nkc->nk", features, texts.expand(-1, 2, -1))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "inputxgradient", "fullgrad", "opticam"])
+def test_several_classes_of_one_image_get_all_shared_arguments(method: str) -> None:
+    """More images at once would be fewer texts for each of them, silently."""
+    inputs = camtool.Inputs(torch.rand(1, 3, 16, 16), torch.rand(2, 6), shared=[1])
+    net, options = Dealt().eval(), {"steps": 2} if method == "opticam" else {}
+    (results,) = camtool.explain(net, inputs, [[0, 1]], method=method, **options)
+    for target, result in enumerate(results):
+        (single,) = camtool.explain(net, inputs, target, method=method, **options)
+        assert_close(result.raw, single.raw)
+
+
 # ---------------------------------------------------------------------------------------------------- dictionaries
 
 

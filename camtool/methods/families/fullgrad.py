@@ -24,6 +24,7 @@ from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
+from camtool.structures.nested_tensors import takes_one_image
 
 __all__ = ["compute_full_gradients", "fullgrad"]
 
@@ -91,6 +92,13 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
 
 def _compute_placed_terms(evidence: Evidence) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
     """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
+    if len(evidence.images) > 1 and takes_one_image(evidence.forward_pass.inputs):
+        # The calls that are recorded would be those of one row after the other.
+        rows = zip(evidence.targets, evidence.images, strict=True)
+        parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
+        by_call = zip(*(from_biases for _, from_biases in parts), strict=True)
+        terms = [(torch.cat([term for term, _ in call]), call[0][1]) for call in by_call]
+        return torch.cat([from_pixels for from_pixels, _ in parts]), terms
     inputs, calls = get_row_inputs(evidence), list[_BiasedCall]()
     centers: list[CellCenters | None] = []
 
@@ -102,8 +110,8 @@ def _compute_placed_terms(evidence: Evidence) -> tuple[Tensor, list[tuple[Tensor
 
     with _RecordBiases() as recorded:
         input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
-    terms = [call.compute_term(g) for call, g in zip(calls, gradients, strict=True)]
-    return inputs * input_gradient, list(zip(terms, centers or [None] * len(terms), strict=True))
+    placed = zip(calls, gradients, centers or [None] * len(calls), strict=True)
+    return inputs * input_gradient, [(call.compute_term(gradient), center) for call, gradient, center in placed]
 
 
 @dataclass(frozen=True)
