@@ -102,6 +102,48 @@ def test_models_that_take_one_image(run: Forward) -> None:
     assert len(camtool.explain(unusual, torch.rand(2, 3, 48, 48), 1, batch_size=1)) == 2
 
 
+class Bag(nn.Module):
+    """Multiple-instance learning: a batch is one bag with one row of scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU())
+        self.weight, self.head = nn.Linear(6, 1), nn.Linear(6, 4)
+
+    def pool(self, maps: Tensor) -> Tensor:
+        instances = maps.mean((2, 3))
+        scores: Tensor = self.head((self.weight(instances).softmax(0) * instances).sum(0, keepdim=True))
+        return scores
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pool(self.features(images))
+
+
+class OneOfBag(nn.Module):
+    """The wrapper that the error about a bag describes."""
+
+    def __init__(self, bag: Bag) -> None:
+        super().__init__()
+        self.bag = bag
+
+    def forward(self, image: Tensor, others: Tensor) -> Tensor:
+        return self.bag.pool(torch.cat([self.bag.features(image), self.bag.features(others)]))
+
+
+def test_a_bag_of_images_is_explained_as_its_error_says() -> None:
+    bag, images = Bag().eval(), torch.rand(4, 3, 24, 24)
+    with pytest.raises(
+        camtool.TargetError, match=r"\(1, 4\) for 4 images.* one bag, wrap .*Inputs\(image, others, shared"
+    ):
+        camtool.explain(bag, images, 1)
+    inputs = camtool.Inputs(images[:1], images[1:], shared=[1], image=0)
+    (result,) = camtool.explain(OneOfBag(bag), inputs, 1)
+    maps = bag.features(images).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(bag.pool(maps)[0, 1], maps)
+    expected = (gradient.mean((2, 3), keepdim=True) * maps).sum(1).relu()[0].detach()
+    assert torch.allclose(torch.from_numpy(result.raw), expected, atol=1e-7)
+
+
 # -------------------------------------------------------------------------------------------------- needs of gradients
 
 

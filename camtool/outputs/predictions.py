@@ -71,9 +71,14 @@ def to_batch(output: Any, image_count: int) -> Any:
     is_complete = count_images(output) == image_count and (scores is None or scores.numel() > 0)
     if not is_complete:
         came = f"detections in {count_images(output)}" if scores is None else f"scores {tuple(scores.shape)}"
+        bag = (
+            " If they are one bag, wrap it so that it takes one image and the others, runs its layers on one after the "
+            "other, self.layers(image) and self.layers(others), and pass "
+            "camtool.Inputs(image, others, shared=[1], image=0)."
+        )
         raise TargetError(
             f"the model returned {came} for {format_count(image_count, 'image')}; wrap it so that it returns scores "
-            "(N, K), one row per image."
+            f"(N, K), one row per image.{bag if count_images(output) == 1 else ''}"
         )
     return output
 
