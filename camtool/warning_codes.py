@@ -238,6 +238,11 @@ _KINDS = (
         "Choose a layer after the module that loses the gradient, which check() names, or explain a logit.",
     ),
     WarningKind(
+        "cells-not-read",
+        "The score is read from the class token, or another token that is no cell; no gradient reaches the cells.",
+        "Choose an earlier layer: leave out layer=, or take one that camtool.candidate_layers shows as good.",
+    ),
+    WarningKind(
         "vanishing-gradient",
         "By its gradient, the whole layer accounts for less than a thousandth of the score.",
         "Explain a logit instead of a saturated value.",

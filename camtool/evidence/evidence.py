@@ -118,6 +118,10 @@ class Evidence:
             self._has_zero_gradient = [not row for row in rows]
         return self._has_zero_gradient
 
+    def has_gradient_beside_cells(self, row: int) -> bool:
+        """Check that a row's gradient reaches none of the cells, but another token of the layer, e.g. a class token."""
+        return self.has_zero_gradient[row] and bool(self._scored.compute_gradients(self.layer)[row].any())
+
     def hessian_vector_product(self, direction: Tensor) -> Tensor:
         """Return the Hessian of each row's score with respect to the activations, times a direction.
 

@@ -79,7 +79,15 @@ def find_map_warnings(
 
 def _check_gradient(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the gradient is zero."""
-    if explained.has_zero_gradient:
+    if not explained.has_zero_gradient:
+        return
+    if any(each.uses_gradients and each.has_gradient_beside_cells(explained.row) for each in explained.evidence):
+        yield MapWarning(
+            "The score's gradient is zero at all cells of the layer: behind it, only other tokens are read, e.g. the "
+            "class token, so the map says nothing.",
+            "cells-not-read",
+        )
+    else:
         yield MapWarning(
             "The score's gradient at the layer is zero everywhere, so the map says nothing.", "zero-gradient"
         )

@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 import camtool
 from camtool.targets import Probability
 from tests.helpers import photos
+from tests.helpers.vision_transformers import make_tiny_vit
 
 __all__ = ["FAULTS", "Net"]
 
@@ -253,6 +254,10 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
     "a dead ReLU": (
         "zero-gradient",
         lambda: _explain(Net(between=Function(lambda values: (values - 1e6).relu())), target=0),
+    ),
+    "a norm behind the last attention": (
+        "cells-not-read",
+        lambda: camtool.explain(make_tiny_vit(), torch.randn(1, 3, 6, 8), 1, layer="blocks.2.norm2")[0],
     ),
     "a constant layer": (
         "constant-map",

@@ -130,6 +130,13 @@ def test_what_the_class_token_read_before_the_layer_is_a_note() -> None:
     assert "other-paths" not in report.codes
 
 
+def test_a_layer_that_is_read_by_the_class_token_alone_has_a_remedy_that_helps() -> None:
+    report = FAULTS["a norm behind the last attention"][1]().check()
+    assert report.codes.count("cells-not-read") == 1
+    assert "zero-gradient" not in report.codes
+    assert camtool.explain(make_tiny_vit(), torch.randn(1, 3, 6, 8), 1)[0].raw.any()  # without layer=
+
+
 def test_a_lost_gradient_is_located() -> None:
     _, explain = FAULTS["a dead ReLU"]
     (finding,) = (each for each in explain().check().findings if each.code == "zero-gradient")
