@@ -117,13 +117,11 @@ class _Photo:
 
 
 def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
+    if not job.is_asked:
+        return _Photo(job, f"{job.source}: it is no longer in PATH")
     # The hash is taken first: if the photo changes meanwhile, the next start sees another hash and explains it again.
     facts = _describe_photo(job.source)
-    return _Photo(job, _prepare(explainer, max_side, job), facts)
-
-
-def _prepare(explainer: Explainer[Any], max_side: int | None, job: Job) -> PreparedInput | str:
-    return prepare_photo(explainer, job.source, str(job.source), max_side)
+    return _Photo(job, prepare_photo(explainer, job.source, str(job.source), max_side), facts)
 
 
 def _describe_photo(source: Path | str) -> dict[str, Any]:
@@ -194,7 +192,7 @@ def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, 
 
     The first photos in a process decide whether an engine can be used. They must be those that decided it before.
     """
-    photos = [_Photo(job, _prepare(explainer, max_side, job)) for job in jobs]
+    photos = [_read_photo(explainer, max_side, job) for job in jobs]
     _explain_batch(explainer, photos, target, strict=False)
 
 

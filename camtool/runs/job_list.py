@@ -51,10 +51,13 @@ class Job:
     Attributes:
         source: The path of the photo, or its URL as a string; for a volume the folder of its slices.
         stem: The path of its results, relative to the output folder; each result adds its own ending.
+        is_asked: False for a photo that a run recorded, and that is not in the user's paths any more. Anybody may have
+            written such a record, so the photo is not opened.
     """
 
     source: Path | str
     stem: Path
+    is_asked: bool = True
 
     @property
     def name(self) -> str:

@@ -77,6 +77,20 @@ def test_a_replay_neither_runs_code_nor_opens_urls_of_a_stranger(stored, camtool
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.parametrize("is_url", [True, False])
+def test_a_continued_run_opens_no_photo_that_the_user_did_not_name(stored, camtool_, is_url):
+    write_photo(Path("other.png"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.01)
+        image = f"http://127.0.0.1:{server.getsockname()[1]}/a.png" if is_url else "other.png"
+        with (stored / "photos.jsonl").open("a") as lines:
+            lines.write(json.dumps({"image": image, "stem": "other", "batch": 1}) + "\n")
+        assert camtool_("photos", "--model", "demo", "--no-report").code in (0, 1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert {line["image"] for line in read_lines()} == {"photos/a.png", "photos/b.jpg"}
+
+
 def name_model_folder(command: dict[str, Any]) -> None:
     Path("folder").mkdir()
     Path("folder", "modeling.py").touch()

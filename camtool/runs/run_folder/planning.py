@@ -122,4 +122,4 @@ def _build_job(record: PhotoRecord, planned: dict[str, Job]) -> Job:
     """Return the job of a record. Its results keep their names, also if a new photo has a similar name."""
     job = planned.get(record.image)
     stem = Path(record.stem)
-    return Job(parse_source(record.image), stem) if job is None else replace(job, stem=stem)
+    return Job(parse_source(record.image), stem, is_asked=False) if job is None else replace(job, stem=stem)
