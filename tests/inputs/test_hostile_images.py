@@ -6,13 +6,13 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from camtool.errors import ImageError
 from camtool.inputs import image_files
@@ -22,7 +22,16 @@ from tests.cli.test_commands import start_process
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="names, pipes and sockets of POSIX")
 if os.name == "posix":
-    from tests.inputs.hostile_images import CASES, LABEL, PHOTO, SIZE, build_chunk, build_folder, build_png_header
+    from tests.inputs.hostile_images import (
+        CASES,
+        LABEL,
+        PHOTO,
+        SIZE,
+        build_chunk,
+        build_folder,
+        build_png_header,
+        encode,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,33 +63,33 @@ def test_what_is_no_image_fails_with_a_reason(folder: Path, name: str) -> None:
     assert name in str(failed.value)
 
 
-READ_ALL = """
-import resource, sys, warnings
-from pathlib import Path
-from camtool.errors import ImageError
-from camtool.inputs.image_files import read_image
-warnings.simplefilter("ignore")
-for path in Path(sys.argv[1]).iterdir():
-    if path.is_file():
-        try:
-            read_image(path)
-        except ImageError:
-            pass
-status = Path("/proc/self/status")
-if status.exists():  # ru_maxrss begins with the memory of the process that started this one
-    print(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
-else:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
+def write_png(path: Path, width: int, height: int) -> None:
+    rows = build_chunk(b"IDAT", zlib.compress(bytes((3 * width + 1) * height), 1))
+    path.write_bytes(build_png_header(width, height) + rows + build_chunk(b"IEND", b""))
 
 
 @pytest.mark.slow
-def test_no_file_takes_more_than_a_gigabyte_and_a_half(folder: Path) -> None:
-    large = build_png_header(14_000, 14_000) + build_chunk(b"IDAT", zlib.compress(bytes(14_000 * 42_001), 1))
-    (folder / "largest.png").write_bytes(large + build_chunk(b"IEND", b""))
-    done = subprocess.run([sys.executable, "-c", READ_ALL, folder], check=True, capture_output=True, text=True)
-    (folder / "largest.png").unlink()
-    assert int(done.stdout) < 1.5e9 / 1024
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the largest memory of a process on Linux")
+def test_no_file_takes_a_run_more_than_a_gigabyte_and_a_half(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    write_png(photos / "reduced.png", 11_300, 11_300)
+    write_png(photos / "refused.png", 14_000, 14_000)
+    write_png(photos / "long.png", 1, 60_000)
+    frame = encode(Image.new("P", (8, 8)), "GIF")
+    start = frame.index(b",")
+    (photos / "frames.gif").write_bytes(frame[:start] + 1_000_000 * frame[start:-1] + b";")
+    command = ("run", photos, "--model", "demo", "--batch-size", 1, "--workers", 0, "--json")
+    process, peak = start_process(*command, cwd=tmp_path), 0
+    while process.poll() is None:  # ru_maxrss would begin with the memory of this process
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        peak = max(peak, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+        time.sleep(0.05)
+    summary = json.loads(process.communicate()[0])
+    assert len(summary["explained"]) == 3
+    (failed,) = summary["failed"]
+    assert re.search(r"refused\.png is too large .* limit is 640 MB.*--max-pixels 218000000", failed["reason"])
+    assert 0 < peak < 1.5e9 / 1024
 
 
 def test_a_file_that_is_too_large_is_not_hashed(folder: Path) -> None:

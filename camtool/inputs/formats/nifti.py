@@ -34,8 +34,8 @@ _EXTENSION_BYTES = 1 << 24
 """Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing."""
 _PART_BYTES = 1 << 20
 """Bytes that are unpacked at once."""
-_VALUE_BYTES = 5
-"""Bytes that a value takes as float32, and while it is drawn."""
+_VALUE_BYTES = 6
+"""Bytes that a value takes as float32, and while it is unpacked and drawn."""
 
 
 @dataclass(frozen=True)
