@@ -210,7 +210,7 @@ def _describe_joined_batch(shape: tuple[int, ...] | None) -> str:
     return (
         f". The model joins several images, views or tiles into one batch: these layers return {shape[0]} rows for one "
         "image, and which of them is the image's is not known. Let the model run these layers on one after the other, "
-        "or use a method at the input, e.g. method='occlusion'."
+        "layers(u) and layers(v), or use a method at the input, e.g. method='occlusion'."
     )
 
 

@@ -181,6 +181,34 @@ def test_several_classes_of_one_image_get_all_shared_arguments(method: str) -> N
         assert_close(result.raw, single.raw)
 
 
+class Views(nn.Module):
+    """Two views of one object, stacked into one batch, or run one after the other."""
+
+    def __init__(self, *, stacks: bool) -> None:
+        super().__init__()
+        self.trunk, self.head, self.stacks = trunk(), nn.Linear(12, 5), stacks
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        if self.stacks:
+            maps = self.trunk(torch.stack([u, v], 1).flatten(0, 1)).unflatten(0, (-1, 2))
+        else:
+            maps = torch.stack([self.trunk(u), self.trunk(v)], 1)
+        scores: Tensor = self.head(maps.mean((3, 4)).flatten(1))
+        return scores
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_stacked_views_are_refused_and_the_way_that_the_error_names_works(image: int) -> None:
+    net, views = Views(stacks=True).eval(), torch.rand(2, 1, 3, 16, 16)
+    with pytest.raises(camtool.LayerError, match=r"2 rows for one image.* layers\(u\) and layers\(v\), or .*occlusion"):
+        camtool.explain(net, camtool.Inputs(*views, image=image), 1)
+    net.stacks = False
+    (result,) = camtool.explain(net, camtool.Inputs(*views, image=image), 1)
+    maps = net.trunk(views[image]).detach()
+    weight = net.head.weight.detach()[1].view(2, 6)[image] / maps[0, 0].numel()
+    assert_close(torch.from_numpy(result.raw), torch.einsum("c,chw->hw", weight, maps[0]).relu())
+
+
 # ---------------------------------------------------------------------------------------------------- dictionaries
 
 
