@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_video"]
 
+_GROUP_PIXELS = 20_000_000
+"""Most pixels of the frames of one batch, of which there are a few copies: 9 frames of Full HD, 2 of 4K."""
+
 
 def explain_video(
     model: nn.Module | Loaded,
@@ -99,7 +102,9 @@ def explain_video(
     reader = VideoReader(video)
     if frames is None:
         explainer = Explainer(model, method, transform=transform, labels=labels, batch_size=batch_size, **settings)
-        run: _Run = _ImageRun(explainer, target_class, batch_size)
+        height, width = (side // reader.division for side in reader.size)
+        group = min(batch_size, max(1, _GROUP_PIXELS // max(1, height * width)))
+        run: _Run = _ImageRun(explainer, target_class, group)
     else:
         explainer = Explainer(loaded.model, method, labels=labels, kind="clip", **settings)
         run = _ClipRun(explainer, target_class, frames, transform)
@@ -158,6 +163,12 @@ class _Run(ABC):
         Raises:
             ImageError: Not even one frame could be read.
         """
+        if reader.division > 1:
+            height, width = reader.size
+            self._notes.append(
+                f"The frames of {width} x {height} pixels are larger than 4K, so they are explained and drawn at "
+                f"1/{reader.division} of their sides."
+            )
         chosen = self._select(reader, sampling)
         stage = Stage("Explaining", "frame", self._group)
         steps = iterate_chunks(sampling.estimate_count(reader.facts), self._group, stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = ["Frame", "VideoFacts", "VideoReader", "import_av"]
+__all__ = ["FULL_HD", "Frame", "VideoFacts", "VideoReader", "import_av"]
 
 _FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
 """Containers that may be read. Others, e.g. playlists, name further files or addresses."""
 
 _FRAME_SHARE = 0.4
-"""Largest frame, as a share of the largest photo: a decoder keeps up to 17 frames, 36 megapixels take 900 MB then."""
+"""Largest frame, as a share of the largest photo. Frames of 8K fit: 33 of 36 megapixels."""
+
+FULL_HD = 1920 * 1088
+"""Pixels up to which a decoder and an encoder may hold many frames; heights are multiples of 16."""
+
+_KEPT_PIXELS = 4096 * 2160
+"""Up to this size, 4K, frames are explained and drawn as they are; larger ones are reduced when they are read."""
 
 _DEFAULT_RATE = Fraction(25)
 """Frames per second of a file that names none."""
@@ -76,8 +83,14 @@ class VideoReader:
     Args:
         path: The file.
 
+    Attributes:
+        path: The file.
+        facts: What it says about its video.
+        size: Height and width of its frames, before they are turned upright.
+        division: The whole number by which the sides of larger frames than 4K are divided; 1 for others.
+
     Raises:
-        ImageError: There is no such file, it holds no video, or PyAV is not installed.
+        ImageError: There is no such file, it holds no video, its frames are too large, or PyAV is not installed.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -86,6 +99,8 @@ class VideoReader:
         self._av = import_av()
         with self._open() as (container, stream):
             context = stream.codec_context
+            self.size = context.height, context.width
+            self.division = math.ceil(math.sqrt(context.width * context.height / _KEPT_PIXELS)) or 1
             rate = Fraction(stream.average_rate or stream.guessed_rate or _DEFAULT_RATE)
             seconds = Fraction(container.duration or 0, self._av.time_base)
             self.facts = VideoFacts(
@@ -103,13 +118,18 @@ class VideoReader:
             ImageError: A frame is damaged.
         """
         with self._open() as (container, stream):
-            stream.thread_type = "AUTO"
+            # Threads that decode several frames at once keep more of them in memory.
+            stream.thread_type = "AUTO" if math.prod(self.size) <= FULL_HD else "SLICE"
             for index, frame in enumerate(container.decode(stream)):
                 time = frame.time if frame.time is not None else float(index / self.facts.rate)
                 pts = frame.pts if frame.pts is not None else round(time / self.facts.time_base)
-                yield Frame(
-                    index, pts, time, _turn_upright(frame.to_ndarray(format="rgb24"), frame.rotation, self.path)
-                )
+                yield Frame(index, pts, time, _turn_upright(self._read_pixels(frame), frame.rotation, self.path))
+
+    def _read_pixels(self, frame: Any) -> Pixels:
+        _check_frame_size(frame.width * frame.height, self.path)  # frames may be larger than the file says
+        sides = {"width": -(-frame.width // self.division), "height": -(-frame.height // self.division)}
+        pixels: Pixels = frame.to_ndarray(format="rgb24", **(sides if self.division > 1 else {}))
+        return pixels
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
@@ -150,13 +170,17 @@ def _get_video(container: Any, path: str) -> Any:
     if not container.streams.video:
         raise ImageError(f"video {path!r} holds no video, only {len(container.streams)} other streams.")
     stream = container.streams.video[0]
-    pixels, limit = stream.codec_context.width * stream.codec_context.height, Image.MAX_IMAGE_PIXELS
+    _check_frame_size(stream.codec_context.width * stream.codec_context.height, path)
+    return stream
+
+
+def _check_frame_size(pixels: int, path: str) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and pixels > _FRAME_SHARE * limit:
         raise ImageError(
             f"video {path!r} has frames of {pixels:,} pixels, more than {_FRAME_SHARE:.0%} of "
             "PIL.Image.MAX_IMAGE_PIXELS; if you trust it, raise that."
         )
-    return stream
 
 
 def _turn_upright(pixels: Pixels, degrees: int, path: str) -> Pixels:

@@ -175,8 +175,8 @@ class VideoExplanation:
     ) -> Path:
         """Write the video with the heatmaps over it as MP4, and a line for each explained frame beside it.
 
-        Size, times and colors are those of the video; an odd width or height grows by one pixel. There is no sound. The
-        lines are in a file of the same name that ends in ``.jsonl``.
+        Size, times and colors are those of the video; an odd width or height grows by one pixel, and frames larger than
+        4K are reduced. There is no sound. The lines are in a file of the same name that ends in ``.jsonl``.
 
         Args:
             path: The file, which ends in ``.mp4``; missing folders are created.

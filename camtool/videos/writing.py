@@ -11,7 +11,7 @@ import numpy as np
 
 from camtool.errors import ImageError
 from camtool.rendering.image_writing import open_atomically
-from camtool.videos.reading import Frame, VideoFacts, import_av
+from camtool.videos.reading import FULL_HD, Frame, VideoFacts, import_av
 
 if TYPE_CHECKING:
     from camtool.videos.reading import Pixels
@@ -21,6 +21,9 @@ __all__ = ["VideoWriter", "open_video"]
 _CODEC = "libx264"
 _OPTIONS = {"crf": "18", "preset": "veryfast"}
 """Constant rate factor 18: a difference to the frames is hardly visible."""
+
+_OPTIONS_OF_LARGE = {**_OPTIONS, "tune": "zerolatency"}
+"""Options for frames larger than Full HD: the encoder would hold dozens of them to look ahead, 460 MB of 4K."""
 
 _UNKNOWN_COLORS = 2
 """FFmpeg's number for a colorspace that the file does not name."""
@@ -62,7 +65,8 @@ class VideoWriter:
             self._encode(None)
 
     def _add_stream(self, width: int, height: int) -> Any:
-        stream = self._container.add_stream(_CODEC, rate=self._facts.rate, options=_OPTIONS)
+        options = _OPTIONS if width * height <= FULL_HD else _OPTIONS_OF_LARGE
+        stream = self._container.add_stream(_CODEC, rate=self._facts.rate, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.time_base = self._facts.time_base
         for name, value in self._list_colors("colorspace", "color_range").items():

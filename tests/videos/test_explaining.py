@@ -15,6 +15,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import camtool
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.videos import reading
 from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry
 from camtool.videos.reading import VideoReader
 from tests.videos.video_files import (
@@ -101,6 +102,27 @@ def test_huge_frames_are_refused(numbered: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ImageError, match="frames of 3,072 pixels"):
         VideoReader(numbered)
+
+
+def test_frames_larger_than_4k_are_reduced_and_said_to_be(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = next(iter(VideoReader(numbered)))
+    monkeypatch.setattr(reading, "_KEPT_PIXELS", 1000)  # the frames have 3,072
+    result = explain(numbered)
+    assert any(
+        "64 x 48 pixels are larger than 4K, so they are explained and drawn at 1/2" in w for w in result.warnings
+    )
+    frame = next(iter(result.reader))
+    assert frame.pixels.shape == (24, 32, 3)
+    by_hand = whole.pixels.reshape(24, 2, 32, 2, 3).mean((1, 3))
+    assert np.abs(frame.pixels - by_hand).mean() < 16  # FFmpeg's filter reaches further than a square of 2 x 2
+
+
+def test_frames_that_grow_after_the_header_are_refused(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = VideoReader(numbered)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(reading, "_get_video", lambda container, path: container.streams.video[0])
+    with pytest.raises(ImageError, match="frames of 3,072 pixels"):
+        next(iter(reader))
 
 
 def test_the_readable_part_of_a_short_video_is_explained(tmp_path: Path) -> None:
