@@ -20,7 +20,8 @@ from camtool.targets import Detection
 from tests.zoo.catalogue import picture
 from tests.zoo.hugging_face import DETECTORS, SEGMENTERS
 
-SIZES = [(128, 128), (128, 192)]
+SIZES = [(192, 192), (128, 192)]
+"""Grids of 6 x 6 and 4 x 6 cells. Of 4 x 4 in an untrained encoder, chance and places can hardly be told apart."""
 
 LABELS = ["tree", "cat", "dog", "cow", "car", "bus", "cup", "pen", "bed", "sky"]
 
