@@ -389,13 +389,27 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    return next((each for each in (layout, *others) if any(_is_exact(each, output) for output in shown)), None)
+    fits = (each for each in (layout, *others) if any(_is_exact(each, x) or _leaves_unchanged(each, x) for x in shown))
+    return next(fits, None)
 
 
 def _has_unchanged_tokens(output: Tensor) -> bool:
     """Check that some tokens ``(3, T, C)`` do not respond to another half of the image, but others do."""
     change = (output[1:] - output[:1]).abs().amax(-1)
     return bool(change.any() and (change <= _UNCHANGED * change.amax()).any())
+
+
+def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
+    """Check that all cells respond to another half of the image, and no other token does.
+
+    This shows the places where a convolutional trunk sees so much of the image that no half changes alone.
+    """
+    if output.ndim != 3 or output.shape[1] != layout.token_count or layout.frames:
+        return False
+    change = (output[1:] - output[:1]).abs().amax((0, 2))
+    is_changed = change > _UNCHANGED * change.amax()
+    cells = layout.to_grid(is_changed[None, :, None])
+    return bool(cells.all()) and int(is_changed.sum()) == cells.numel()
 
 
 def _is_exact(layout: Layout, output: Tensor) -> bool:

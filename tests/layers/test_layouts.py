@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from camtool.layers.layouts import Layout, choose_layout, find_token_layout, measure_order
+from camtool.layers.layouts import Layout, choose_layout, find_token_layout, measure_order, place_prefix
 
 FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
 
@@ -125,3 +125,12 @@ def test_cells_near_the_border_of_a_changed_half_can_be_left_out() -> None:
     for contrast, agreement in measure_order(maps, margin=0.25):
         assert agreement == 1
         assert contrast == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("unchanged", "prefix"), [(0, 1), (12, 0), (5, None)], ids=["first", "last", "between"])
+def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchanged: int, prefix: int | None) -> None:
+    """Behind a deep trunk all cells respond to each half, so only the others show where the grid lies."""
+    output = torch.rand(3, 13, 4, generator=torch.Generator().manual_seed(0))
+    output[:, unchanged] = 0.5
+    found = place_prefix(Layout("tokens", (3, 4), prefix=1), [output])
+    assert (None if found is None else found.prefix) == prefix

@@ -14,7 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["BY_MODULE", "FURTHER", "SMALLEST", "TORCHVISION", "UNFIT", "UNTOLD", "Entry", "calibrated", "picture"]
+__all__ = [
+    "BY_MODULE",
+    "EARLIER",
+    "FURTHER",
+    "SMALLEST",
+    "TORCHVISION",
+    "UNFIT",
+    "UNTOLD",
+    "Entry",
+    "calibrated",
+    "picture",
+]
 
 
 @dataclass(frozen=True)
@@ -352,6 +363,10 @@ many tokens as channels; blocks side by side. And the toys that timm keeps for i
 
 UNFIT: dict[str, str] = {}
 """Models that cannot be explained at a layer, each with the reason: asking must end in a LayerError."""
+
+EARLIER = {"resmlp_12_224": "its dense mixing over positions hides their places as long as its weights are random"}
+"""Models of which an earlier layer than in the last third is explained, as no later one shows places on the image, each
+with the reason."""
 
 UNTOLD = {"bat_resnext26ts": "its bilinear attention mixes all positions as long as its weights are random"}
 """Models of which nobody can say whether the layer follows the picture, each with the reason; all else must hold."""

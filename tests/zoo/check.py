@@ -25,7 +25,7 @@ from camtool.layers.survey import find_candidates
 from camtool.outputs.detections import count_queries
 from camtool.outputs.predictions import get_image_output, get_predictions
 from camtool.structures.nested_tensors import ModelInputs
-from tests.zoo.catalogue import UNTOLD, Entry, picture
+from tests.zoo.catalogue import EARLIER, UNTOLD, Entry, picture
 
 __all__ = [
     "Verdict",
@@ -44,6 +44,8 @@ _DEEP = 2 / 3
 
 _MOST_FORWARDS = 3
 """One for the shapes, one for the responses, and one more if the tokens do not show their order."""
+
+_COSTS, _IS_EARLY = "forwards to find the layer", "of the network before it"
 
 _STAYS = "moves where the picture was changed"
 
@@ -99,6 +101,9 @@ def hold(entry: Entry, unfit: Mapping[str, str]) -> None:
     if entry.name in UNTOLD:
         assert faults
         assert all(fault.endswith(_STAYS) for fault in faults)
+    elif entry.name in EARLIER:
+        assert faults
+        assert all(fault.endswith((_COSTS, _IS_EARLY)) for fault in faults)
     elif entry.name in unfit:
         assert faults
         assert all("LayerError: no layer of the model can carry a map" in fault for fault in faults)
@@ -130,7 +135,7 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
     before = depth(model, layer.name, img, _find_other_levels(model, img))
     verdict.layer, verdict.forwards, verdict.depth = layer, spent, before
     if spent > _MOST_FORWARDS:
-        yield f"it took {spent} forwards to find the layer"
+        yield f"it took {spent} {_COSTS}"
     if len(forwards) > spent:
         yield "the layer was not remembered"
     yield from faults_of_layer(model, layer, img)
@@ -148,7 +153,7 @@ def faults_of_layer(model: nn.Module, layer: Layer, img: Tensor) -> Iterator[str
     """Return the faults of a layer as the source of maps of an input ``(1, C, H, W)``."""
     before = depth(model, layer.name, img, _find_other_levels(model, img))
     if before < _DEEP:
-        yield f"layer {layer.name} has only {before:.0%} of the network before it"
+        yield f"layer {layer.name} has only {before:.0%} {_IS_EARLY}"
     if min(layer.layout.grid) < 2:
         yield f"layer {layer.name} has a grid of {layer.layout.grid}, which is a line"
     if not _reached(model, layer, img):
