@@ -350,23 +350,24 @@ def follows_image(maps: Tensor) -> bool:
         maps: ``(1 + bands * A, C, *grid)``, a layer's outputs for the images of
             :func:`camtool.layers.image_variants.nudge_bands`; the grid has A axes.
     """
-    change = (maps[1:] - maps[:1]).abs().double().mean(1)
-    by_axis = change.clamp_min(torch.finfo(change.dtype).tiny).log().unflatten(0, (maps.ndim - 2, -1))
+    change = (maps[1:] - maps[:1]).abs().double().mean(1).unflatten(0, (maps.ndim - 2, -1))
     # A single cell along an axis has no place there.
-    correlations = [_correlate_with_places(each, axis) for axis, each in enumerate(by_axis) if each.shape[axis + 1] > 1]
+    correlations = [_correlate_with_places(each, axis) for axis, each in enumerate(change) if each.shape[axis + 1] > 1]
     by_chance = _PLACED_BY_CHANCE.get(len(correlations), 0.0) / math.sqrt(maps[0, 0].numel())
     return min(correlations, default=0.0) >= min(max(_PLACED, by_chance), _MOST_REQUIRED)
 
 
-def _correlate_with_places(response: Tensor, axis: int) -> float:
-    """Return the correlation of a response ``(bands, *grid)`` with the nearness of bands and cells along an axis."""
+def _correlate_with_places(change: Tensor, axis: int) -> float:
+    """Return the correlation of the logarithm of a change ``(bands, *grid)`` with how near bands and cells are."""
     bands, cells = (
-        (torch.arange(count, device=response.device).double() + 0.5) / count
-        for count in (len(response), response.shape[axis + 1])
+        (torch.arange(count, device=change.device).double() + 0.5) / count
+        for count in (len(change), change.shape[axis + 1])
     )
     near = (-((bands[:, None] - cells) / _REACH).square()).exp()
-    near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(response.ndim - 1)))
-    pair = torch.stack([response, near.expand_as(response)]).flatten(2)
+    near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
+    response = change.clamp_min(torch.finfo(change.dtype).tiny).log()
+    # A band that holds no pixel of a tiny image changes nothing.
+    pair = torch.stack([response, near.expand_as(response)])[:, change.flatten(1).any(1)].flatten(2)
     pair = pair - pair.mean(1, keepdim=True) - pair.mean(2, keepdim=True) + pair.mean((1, 2), keepdim=True)
     norms = pair.norm(dim=(1, 2)).prod()
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
