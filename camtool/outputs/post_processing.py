@@ -1,4 +1,4 @@
-"""Which of a detector's candidates its own post-processing reports: thresholds, and non-maximum suppression by class.
+"""The candidates that a detector's own post-processing reports: thresholds, and non-maximum suppression by class.
 
 The numbers are the defaults of the libraries: ``predict()`` of Ultralytics, ``detect.py`` of YOLOv5 and YOLOv7,
 ``post_process_object_detection`` and ``post_process_grounded_object_detection`` of transformers.

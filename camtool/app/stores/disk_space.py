@@ -22,7 +22,7 @@ _BLOCK = 4096
 
 
 class DiskSpace:
-    """Limit of the disk for the files of all users in a folder. The oldest files make room for new ones.
+    """Limit of the disk for the files of all users in a folder. The oldest files are removed for new ones.
 
     Args:
         folder: The folder.
