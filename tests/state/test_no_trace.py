@@ -403,6 +403,12 @@ def eager_switching() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+def rounded_alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays differ by no more than rounding, as sums may be of another order under load."""
+    one, other = np.asarray(one), np.asarray(other)
+    return bool(np.allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max()))
+
+
 @pytest.mark.parametrize("method", ON_CLASSIFIERS)
 def test_two_threads_explain_one_model_with_the_results_of_one(method, eager_switching) -> None:
     model, batches = suited(method), [rand(1, 3, 16, 16, seed=seed) for seed in range(2)]
@@ -412,10 +418,10 @@ def test_two_threads_explain_one_model_with_the_results_of_one(method, eager_swi
     together, count = threading.Barrier(2), 4 if is_slow else 60
 
     def rounds(i: int) -> list[float]:
-        """Return the largest difference of each map that is not bitwise equal."""
+        """Return the largest difference of each map that is not that of one thread alone."""
         together.wait()
         found = [explainer(batches[i], 1)[0].raw for _ in range(count)]
-        return [float(np.abs(raw - alone[i]).max()) for raw in found if not np.array_equal(raw, alone[i])]
+        return [float(np.abs(raw - alone[i]).max()) for raw in found if not rounded_alike(raw, alone[i])]
 
     with unchanged(model), ThreadPoolExecutor(2) as pool:
         assert list(pool.map(rounds, range(2))) == [[], []]
@@ -424,20 +430,20 @@ def test_two_threads_explain_one_model_with_the_results_of_one(method, eager_swi
 def test_another_thread_that_runs_the_model_gets_its_usual_output(eager_switching) -> None:
     model, x, other = net(), pictures(), rand(1, 3, 16, 16, seed=1)
     explainer = camtool.Explainer(model, "gradcam", LAYER)
-    expected, alone = model(x), explainer(other, 1)[0].raw
+    expected, alone = model(x).detach(), explainer(other, 1)[0].raw
     done = threading.Event()
 
     def run() -> list[bool]:
         seen = []
         while not done.is_set():
             output = model(x)
-            seen.append(torch.equal(output, expected) and output.requires_grad)
+            seen.append(rounded_alike(output.detach(), expected) and output.requires_grad)
         return seen
 
     with unchanged(model), ThreadPoolExecutor(1) as pool:
         runs = pool.submit(run)
         try:
-            explained = [np.array_equal(explainer(other, 1)[0].raw, alone) for _ in range(150)]
+            explained = [rounded_alike(explainer(other, 1)[0].raw, alone) for _ in range(150)]
         finally:
             done.set()
         assert all(explained)
@@ -455,7 +461,7 @@ def test_threads_leave_a_model_in_training_mode(counting, eager_switching) -> No
 
     def rounds(i: int) -> int:
         together.wait()
-        return sum(np.array_equal(explainer(batches[i], 1)[0].raw, alone[i]) for _ in range(30))
+        return sum(rounded_alike(explainer(batches[i], 1)[0].raw, alone[i]) for _ in range(30))
 
     with unchanged(model), ThreadPoolExecutor(4) as pool:
         assert list(pool.map(rounds, range(4))) == [30] * 4
@@ -499,7 +505,7 @@ def explaining_in_another_thread() -> Iterator[Callable[[nn.Module], None]]:
 @pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
 def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_another_thread) -> None:
     model, x = net().eval(), pictures()
-    expected = model(x)
+    expected = model(x).detach()
     seen = []
 
     def look(_: nn.Module, output: Tensor) -> None:
@@ -508,10 +514,10 @@ def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_
     with Cleanup() as cleanup:  # with hooks of this thread, as the other's come and go
         add_forward_hook(cleanup, model.conv1, look)
         in_another_thread(model)
-        assert torch.equal(model(x), expected)
+        assert rounded_alike(model(x).detach(), expected)
         copies = [*seen, *(copied(model) for _ in range(50))]
         assert len(seen) == 1
-        assert all(torch.equal(each(x), expected) for each in copies)
+        assert all(rounded_alike(each(x).detach(), expected) for each in copies)
     assert len(seen) == 1  # copies hold no hook that looks
     assert not any("camtool" in type(hook).__module__ for each in copies for hook in each.conv1._forward_hooks.values())
 
@@ -534,7 +540,7 @@ def fork_while_another_thread_explains(method: str) -> None:
         for _ in range(12):
             ended = run_in_child(
                 lambda: (
-                    np.array_equal(camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw, expected)
+                    rounded_alike(camtool.explain(model, x, 1, method=method, layer=LAYER)[0].raw, expected)
                     and all(module.training for module in model.modules())
                 )
             )
