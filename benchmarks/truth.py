@@ -58,7 +58,7 @@ _JUDGED = (
 _FEWER_MASKS = {"rise": {"samples": 1000}}
 """Options with which dear methods take seconds per row."""
 
-_SPECIAL = ("attention", "text", "detector")
+_SPECIAL = frozenset({"attention", "text", "a detector"})
 
 Masks = NDArray[np.bool_]
 Explain = Callable[[Tensor, list["Row"]], NDArray[np.float32]]
@@ -192,7 +192,7 @@ def _number_in_task(rows: Sequence[Row]) -> list[tuple[int, int]]:
 def iterate_explainers(model: nn.Module, names: Sequence[str] | None) -> Iterator[tuple[str, Explain]]:
     """Yield camtool's methods, maps that know nothing of the model, and the peers' methods, by name."""
     for name, method in camtool.METHODS.items():
-        if not any(word in method.needs for word in _SPECIAL) and (names is None or name in names):
+        if not method.needs & _SPECIAL and (names is None or name in names):
             yield name, partial(explain_with_camtool, camtool.Explainer(model, name, **_FEWER_MASKS.get(name, {})))
     for name, draw in {"(edges)": _draw_edges, "(center)": _draw_center}.items():
         if names is None or name in names:

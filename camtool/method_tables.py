@@ -9,10 +9,10 @@ from typing import Any
 
 from camtool.methods import families, vision_language
 from camtool.methods.lookup import find_method
-from camtool.methods.registry import COSTS, METHODS, WRAPPERS, Method, Wrapper, get_default_options
+from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
 
-__all__ = ["format_method", "format_method_list"]
+__all__ = ["format_method", "format_method_list", "format_needs"]
 
 _FAMILIES = {
     "Gradients at a layer": ("gradient", "competition"),
@@ -77,6 +77,11 @@ def format_method(name: str, width: int | None = None) -> list[StyledLine]:
     return [line for lines in each for line in ([("", "")] if lines is not each[0] else []) + lines]
 
 
+def format_needs(method: Method) -> str:
+    """Return the needs of a method, separated by commas."""
+    return ", ".join(need for need in NEEDS if need in method.needs)
+
+
 # ------------------------------------------------------------------------------------------------------ the list
 
 
@@ -124,7 +129,7 @@ def _find_family(method: Method) -> str:
 def _build_cells(each: Method | Wrapper) -> tuple[str, str, str, str, str]:
     if isinstance(each, Wrapper):
         return f"{each.name}:", _read_summary(each), "", "", each.paper
-    return each.name, _read_summary(each), each.cost, each.needs, each.paper
+    return each.name, _read_summary(each), each.cost, format_needs(each), each.paper
 
 
 def _read_summary(each: Method | Wrapper) -> str:
@@ -164,7 +169,7 @@ def _iterate_facts(found: Method | Wrapper) -> Iterator[tuple[str, str]]:
     if isinstance(found, Wrapper):
         yield "use", f"{found.name}:gradcam" + (", or any method that weighs channels" if found.needs_weights else "")
     else:
-        yield "needs", found.needs or "nothing"
+        yield "needs", format_needs(found) or "nothing"
         yield "cost", f"{found.cost}: {_MEANINGS[found.cost]}"
     if found.paper:
         yield "paper", found.paper

@@ -331,7 +331,7 @@ def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
 
 def list_methods() -> list[tuple[str, str]]:
     """List the methods for images as pairs of a line for the user and the name, the usual ones first."""
-    names = [name for name, method in METHODS.items() if not method.needs.startswith("text")]
+    names = [name for name, method in METHODS.items() if "text" not in method.needs]
     ordered = [*(name for name in _FIRST_METHODS if name in names), *(n for n in names if n not in _FIRST_METHODS)]
     return [(f"{name}: {METHODS[name].summary.rstrip('.').lower()}", name) for name in ordered]
 

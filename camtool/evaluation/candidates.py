@@ -21,7 +21,7 @@ from camtool.targets import ClassScore
 
 __all__ = ["Candidate", "CandidateMaps", "compute_maps", "list_candidates", "list_groups"]
 
-_OTHER_NEEDS = ("text", "detector")
+_OTHER_NEEDS = frozenset({"text", "a detector"})
 """What methods need that no classifier has: these methods are left out where all methods are asked for."""
 
 
@@ -77,8 +77,8 @@ def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) 
 
 def _list_methods(methods: Sequence[str] | str) -> list[str]:
     if isinstance(methods, str) and methods in ("all", "fast"):
-        usable = [each for each in METHODS.values() if not any(word in each.needs for word in _OTHER_NEEDS)]
-        return [each.name for each in usable if methods == "all" or each.cost == "a pass"]
+        usable = [method for method in METHODS.values() if not method.needs & _OTHER_NEEDS]
+        return [method.name for method in usable if methods == "all" or method.cost == "a pass"]
     return [methods] if isinstance(methods, str) else [*methods]
 
 

@@ -18,6 +18,13 @@ from camtool.methods.registry import METHODS, Method
 
 __all__ = ["check_model_support", "check_options", "find_asked_depths"]
 
+_MODEL_CALLS = frozenset({"forwards", "a detector", "gradients at the input"})
+"""Needs of methods that read only the model's inputs and outputs."""
+
+# Guided backprop ("ReLUs") changes gradients, so it needs them as well.
+_GRADIENTS = frozenset({"gradients", "gradients of several classes", "gradients at the input", "ReLUs"})
+"""Needs that no quantized model can serve."""
+
 
 def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
     """Check that each option belongs to at least one of the methods.
@@ -67,7 +74,7 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
                 f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
                 f"read a layer; use one of {working}, or pass the original nn.Module."
             )
-        if _needs_gradients(method) and is_quantized(model):
+        if method.needs & _GRADIENTS and is_quantized(model):
             working = ", ".join(name for name, each in METHODS.items() if _works_if_quantized(each))
             raise MethodError(
                 f"the model is quantized and has no gradients, which method {method.name!r} needs; "
@@ -77,14 +84,9 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
 
 def _needs_only_model_calls(method: Method) -> bool:
     """Return True if the method reads only the model's inputs and outputs, and no layer."""
-    return method.ignores_layer and method.needs in ("forwards", "forwards, a detector", "gradients at the input")
+    return method.ignores_layer and frozenset() < method.needs <= _MODEL_CALLS
 
 
 def _works_if_quantized(method: Method) -> bool:
     """Return True if the method works on any quantized model: it needs activations and scores alone."""
-    return {*method.needs.split(", ")} <= {"activations", "forwards"}
-
-
-def _needs_gradients(method: Method) -> bool:
-    # Guided backprop ("ReLUs") changes gradients, so it needs them as well.
-    return "gradients" in method.needs or "ReLUs" in method.needs
+    return frozenset() < method.needs <= {"activations", "forwards"}

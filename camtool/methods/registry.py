@@ -13,7 +13,7 @@ A wrapper makes a new method from another one: ``"tta:gradcam"`` is Grad-CAM wra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, TypeAlias, get_args
@@ -28,10 +28,12 @@ from camtool.structures.cached_property import cached_property
 __all__ = [
     "COSTS",
     "METHODS",
+    "NEEDS",
     "WRAPPERS",
     "Cost",
     "Method",
     "MethodFunction",
+    "Need",
     "Wrapper",
     "WrapperFunction",
     "get_default_options",
@@ -62,8 +64,29 @@ COSTS: tuple[Cost, ...] = get_args(Cost)
 """All costs, in ascending order."""
 
 
-_COMPILED_NEEDS = ("activations", "gradients", "gradients of several classes", "a pooled linear head")
-"""Values of :attr:`Method.needs` that an engine can provide."""
+Need: TypeAlias = Literal[
+    "text",
+    "one head on all tokens",
+    "attention",
+    "activations",
+    "gradients",
+    "gradients of several classes",
+    "gradients at the input",
+    "ReLUs",
+    "biases",
+    "second derivatives",
+    "captum for nonlinear tails",
+    "forwards",
+    "a pooled linear head",
+    "a detector",
+]
+"""A requirement of a method in addition to a forward pass, as it is shown to users."""
+
+NEEDS: tuple[Need, ...] = get_args(Need)
+"""All needs, in the order in which they are shown."""
+
+_COMPILED_NEEDS = frozenset({"activations", "gradients", "gradients of several classes", "a pooled linear head"})
+"""Needs that an engine can provide."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,7 @@ class Method:
         name: The name that users pass as ``method=``.
         function: The function from evidence to raw maps.
         paper: The source: an arXiv number or a DOI. Empty for a user's own function.
-        needs: What the method needs in addition to a forward pass, in a few words: ``"gradients"``.
+        needs: What the method needs in addition to a forward pass; empty if unknown, as for a user's own function.
         cost: The cost in addition to that forward pass.
         ignores_layer: Whether the ``layer`` argument has no effect: the map is on the input's own grid, or on the grid
             of a transformer's tokens.
@@ -86,7 +109,7 @@ class Method:
     name: str
     function: MethodFunction
     paper: str = ""
-    needs: str = ""
+    needs: frozenset[Need] = frozenset()
     cost: Cost = "a pass"
     ignores_layer: bool = False
     weights: MethodFunction | None = None
@@ -113,7 +136,7 @@ class Method:
     @property
     def can_be_compiled(self) -> bool:
         """True if the method reads activations and gradients alone, so that an engine may compute these."""
-        return not self.ignores_layer and self.needs in _COMPILED_NEEDS
+        return not self.ignores_layer and frozenset() < self.needs <= _COMPILED_NEEDS
 
     @property
     def reads_depths(self) -> bool:
@@ -151,7 +174,7 @@ def method(
     name: str,
     *,
     paper: str = "",
-    needs: str = "",
+    needs: Need | Collection[Need] = (),
     cost: Cost = "a pass",
     ignores_layer: bool = False,
     weights: MethodFunction | None = None,
@@ -165,7 +188,8 @@ def method(
     Args:
         name: The name that users pass as ``method=``. It must be new, also without case and punctuation.
         paper: The source, an arXiv number or a DOI.
-        needs: What the method needs in addition to a forward pass: ``"gradients"``, ``"a pooled linear head"``, ...
+        needs: What the method needs in addition to a forward pass, one or several of :data:`NEEDS`: ``"gradients"``,
+            ``("attention", "gradients")``, ...
         cost: The cost in addition to that forward pass.
         ignores_layer: Whether the ``layer`` argument has no effect.
         weights: The function that computes only the weights ``(R, C, *grid)``, if the method weighs activations.
@@ -175,18 +199,20 @@ def method(
         A decorator that returns the function unchanged.
 
     Raises:
-        MethodError: The name is taken.
+        MethodError: The name is taken, or a need is unknown.
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        _add_method(Method(name, function, paper, needs, cost, ignores_layer, weights, at_input_size))
+        _add_method(
+            Method(name, function, paper, _check_needs(name, needs), cost, ignores_layer, weights, at_input_size)
+        )
         return function
 
     return register
 
 
 def weighting(
-    name: str, *, paper: str = "", needs: str = "", cost: Cost = "a pass"
+    name: str, *, paper: str = "", needs: Need | Collection[Need] = (), cost: Cost = "a pass"
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a method by its weights: a function from evidence to ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
 
@@ -199,7 +225,7 @@ def weighting(
         def compute_maps(evidence: Evidence, **options: Any) -> Tensor:
             return sum_weighted_channels(function(evidence, **options), evidence.activations).relu()
 
-        _add_method(Method(name, compute_maps, paper, needs, cost, weights=function))
+        _add_method(Method(name, compute_maps, paper, _check_needs(name, needs), cost, weights=function))
         return function
 
     return register
@@ -247,6 +273,20 @@ def get_default_options(function: Callable[..., Any]) -> dict[str, Any]:
 def _add_method(new: Method) -> None:
     _check_name_is_free("method", new.name)
     METHODS[new.name] = new
+
+
+def _check_needs(name: str, needs: Need | Collection[Need]) -> frozenset[Need]:
+    """Return the needs of a method as a set.
+
+    Raises:
+        MethodError: A need is not one of :data:`NEEDS`.
+    """
+    several: Collection[Need] = (needs,) if isinstance(needs, str) else needs
+    for need in several:
+        if need not in NEEDS:
+            known = ", ".join(map(repr, NEEDS))
+            raise MethodError(f"method {name!r} has needs={needs!r}; give one of {known}, or a tuple of several.")
+    return frozenset(several)
 
 
 def _check_name_is_free(kind: str, name: str) -> None:

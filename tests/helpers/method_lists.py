@@ -6,7 +6,5 @@ from camtool import METHODS
 
 __all__ = ["FOR_CLASSIFIERS"]
 
-_PARTICULAR = ("attention", "text", "detector")
-
-FOR_CLASSIFIERS = [name for name, each in METHODS.items() if not any(word in each.needs for word in _PARTICULAR)]
+FOR_CLASSIFIERS = [name for name, each in METHODS.items() if not each.needs & {"attention", "text", "a detector"}]
 """The methods for any classifier; the others need attention, a text or a detector."""

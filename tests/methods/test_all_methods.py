@@ -26,11 +26,11 @@ from camtool.methods.merges import MERGES
 from camtool.targets import ClassScore, Contrast, Probability, Target, Value
 from tests.helpers.method_lists import FOR_CLASSIFIERS
 from tests.helpers.nets import Apply, Attend
-from tests.helpers.vision_transformers import make_tiny_vit
+from tests.helpers.vision_transformers import ATTENTION_METHODS, make_tiny_vit
 from tests.oracles import ORACLES, Case
 from tests.oracles.base import Maps
 
-FROM_GRADIENTS = [name for name, each in METHODS.items() if each.needs == "gradients"]
+FROM_GRADIENTS = [name for name, each in METHODS.items() if each.needs == {"gradients"}]
 """The methods that look at activations and gradients, and at nothing else."""
 
 PARTICULAR = {
@@ -41,10 +41,10 @@ PARTICULAR = {
 }
 """The methods that the net with a deep tail cannot serve, and why; their own files test them on others."""
 
-OF_ATTENTION = [name for name, each in METHODS.items() if each.needs.startswith("attention")]
+OF_ATTENTION = ATTENTION_METHODS
 """The methods that need a model with attention; here it stands in the trunk. Their own file tests the rest."""
 
-OF_PATCHES = [name for name, each in METHODS.items() if each.needs.startswith("one head on all tokens")]
+OF_PATCHES = [name for name, each in METHODS.items() if "one head on all tokens" in each.needs]
 """The methods that need the last block of a transformer; ``test_single_patches.py`` tests the rest."""
 
 OF_ACTIVATIONS = FOR_CLASSIFIERS
@@ -598,7 +598,7 @@ def test_method_has_a_summary_and_a_source(name: str) -> None:
 def test_method_name_is_unique() -> None:
     before = dict(METHODS)
     with pytest.raises(MethodError, match=r"'gradcam' is registered already, by camtool\.methods\.families\.gradient"):
-        method("gradcam", paper="arXiv 0000.00000", needs="")(lambda evidence: evidence.activations)
+        method("gradcam", paper="arXiv 0000.00000")(lambda evidence: evidence.activations)
     assert before == METHODS
 
 
@@ -609,10 +609,17 @@ def test_registered_method_is_found_and_stays_a_plain_function(monkeypatch: pyte
 
     monkeypatch.setitem(METHODS, "mine", None)
     METHODS.pop("mine")
-    assert method("mine", paper="10.0/0", needs="nothing")(mine) is mine
+    assert method("mine", paper="10.0/0", needs=("attention", "gradients"))(mine) is mine
+    assert find_method("mine").needs == {"attention", "gradients"}
     assert (find_method("mine").summary, find_method("mine").options) == ("The mean activation.", {"power": 1.0})
     net, x = pooled_net()[0], torch.rand(2, *IMAGES)
     close_to_peak(raw(net, x, "mine", power=2.0), raw(net, x, "mine") ** 2, 1e-6)
+
+
+@pytest.mark.parametrize("needs", ["attention, gradients", ["gradients", "tokens"]])
+def test_unknown_need_is_rejected_with_the_known_ones(needs: Any) -> None:
+    with pytest.raises(MethodError, match=r"'mine' has needs=.*; give one of 'text', .* or a tuple of several"):
+        method("mine", needs=needs)(lambda evidence: evidence.activations)
 
 
 def test_unknown_method_is_rejected_with_similar_names() -> None:

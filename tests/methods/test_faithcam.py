@@ -553,5 +553,5 @@ def test_photos_are_explained_more_faithfully_and_classes_told_apart(
 
 
 def test_faithcam_is_registered_with_its_needs() -> None:
-    assert METHODS["faithcam"].needs == "gradients of several classes"
+    assert METHODS["faithcam"].needs == {"gradients of several classes"}
     assert METHODS["faithcam"].options["depths"] == 4

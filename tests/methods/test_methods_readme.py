@@ -10,6 +10,7 @@ import pytest
 
 import camtool
 from camtool import targets
+from camtool.method_tables import format_needs
 from camtool.methods import COSTS, METHODS, WRAPPERS, wrap_method
 from camtool.methods.merges import MERGES
 from tests.helpers.peer_differences import PEER_DIFFERENCES
@@ -71,7 +72,7 @@ def test_the_table_of_each_cost_lists_its_methods(cost: str) -> None:
     )
     for name, (formula, needs, options, paper) in rows.items():
         method = METHODS[name]
-        expected = (method.needs, format_options(method.options), format_paper(method.paper))
+        expected = (format_needs(method), format_options(method.options), format_paper(method.paper))
         assert (needs, options, paper) == expected, f"correct the row of {name!r} in camtool/methods/README.md"
         weighs = formula.startswith("`w") or "singular vector" in formula or "the same of `X" in formula
         assert weighs == (method.weights is not None), f"the formula of {name!r} begins with `w` if it has weights"

@@ -106,9 +106,7 @@ def net(**between: nn.Module) -> nn.Sequential:
     return model
 
 
-ON_CLASSIFIERS = [
-    name for name, each in camtool.METHODS.items() if not each.needs.startswith("text") and "detector" not in each.needs
-]
+ON_CLASSIFIERS = [name for name, each in camtool.METHODS.items() if not each.needs & {"text", "a detector"}]
 
 SAMPLE = ["gradcam", "scorecam", "fullgrad"]
 """Methods that are tried in all modes and with all kinds of errors, which no method sees anything of."""
@@ -117,9 +115,9 @@ SAMPLE = ["gradcam", "scorecam", "fullgrad"]
 def suited(method: str, **between: nn.Module) -> nn.Sequential:
     """The network that the method works on: some need attention."""
     needs = camtool.METHODS[method].needs
-    if needs.startswith("one head on all tokens"):
+    if "one head on all tokens" in needs:
         return with_block(net(**between))
-    attention = {"attend": Attend(4)} if needs.startswith("attention") else {}
+    attention = {"attend": Attend(4)} if "attention" in needs else {}
     return net(**attention, **between)
 
 

@@ -59,7 +59,7 @@ def match_warnings(warnings: tuple[str, ...], *expected: str) -> bool:
 
 UNSUITABLE = [
     *("guided-backprop", "guided-gradcam", "drise"),
-    *(name for name in METHODS if {"attention", "text"} & {*METHODS[name].needs.split(", ")}),
+    *(name for name in METHODS if METHODS[name].needs & {"attention", "text"}),
 ]
 """Methods that need a ReLU, attention, a text or detections, of which the net has none."""
 

@@ -31,7 +31,7 @@ from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.probabilities import prefer_probability
-from camtool.methods.registry import method
+from camtool.methods.registry import Need, method
 from camtool.targets import Similarity, Target
 
 __all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
@@ -67,7 +67,7 @@ def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -
     return attention.to_grid(_multiply_layers(attention, [_normalize_rows(_add_skip(matrix)) for matrix in fused]))
 
 
-@method("chefer", paper="arXiv 2103.15679", needs="attention, gradients", ignores_layer=True)
+@method("chefer", paper="arXiv 2103.15679", needs=("attention", "gradients"), ignores_layer=True)
 def chefer(evidence: Evidence) -> Tensor:
     """Follow the class's attention over all layers.
 
@@ -92,7 +92,7 @@ def chefer(evidence: Evidence) -> Tensor:
 # ------------------------------------------------------------------------------------------------- sum of all layers
 
 
-@method("agcam", paper="arXiv 2402.04563", needs="attention, gradients", ignores_layer=True)
+@method("agcam", paper="arXiv 2402.04563", needs=("attention", "gradients"), ignores_layer=True)
 def agcam(evidence: Evidence) -> Tensor:
     """Weigh query-key match by positive gradients.
 
@@ -121,7 +121,7 @@ def agcam(evidence: Evidence) -> Tensor:
     return attention.to_grid(torch.stack(read).sum(0))
 
 
-@method("legrad", paper="arXiv 2404.03214", needs="attention, gradients", cost="some passes", ignores_layer=True)
+@method("legrad", paper="arXiv 2404.03214", needs=("attention", "gradients"), cost="some passes", ignores_layer=True)
 def legrad(evidence: Evidence, *, layers: int | None = None) -> Tensor:
     """Average attention gradients over the layers.
 
@@ -154,7 +154,7 @@ def legrad(evidence: Evidence, *, layers: int | None = None) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- the last layer
 
 
-@method("gradeclip", paper="arXiv 2502.18816", needs="attention, gradients", ignores_layer=True)
+@method("gradeclip", paper="arXiv 2502.18816", needs=("attention", "gradients"), ignores_layer=True)
 def gradeclip(evidence: Evidence) -> Tensor:
     """Weigh values by gradient and query-key match.
 
@@ -187,7 +187,9 @@ def gradeclip(evidence: Evidence) -> Tensor:
     return by_query.sum(1).relu().reshape(-1, *attention.layout.grid)
 
 
-@method("vitreciprocam", paper="arXiv 2310.02588", needs="attention, forwards", cost="many tails", ignores_layer=True)
+@method(
+    "vitreciprocam", paper="arXiv 2310.02588", needs=("attention", "forwards"), cost="many tails", ignores_layer=True
+)
 def vitreciprocam(
     evidence: Evidence,
     *,
@@ -246,7 +248,7 @@ def _mask_tokens(tokens: Tensor, masks: Tensor, part: slice) -> Tensor:
 Against: TypeAlias = "str | Tensor | Similarity | Sequence[str | Tensor | Similarity]"
 """Texts, or their embeddings, that a map is to have nothing in common with."""
 
-_ON_PATCHES = "one head on all tokens, attention"
+_ON_PATCHES: tuple[Need, ...] = ("one head on all tokens", "attention")
 """The needs of methods that read each patch in the way the head reads the class token."""
 
 

@@ -24,7 +24,7 @@ from camtool.state.random_state import iterate_noisy_copies
 __all__ = ["cameras", "integrated_gradcam", "smooth_gradcam_plus_plus"]
 
 
-@weighting("smoothgradcam++", paper="arXiv 1908.01224", needs="gradients, forwards", cost="some passes")
+@weighting("smoothgradcam++", paper="arXiv 1908.01224", needs=("gradients", "forwards"), cost="some passes")
 def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: float = 0.15, seed: int = 0) -> Tensor:
     """Average Grad-CAM++ over noisy images.
 
@@ -63,7 +63,7 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     return sum_over_positions(alpha * D1.relu()) * unit
 
 
-@method("integratedgradcam", paper="arXiv 2102.07805", needs="gradients, forwards", cost="some passes")
+@method("integratedgradcam", paper="arXiv 2102.07805", needs=("gradients", "forwards"), cost="some passes")
 def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
     """Average Grad-CAM on the way from black.
 
@@ -102,7 +102,7 @@ def _compute_gradcam_above(baseline: Tensor, evidence: Evidence) -> Tensor:
     return sum_weighted_channels(average_over_positions(evidence.gradients), evidence.activations - baseline).relu()
 
 
-@method("cameras", paper="arXiv 2106.10649", needs="gradients, forwards", cost="some passes", at_input_size=True)
+@method("cameras", paper="arXiv 2106.10649", needs=("gradients", "forwards"), cost="some passes", at_input_size=True)
 def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) -> Tensor:
     """Combine Grad-CAM over several image sizes.
 

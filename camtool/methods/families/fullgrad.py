@@ -29,7 +29,7 @@ from camtool.structures.nested_tensors import takes_one_image
 __all__ = ["compute_full_gradients", "fullgrad"]
 
 
-@method("fullgrad", paper="arXiv 1905.00780", needs="gradients, biases", ignores_layer=True)
+@method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)
 def fullgrad(evidence: Evidence) -> Tensor:
     """Add up gradients of the pixels and the biases.
 

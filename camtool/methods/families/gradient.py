@@ -190,7 +190,7 @@ def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
     return weights
 
 
-@weighting("shapleycam", paper="arXiv 2501.06261", needs="gradients, second derivatives", cost="some passes")
+@weighting("shapleycam", paper="arXiv 2501.06261", needs=("gradients", "second derivatives"), cost="some passes")
 def shapleycam(evidence: Evidence) -> Tensor:
     """Weigh channels by estimated Shapley values.
 
@@ -213,7 +213,7 @@ def shapleycam(evidence: Evidence) -> Tensor:
     return average_over_positions(g - evidence.hessian_vector_product(A) / 2)
 
 
-@weighting("liftcam", paper="arXiv 2102.05228", needs="gradients, captum for nonlinear tails", cost="some passes")
+@weighting("liftcam", paper="arXiv 2102.05228", needs=("gradients", "captum for nonlinear tails"), cost="some passes")
 def liftcam(evidence: Evidence) -> Tensor:
     """Weigh channels by their DeepLIFT contribution.
 

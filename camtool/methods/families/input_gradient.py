@@ -107,7 +107,7 @@ def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     return _compute_sensitivity(_compute_guided_gradients(evidence), cap)
 
 
-@method("guided-gradcam", paper="arXiv 1610.02391", needs="gradients, ReLUs", at_input_size=True)
+@method("guided-gradcam", paper="arXiv 1610.02391", needs=("gradients", "ReLUs"), at_input_size=True)
 def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     """Multiply guided backprop by Grad-CAM.
 

@@ -21,7 +21,7 @@ from camtool.state.thread_state import enable_gradients
 __all__ = ["opticam"]
 
 
-@method("opticam", paper="arXiv 2301.07002", needs="gradients, forwards", cost="many passes")
+@method("opticam", paper="arXiv 2301.07002", needs=("gradients", "forwards"), cost="many passes")
 def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Placement = "stretch") -> Tensor:
     """Optimize a mask to keep the score highest.
 

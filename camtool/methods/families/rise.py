@@ -69,7 +69,7 @@ def rise(
     return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), lambda _: convert, chunk)
 
 
-@method("drise", paper="arXiv 2006.03204", needs="forwards, a detector", cost="many passes", ignores_layer=True)
+@method("drise", paper="arXiv 2006.03204", needs=("forwards", "a detector"), cost="many passes", ignores_layer=True)
 def drise(
     evidence: Evidence,
     *,

@@ -59,7 +59,7 @@ MASKS_AT_ONCE = 64
 # --------------------------------------------------------------------------------------- Score-CAM, SS-CAM, IS-CAM
 
 
-@weighting("scorecam", paper="arXiv 1910.01279", needs="activations, forwards", cost="many passes")
+@weighting("scorecam", paper="arXiv 1910.01279", needs=("activations", "forwards"), cost="many passes")
 def scorecam(
     evidence: Evidence,
     *,
@@ -111,7 +111,7 @@ def scorecam(
     return unsqueeze_like(scores.masked_fill(~chosen, -torch.inf).softmax(1), A)
 
 
-@weighting("sscam", paper="arXiv 2006.14255", needs="activations, forwards", cost="many passes")
+@weighting("sscam", paper="arXiv 2006.14255", needs=("activations", "forwards"), cost="many passes")
 def sscam(
     evidence: Evidence,
     *,
@@ -166,7 +166,7 @@ def sscam(
     return unsqueeze_like(scores.softmax(1), A)
 
 
-@weighting("iscam", paper="arXiv 2010.03023", needs="activations, forwards", cost="many passes")
+@weighting("iscam", paper="arXiv 2010.03023", needs=("activations", "forwards"), cost="many passes")
 def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, masks: Placement = "stretch") -> Tensor:
     """Average Score-CAM while masks are turned up.
 
@@ -201,7 +201,7 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, ma
 # ------------------------------------------------------------------------------------------------------- Group-CAM
 
 
-@method("groupcam", paper="arXiv 2103.13859", needs="gradients, forwards", cost="some passes", at_input_size=True)
+@method("groupcam", paper="arXiv 2103.13859", needs=("gradients", "forwards"), cost="some passes", at_input_size=True)
 def groupcam(
     evidence: Evidence,
     *,

@@ -75,7 +75,7 @@ def tam(
     return torch.stack(maps)
 
 
-@method("raw-attention", paper="arXiv 1502.03044", needs="text, attention")
+@method("raw-attention", paper="arXiv 1502.03044", needs=("text", "attention"))
 def raw_attention(evidence: Evidence) -> Tensor:
     """Average a word's attention to the image.
 

@@ -32,8 +32,8 @@ photos and scenes of the tests, the smaller of the values for image and blank im
 _FEWEST_CELLS = 4
 """With fewer cells along a side, a cell covers more than a quarter of the image, as wide as a typical object."""
 
-_CLASS_AGNOSTIC = ("activations", "attention")
-"""Values of ``Method.needs`` of methods that look at no score."""
+_CLASS_AGNOSTIC = frozenset({"activations", "attention"})
+"""Needs of methods that look at no score."""
 
 
 def find_classes_skip_reason(context: CheckContext) -> str | None:
@@ -57,7 +57,7 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
     lowest = min(_correlate(context.new_map, each) for each in found)
     if lowest < _SAME_MAP:
         return
-    is_agnostic = context.method.needs in _CLASS_AGNOSTIC
+    is_agnostic = frozenset() < context.method.needs <= _CLASS_AGNOSTIC
     yield Finding(
         "class-agnostic-method" if is_agnostic else "same-map",
         f"{format_count(len(chosen), 'other class')} of all ranks, from the most to the least probable one, "
