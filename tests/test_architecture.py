@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +101,12 @@ def test_imports_go_downwards() -> None:
             if source and name.startswith("camtool.") and target != source and place[target] <= place[source]:
                 wrong.append(f"{name_module(file)} imports {name}")
     assert wrong == []
+
+
+def test_no_imports_form_a_circle() -> None:
+    imports = {add_package(name_module(file)): MODULES.intersection(iterate_imports(file)) for file in FILES}
+    # A package that imports its own modules is no circle: they do not import it, but one another.
+    TopologicalSorter({module: names - {module} for module, names in imports.items()}).prepare()
 
 
 # ------------------------------------------------------------------------------------------------------ homes

@@ -1,4 +1,4 @@
-"""State of one user, and the objects that a panel is built with."""
+"""State of one user, the objects that a panel is built with, and the settings of its events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 from camtool.app.drawing import Look
 from camtool.app.workbench import Request, Workbench
 
-__all__ = ["PageContext", "Session"]
+__all__ = ["COMPUTE", "PageContext", "Session"]
+
+COMPUTE: dict[str, Any] = {
+    "concurrency_limit": 2,
+    "concurrency_id": "compute",
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+"""Settings of events that run a model: two at a time in all, the others wait."""
 
 
 @dataclass(frozen=True)

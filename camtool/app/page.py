@@ -33,7 +33,7 @@ import gradio as gr
 from camtool import rendering
 from camtool.app import fragments, saving
 from camtool.app.actions import Actions, Changed, Shown
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.drawing import VIEWS, Look
 from camtool.app.panels.tabs import build_panels
 from camtool.app.sentences import to_sentence
@@ -41,15 +41,7 @@ from camtool.app.workbench import list_methods
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 
-__all__ = ["ASSETS", "COMPUTE", "build_page"]
-
-COMPUTE: dict[str, Any] = {
-    "concurrency_limit": 2,
-    "concurrency_id": "compute",
-    "show_progress": "hidden",
-    "api_visibility": "private",
-}
-"""Settings of events that run a model: two at a time in all, the others wait."""
+__all__ = ["ASSETS", "build_page"]
 
 ASSETS = Path(__file__).parent / "assets"
 """The style and the scripts of the page."""
@@ -114,7 +106,7 @@ class _Page:
             self._named["pair"] = gr.HTML(elem_id="pair")
         with gr.Tab("Compare methods", id="compare"):
             self._build_comparison()
-        build_panels(context, COMPUTE)
+        build_panels(context)
 
     def _build_context(self) -> PageContext:
         named = self._named

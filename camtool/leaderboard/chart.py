@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from camtool.trust.metrics import METRICS
 
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
-    from camtool.leaderboard.evaluation import Evaluation
 
 __all__ = ["draw_chart"]
 
@@ -32,49 +32,57 @@ _PADDING = 0.06
 """Space on both sides of the intervals, as a share of their range."""
 
 
-def draw_chart(evaluation: Evaluation) -> Figure:
+def draw_chart(
+    names: Sequence[str], intervals: Mapping[str, NDArray[np.floating[Any]]], image_count: int, chance: int | None
+) -> Figure:
     """Return the figure of an evaluation.
+
+    Args:
+        names: The names of the rows.
+        intervals: Name of a metric → mean, low and high of each row, (rows, 3).
+        image_count: The number of images, for the note.
+        chance: The index of the row of random maps, whose mean is the chance level; None if there is none.
 
     Raises:
         CamtoolError: matplotlib is not installed.
     """
-    canvas, names = load_canvas(), [row.name for row in evaluation.rows]
+    canvas = load_canvas()
     margin = 2 * _EDGE + max(canvas.measure_text(name, TEXT_SIZE) for name in names)
     # All panels are equally wide, so that names of metrics do not run into one another.
-    panel = max(_PANEL, *(canvas.measure_text(metric, _NAME_SIZE) for metric in evaluation.metrics))
-    across = balance_columns(len(evaluation.metrics), _ACROSS)
-    bands = -(-len(evaluation.metrics) // across)
+    panel = max(_PANEL, *(canvas.measure_text(metric, _NAME_SIZE) for metric in intervals))
+    across = balance_columns(len(intervals), _ACROSS)
+    bands = -(-len(intervals) // across)
     height = _HEAD + len(names) * _ROW + _FOOT
-    notes = (f"Mean and 95 % interval, {evaluation.image_count} images.", "Dashed: random, whose weights are drawn.")
+    notes = (f"Mean and 95 % interval, {image_count} images.", "Dashed: random, whose weights are drawn.")
     widest_note = max(canvas.measure_text(note, TEXT_SIZE) for note in notes)
     width = max(margin + across * (panel + _GAP), widest_note + 2 * _EDGE)
     figure: Figure = canvas.create_figure(width, bands * height + len(notes) * LINE_HEIGHT + _EDGE)
-    for number, metric in enumerate(evaluation.metrics):
+    for number, metric in enumerate(intervals):
         band, column = divmod(number, across)
         top = band * height
         if not column:
             _write_names(canvas, figure, names, margin, top + _HEAD)
         box = margin + column * (panel + _GAP), top + _HEAD, panel, len(names) * _ROW
-        _draw_panel(canvas, figure, box, evaluation, metric)
+        _draw_panel(canvas, figure, box, metric, intervals[metric], chance)
     for number, note in enumerate(notes):
         bottom = bands * height + (number + 0.5) * LINE_HEIGHT
         canvas.write_line(figure, _EDGE, bottom, note, TEXT_SIZE, color=canvas.MUTED)
     return figure
 
 
-def _write_names(canvas: Any, figure: Figure, names: list[str], margin: float, top: float) -> None:
+def _write_names(canvas: Any, figure: Figure, names: Sequence[str], margin: float, top: float) -> None:
     for row, name in enumerate(names):
         left = margin - _EDGE - canvas.measure_text(name, TEXT_SIZE)
         canvas.write_line(figure, left, top + (row + 0.5) * _ROW + TEXT_SIZE / 72 / 3, name, TEXT_SIZE)
 
 
-def _draw_panel(canvas: Any, figure: Figure, box: Any, evaluation: Evaluation, metric: str) -> None:
+def _draw_panel(
+    canvas: Any, figure: Figure, box: Any, metric: str, intervals: NDArray[np.floating[Any]], chance: int | None
+) -> None:
     left, top, wide, high = box
-    intervals = np.array([evaluation.compute_interval(row.name, metric) for row in evaluation.rows])
     limits = _find_limits(intervals)
-    chance = [mean for row, (mean, *_) in zip(evaluation.rows, intervals, strict=True) if row.method == "random"]
     axes = canvas.add_axes(figure, box)
-    canvas.draw_intervals(axes, intervals, limits, chance[0] if chance else np.nan)
+    canvas.draw_intervals(axes, intervals, limits, np.nan if chance is None else intervals[chance, 0])
     is_up = METRICS[metric].higher_is_better
     canvas.write_line(figure, left, top - 0.24, metric, _NAME_SIZE)
     direction = "higher is better" if is_up else "lower is better"

@@ -163,7 +163,11 @@ class Evaluation:
         """
         from camtool.leaderboard.chart import draw_chart
 
-        return draw_chart(self)
+        names, methods = [row.name for row in self.rows], [row.method for row in self.rows]
+        intervals = {
+            metric: np.array([self.compute_interval(name, metric) for name in names]) for metric in self.metrics
+        }
+        return draw_chart(names, intervals, self.image_count, methods.index("random") if "random" in methods else None)
 
     def save(self, path: str | Path) -> Path:
         """Write the table or the figure to a file, or both to a folder.

@@ -12,7 +12,7 @@ from PIL import Image
 import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
 from camtool.app.stores.result_cache import ResultCache
 from camtool.app.workbench import count_bytes
@@ -125,8 +125,6 @@ _METHODS = {"TAM": "tam", "Grad-CAM": "gradcam", "HiResCAM": "hirescam", "attent
 
 def build(context: PageContext) -> Built:
     """Build the panel: a field for the question, the answer with its words, and the map of one word."""
-    from camtool.app.page import COMPUTE
-
     kept: ResultCache[Answer] = ResultCache(_MOST_ANSWERS, _count_bytes, context.workbench.max_answers)
     with gr.Row(elem_classes="ct-ask"):
         field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from camtool.app.panels.trust import CheckUp, Curve, Sentence, TrustCurves
+from camtool.arguments.messages import format_count
+from camtool.trust.checks.check_report import CheckReport, Finding
+from camtool.trust.metrics import METRICS
 
-__all__ = ["draw_bars", "draw_check_up", "draw_curves"]
+__all__ = ["Curve", "TrustCurves", "draw_bars", "draw_check_up", "draw_curves"]
 
 _WIDTH, _HEIGHT = 320, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
@@ -15,6 +18,62 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
 
 _TITLES = {"deletion": "Deletion", "insertion": "Insertion"}
 _AXES = {"deletion": "hottest pixels removed", "insertion": "hottest pixels inserted"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve of one metric, while it is computed and in the end.
+
+    Attributes:
+        name: ``"deletion"`` or ``"insertion"``.
+        fractions: The share of the pixels that is removed or inserted, 0 to 1, at each point so far.
+        scores: The score at each point so far.
+        random: The mean score of random maps at each point; empty until it is known.
+        area: The area under the curve, the value of the metric; None until it is known.
+        chance: The mean area of random maps, the chance level; None until it is known.
+    """
+
+    name: str
+    fractions: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    random: tuple[float, ...] = ()
+    area: float | None = None
+    chance: float | None = None
+
+    @property
+    def beats_chance(self) -> bool | None:
+        """True if the map is better than random maps; None until it is known."""
+        if self.area is None or self.chance is None:
+            return None
+        return self.area > self.chance if METRICS[self.name].higher_is_better else self.area < self.chance
+
+    def describe(self) -> str:
+        """Return one sentence with the numbers; empty until they are known."""
+        if self.area is None or self.chance is None:
+            return ""
+        better = "higher" if METRICS[self.name].higher_is_better else "lower"
+        verdict = "better than" if self.beats_chance else "no better than"
+        return (
+            f"{self.name.capitalize()} {self.area:.2f}, random maps {self.chance:.2f} ({better} is better): "
+            f"{verdict} chance."
+        )
+
+
+@dataclass(frozen=True)
+class TrustCurves:
+    """Both curves of a map, while they are computed and in the end.
+
+    Attributes:
+        progress: The share of the work that is done, 0 to 1.
+        deletion: The score while the hottest pixels are removed.
+        insertion: The score while the hottest pixels are inserted.
+        score_name: ``"probability"``, or ``"score"`` for targets that have none.
+    """
+
+    progress: float
+    deletion: Curve
+    insertion: Curve
+    score_name: str
 
 
 def draw_curves(curves: TrustCurves) -> str:
@@ -30,21 +89,32 @@ def draw_curves(curves: TrustCurves) -> str:
     return f'{"" if curves.progress >= 1 else progress}<div class="ct-charts">{charts}</div>'
 
 
-def draw_check_up(found: CheckUp) -> str:
-    """Return the check-up as HTML: the summary, then each finding with its remedy, then what was not checked."""
-    mark, style = ("&#10003;", "ct-fine") if found.is_fine else ("!", "ct-doubt")
-    findings = "".join(map(_draw_finding, found.sentences))
-    skipped = "".join(f"<li>{escape(each)}</li>" for each in found.skipped)
-    details = f"<details><summary>Not checked: {len(found.skipped)}</summary><ul>{skipped}</ul></details>"
+def draw_check_up(report: CheckReport) -> str:
+    """Return a check-up as HTML: the summary, then each finding with its remedy, then what was not checked."""
+    mark, style = ("&#10003;", "ct-fine") if report.ok else ("!", "ct-doubt")
+    findings = "".join(map(_draw_finding, report.findings))
+    skipped = "".join(f"<li>{escape(f'{name}: {reason}')}</li>" for name, reason in report.skipped.items())
+    details = f"<details><summary>Not checked: {len(report.skipped)}</summary><ul>{skipped}</ul></details>"
     return (
-        f'<div class="ct-verdict {style}"><span class="ct-mark">{mark}</span><p>{escape(found.summary)}</p></div>'
+        f'<div class="ct-verdict {style}"><span class="ct-mark">{mark}</span><p>{_summarize(report)}</p></div>'
         f'<ul class="ct-findings">{findings}</ul>{details if skipped else ""}'
     )
 
 
-def _draw_finding(each: Sentence) -> str:
-    remedy = f'<p class="ct-remedy">{escape(each.remedy)}</p>' if each.remedy else ""
-    return f'<li class="ct-{each.severity}"><code>{escape(each.code)}</code><p>{escape(each.text)}</p>{remedy}</li>'
+def _summarize(report: CheckReport) -> str:
+    warnings, notes = len(report.warnings), len(report.findings) - len(report.warnings)
+    if warnings:
+        return f"There {'is' if warnings == 1 else 'are'} {format_count(warnings, 'reason')} not to trust this map."
+    fine = "Nothing speaks against this map. This does not prove that it is right: the checks find known faults only."
+    return f"{fine} {format_count(notes, 'fact')} to know." if notes else fine
+
+
+def _draw_finding(finding: Finding) -> str:
+    # The remedy of "method-note" and "target-warning" is in the sentence itself.
+    is_shown = finding.remedy != "See the sentence."
+    remedy = f'<p class="ct-remedy">{escape(finding.remedy)}</p>' if is_shown else ""
+    code, sentence = escape(finding.code), escape(finding.sentence)
+    return f'<li class="ct-{finding.severity}"><code>{code}</code><p>{sentence}</p>{remedy}</li>'
 
 
 def _choose_range(values: Sequence[float], *, is_probability: bool) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_script
 from camtool.errors import ModelError, NothingFoundError
@@ -176,8 +176,6 @@ _HINT = "Click on a box, in the photo or in the list, to see where the model loo
 
 def build(context: PageContext) -> Built:
     """Build the panel: the photo with the boxes, the map of the chosen one, and a list."""
-    from camtool.app.page import COMPUTE
-
     least = gr.Slider(0, 1, value=_LEAST_CONFIDENCE, step=0.05, label="Lowest confidence", elem_id="objects-least")
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="objects-photo", js_on_load=read_script("picture.js"), min_width=300)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, read_outputs
 from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_script
 from camtool.arguments.checks import check_choice
@@ -212,8 +212,6 @@ def read_mask(sent: str, size: tuple[int, int]) -> NDArray[np.bool_]:
 
 def build(context: PageContext) -> Built:
     """Build the panel: the photo to paint on, and the classes before and after."""
-    from camtool.app.page import COMPUTE
-
     fill = gr.Radio(
         [(text, name) for name, text in FILLS.items()], value=next(iter(FILLS)), label="Painted pixels are",
         elem_id="paint-fill",

@@ -14,7 +14,8 @@ from torch import Tensor
 import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
+from camtool.app.panels.charts import draw_bars
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_script
 from camtool.errors import ModelError, TargetError
@@ -301,8 +302,6 @@ _HINT = "Click on the photo: which classes speak at this place, and which channe
 
 def build(context: PageContext) -> Built:
     """Build the panel: the photo to click on, the classes beside it, and the channels below."""
-    from camtool.app.page import COMPUTE
-
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="place-photo", js_on_load=read_script("picture.js"), min_width=300)
         classes = gr.HTML(draw_hint(_HINT), elem_id="place-classes", min_width=280)
@@ -342,8 +341,6 @@ def build(context: PageContext) -> Built:
 
 def _draw_classes(found: Place) -> str:
     """Return the classes as bars, and what the numbers are."""
-    from camtool.app.panels.charts import draw_bars
-
     rows = [(each.label, each.evidence, f"{each.evidence:+.2g}") for each in found.classes]
     faint = draw_hint("Hardly any class speaks here.") if found.is_faint else ""
     bars = draw_bars(rows, found.strongest)

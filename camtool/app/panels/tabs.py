@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels import answers, detections, painting, places, segments, texts, trust
 from camtool.app.panels.outputs import Kind
 from camtool.app.panels.panel import Built
@@ -44,13 +44,8 @@ _TABS = (
 )
 
 
-def build_panels(context: PageContext, settings: dict[str, Any]) -> None:
-    """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model.
-
-    Args:
-        context: What a panel gets.
-        settings: Settings of events that run a model.
-    """
+def build_panels(context: PageContext) -> None:
+    """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model."""
     tabs: dict[str, Any] = {}
     built: dict[str, Built] = {}
     for each in _TABS:
@@ -73,6 +68,4 @@ def build_panels(context: PageContext, settings: dict[str, Any]) -> None:
         return shown
 
     cleared = [component for each in built.values() for component in each.cleared]
-    context.session.change(
-        follow, [context.session, seen], [seen, *tabs.values(), *cleared, context.status], **settings
-    )
+    context.session.change(follow, [context.session, seen], [seen, *tabs.values(), *cleared, context.status], **COMPUTE)

@@ -11,7 +11,7 @@ from PIL import Image
 import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.panel import Built, draw_card, draw_hint, get_subject
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError, TargetError
@@ -89,8 +89,6 @@ _HINT = "Write one text per line, e.g. 'a photo of a dog'. The photo is compared
 
 def build(context: PageContext) -> Built:
     """Build the panel: a field for texts, and a map for each of them."""
-    from camtool.app.page import COMPUTE
-
     with gr.Row(elem_classes="ct-ask"):
         field = gr.Textbox(
             label="Texts, one per line",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -14,10 +14,10 @@ from torch import Tensor
 import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import PageContext, Session
+from camtool.app.context import COMPUTE, PageContext, Session
+from camtool.app.panels.charts import Curve, TrustCurves, draw_check_up, draw_curves
 from camtool.app.panels.outputs import resolve_target
 from camtool.app.panels.panel import Built, draw_hint, get_subject
-from camtool.arguments.messages import format_count
 from camtool.explanation import Explanation
 from camtool.inference.folded_model import FoldedModel
 from camtool.models import Loaded, to_loaded
@@ -26,14 +26,11 @@ from camtool.targets import Target, score_targets
 from camtool.trust.metrics import METRICS
 from camtool.trust.metrics.faithfulness import iterate_curve
 from camtool.trust.metrics.random_maps import draw_random_maps
-from camtool.warning_codes import WARNING_KINDS
 
 if TYPE_CHECKING:
-    from camtool.trust.checks.check_report import CheckReport
     from camtool.trust.metrics import Score
-    from camtool.warning_codes import Severity
 
-__all__ = ["CheckUp", "Curve", "Sentence", "TrustCurves", "build", "check_up", "iterate_curves"]
+__all__ = ["build", "iterate_curves"]
 
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""
@@ -43,131 +40,6 @@ _STEPS, _RANDOM_MAPS = 20, 3
 
 _POINTS_AT_ONCE = 7
 """Points of a curve between two updates on the page: three updates for each curve."""
-
-
-# -------------------------------------------------------------------------------------------------------- check-up
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """One finding of the check-up.
-
-    Attributes:
-        code: The name of its kind, e.g. ``"border-heat"``.
-        severity: ``"warning"``, a reason not to trust the map, or ``"note"``.
-        text: What was found.
-        remedy: What the user can do; empty if the text says it.
-    """
-
-    code: str
-    severity: Severity
-    text: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class CheckUp:
-    """Result of the check-up of a map.
-
-    Attributes:
-        is_fine: True if there is no reason not to trust the map.
-        summary: One or two sentences in plain words.
-        sentences: The findings, warnings first.
-        skipped: What was not checked, and why: one sentence each.
-    """
-
-    is_fine: bool
-    summary: str
-    sentences: tuple[Sentence, ...]
-    skipped: tuple[str, ...]
-
-
-def check_up(explanation: Explanation) -> CheckUp:
-    """Run the checks of an explanation, and return what they say. It takes about seven explanations.
-
-    Raises:
-        CamtoolError: The explanation was loaded from a pickle, so its model is unknown.
-    """
-    report = explanation.check()
-    sentences = tuple(
-        Sentence(each.code, each.severity, each.sentence, _find_remedy(each.code)) for each in report.findings
-    )
-    skipped = tuple(f"{name}: {reason}" for name, reason in report.skipped.items())
-    return CheckUp(report.ok, _summarize(report), sentences, skipped)
-
-
-def _find_remedy(code: str) -> str:
-    """Return the remedy of a code; empty if the sentence itself says what to do."""
-    remedy = WARNING_KINDS[code].remedy
-    return "" if remedy == "See the sentence." else remedy
-
-
-def _summarize(report: CheckReport) -> str:
-    warnings, notes = len(report.warnings), len(report.findings) - len(report.warnings)
-    if warnings:
-        reasons = format_count(warnings, "reason")
-        return f"There {'is' if warnings == 1 else 'are'} {reasons} not to trust this map."
-    fine = "Nothing speaks against this map. This does not prove that it is right: the checks find known faults only."
-    return f"{fine} {format_count(notes, 'fact')} to know." if notes else fine
-
-
-# ---------------------------------------------------------------------------------------------------------- curves
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The curve of one metric, while it is computed and in the end.
-
-    Attributes:
-        name: ``"deletion"`` or ``"insertion"``.
-        fractions: The share of the pixels that is removed or inserted, 0 to 1, at each point so far.
-        scores: The score at each point so far.
-        random: The mean score of random maps at each point; empty until it is known.
-        area: The area under the curve, the value of the metric; None until it is known.
-        chance: The mean area of random maps, the chance level; None until it is known.
-    """
-
-    name: str
-    fractions: tuple[float, ...] = ()
-    scores: tuple[float, ...] = ()
-    random: tuple[float, ...] = ()
-    area: float | None = None
-    chance: float | None = None
-
-    @property
-    def beats_chance(self) -> bool | None:
-        """True if the map is better than random maps; None until it is known."""
-        if self.area is None or self.chance is None:
-            return None
-        return self.area > self.chance if METRICS[self.name].higher_is_better else self.area < self.chance
-
-    def describe(self) -> str:
-        """Return one sentence with the numbers; empty until they are known."""
-        if self.area is None or self.chance is None:
-            return ""
-        better = "higher" if METRICS[self.name].higher_is_better else "lower"
-        verdict = "better than" if self.beats_chance else "no better than"
-        return (
-            f"{self.name.capitalize()} {self.area:.2f}, random maps {self.chance:.2f} ({better} is better): "
-            f"{verdict} chance."
-        )
-
-
-@dataclass(frozen=True)
-class TrustCurves:
-    """Both curves of a map, while they are computed and in the end.
-
-    Attributes:
-        progress: The share of the work that is done, 0 to 1.
-        deletion: The score while the hottest pixels are removed.
-        insertion: The score while the hottest pixels are inserted.
-        score_name: ``"probability"``, or ``"score"`` for targets that have none.
-    """
-
-    progress: float
-    deletion: Curve
-    insertion: Curve
-    score_name: str
 
 
 def iterate_curves(
@@ -271,19 +143,15 @@ _HINT = "Checks for known faults of maps, then removes and inserts the hottest p
 
 def build(context: PageContext) -> Built:
     """Build the panel: a button, the check-up, and the curves below it."""
-    from camtool.app.page import COMPUTE
-
     button = gr.Button("Check this map", variant="primary", elem_id="trust-button", elem_classes="ct-action")
     verdict = gr.HTML(draw_hint(_HINT), elem_id="trust-verdict")
     curves = gr.HTML(elem_id="trust-curves")
 
     @context.guard
     def run(session: Session) -> Iterator[dict[Any, Any]]:
-        from camtool.app.panels.charts import draw_check_up, draw_curves
-
         yield {verdict: draw_hint("Checking ..."), curves: "", context.status: ""}
         explanation = context.workbench.explain(session.request)
-        yield {verdict: draw_check_up(check_up(explanation))}
+        yield {verdict: draw_check_up(explanation.check())}
         for state in iterate_curves(*get_subject(context, session), explanation, session.request.target):
             yield {curves: draw_curves(state)}
 

@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 
 import camtool
-from camtool.app.panels.charts import draw_bars, draw_curves
-from camtool.app.panels.trust import Curve, TrustCurves, check_up, iterate_curves
-from camtool.errors import CamtoolError
+from camtool.app.panels.charts import Curve, TrustCurves, draw_bars, draw_check_up, draw_curves
+from camtool.app.panels.trust import iterate_curves
 from camtool.models import Loaded
 from camtool.targets import Detection
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
@@ -36,33 +35,26 @@ def states(demo: Loaded, photo: Image.Image) -> list[TrustCurves]:
 
 
 def test_nothing_found_is_said_in_words(demo: Loaded, photo: Image.Image) -> None:
-    found = check_up(camtool.explain(demo, photo))
-    assert (found.is_fine, found.sentences) == (True, ())
-    assert found.summary.startswith("Nothing speaks against this map.")
-    assert "does not prove" in found.summary
+    drawn = draw_check_up(camtool.explain(demo, photo).check())
+    assert "ct-fine" in drawn
+    assert "<p>Nothing speaks against this map. This does not prove that it is right" in drawn
+    assert "<code>" not in drawn, "no finding"
 
 
 def test_a_finding_has_code_sentence_and_remedy(demo: Loaded) -> None:
-    found = check_up(camtool.explain(demo, Image.new("RGB", (128, 128))))
-    assert not found.is_fine
-    by_code = {each.code: each for each in found.sentences}
-    assert "constant-image" in by_code
-    assert by_code["constant-image"].severity == "warning"
-    assert "the same everywhere" in by_code["constant-image"].text
-    assert by_code["constant-image"].remedy == "Check the file and the code that reads it."
-    assert [each.severity for each in found.sentences].count("warning") == 1
-    assert found.summary == "There is 1 reason not to trust this map."
+    drawn = draw_check_up(camtool.explain(demo, Image.new("RGB", (128, 128))).check())
+    assert "ct-doubt" in drawn
+    assert "<p>There is 1 reason not to trust this map.</p>" in drawn
+    warning = drawn.split('<li class="ct-warning">')[1].split("</li>")[0]
+    assert drawn.count('<li class="ct-warning">') == 1
+    assert warning.startswith("<code>constant-image</code><p>")
+    assert "the same everywhere" in warning
+    assert warning.endswith('<p class="ct-remedy">Check the file and the code that reads it.</p>')
 
 
 def test_what_could_not_be_checked_is_listed(photo: Image.Image) -> None:
     boxes = box_model([(2, 2, 12, 12, 1, 0.9)])
-    found = check_up(camtool.explain(boxes, draw_noise(16, 16)))
-    assert any(each.startswith("channels: ") for each in found.skipped)
-
-
-def test_an_explanation_without_its_model_is_refused(demo: Loaded, photo: Image.Image) -> None:
-    with pytest.raises(CamtoolError, match="no model to check"):
-        check_up(replace(camtool.explain(demo, photo), checker=None))
+    assert "<li>channels: " in draw_check_up(camtool.explain(boxes, draw_noise(16, 16)).check())
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
