@@ -25,14 +25,12 @@ class WarningKind:
         condition: When it is raised, one sentence.
         remedy: What the user can do, one sentence.
         severity: See :data:`Severity`.
-        needs_check: True if only :meth:`camtool.Explanation.check` raises it, as it takes further forward passes.
     """
 
     code: str
     condition: str
     remedy: str
     severity: Severity = "warning"
-    needs_check: bool = False
 
 
 class MapWarning(str):
@@ -145,13 +143,11 @@ _KINDS = (
         "scale-misfit",
         "The model predicts much better with the same image in another usual range of values.",
         "Check the normalization: the image was scaled otherwise than in training.",
-        needs_check=True,
     ),
     WarningKind(
         "channels-swapped",
         "The model predicts much better with red and blue exchanged.",
         "Convert BGR to RGB before the transform; OpenCV reads photos as BGR.",
-        needs_check=True,
     ),
     # ------------------------------------------------------------------------------------------------ the model
     WarningKind(
@@ -164,19 +160,16 @@ _KINDS = (
         "train-mode",
         "The model is in training mode and holds dropout or batch normalization.",
         "Call model.eval() before you predict; camtool explains the model in evaluation mode.",
-        needs_check=True,
     ),
     WarningKind(
         "not-repeatable",
         "Explaining the same image again gives another map.",
         "Switch off what is random in the model, or explain again if the weights have changed since.",
-        needs_check=True,
     ),
     WarningKind(
         "image-ignored",
         "An image of one color gets the same map.",
         "Check that the target depends on the image, and that the layer is not dead.",
-        needs_check=True,
     ),
     # ------------------------------------------------------------------------------------------------ the target
     WarningKind(
@@ -246,13 +239,11 @@ _KINDS = (
         "vanishing-gradient",
         "By its gradient, the whole layer accounts for less than a thousandth of the score.",
         "Explain a logit instead of a saturated value.",
-        needs_check=True,
     ),
     WarningKind(
         "wrong-gradient",
         "The score does not follow the gradient at the layer, e.g. behind a gradient reversal or a detached part.",
         "Name a layer after the operation with a gradient of its own, or choose a method without gradients: occlusion.",
-        needs_check=True,
     ),
     WarningKind(
         "other-paths",
@@ -264,7 +255,6 @@ _KINDS = (
         "The class token, or another token that is no cell of the map, has read the image in earlier layers.",
         "Compare with a method that reads all layers, e.g. chefer or rollout.",
         "note",
-        needs_check=True,
     ),
     WarningKind(
         "several-calls",
@@ -282,7 +272,6 @@ _KINDS = (
         "coarse-layer",
         "The map has fewer than four cells along the height or the width of the image.",
         "Choose an earlier layer, see camtool.candidate_layers(model), or give a larger image.",
-        needs_check=True,
     ),
     WarningKind(
         "word-method",
@@ -309,20 +298,17 @@ _KINDS = (
         "same-map",
         "Classes from all ranks of the model's prediction get the same map.",
         "Choose a method that tells classes apart, e.g. gradcam.",
-        needs_check=True,
     ),
     WarningKind(
         "class-agnostic-method",
         "All classes get the same map, as the method looks at activations or attention alone.",
         "Read the map as what the model looks at for any class, or choose a method that tells classes apart.",
         "note",
-        needs_check=True,
     ),
     WarningKind(
         "border-heat",
         "The heat is at the border of the image, and so it is for an image of one color: an artifact of padding.",
         "Remove it with explanation.trim_border(), or choose an earlier layer.",
-        needs_check=True,
     ),
     WarningKind(
         "method-note",

@@ -253,10 +253,6 @@ class Workbench:
         """
         return self.explain_timed(request)[0]
 
-    def has_result(self, request: Request) -> bool:
-        """Return True if the result of a request is there already."""
-        return self._name_class(request) in self._results
-
     def make_screen(self, request: Request) -> Screen:
         """Return the explanation of a request at the size of the screen.
 

@@ -27,8 +27,6 @@ from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 
 if TYPE_CHECKING:
-    # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from camtool.models import Loaded
     from camtool.runs.cluster.cluster_run import ClusterRun
     from camtool.runs.cluster.plan import ClusterInputs

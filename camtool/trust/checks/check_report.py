@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from camtool.arguments.messages import format_count
-from camtool.warning_codes import WARNING_KINDS, MapWarning, Severity
+from camtool.warning_codes import WARNING_KINDS, Severity
 
 __all__ = ["CheckReport", "Finding", "sort_findings"]
 
@@ -40,10 +40,6 @@ class Finding:
     def severity(self) -> Severity:
         """``"warning"``, a reason not to trust the map, or ``"note"``."""
         return WARNING_KINDS[self.code].severity
-
-    def to_warning(self) -> MapWarning:
-        """Return the finding in the form of :attr:`camtool.Explanation.warnings`."""
-        return MapWarning(self.sentence, self.code)
 
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.code}", _wrap(self.sentence, _INDENT)]
