@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
-from camtool.demo import measure
 from camtool.demo.captioner import PROMPT, load_captioner
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.tour import draw_tour_scenes
 from camtool.maps import normalize
 from camtool.rendering import blend
@@ -150,7 +149,7 @@ class SpotNet(nn.Module):
 def _draw_words() -> np.ndarray:
     """Draw the maps of the two nouns of a caption, by three methods in a row each."""
     model, processor = load_captioner()
-    scene = draw_scene(measure.UNSEEN, objects=2)
+    scene = draw_scene(UNSEEN, objects=2)
     photo = Image.fromarray(scene.image).resize((256, 256), Image.Resampling.LANCZOS)
     images, captions = [], []
     answers = {

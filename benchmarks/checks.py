@@ -22,8 +22,7 @@ from PIL import Image, ImageEnhance
 import camtool
 from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 
 RESULTS = Path(__file__).with_suffix(".json")
 

@@ -32,8 +32,7 @@ from benchmarks.placement import correlate_cells, measure_drops, measure_pointin
 from benchmarks.rivals import compute_insertion_minus_deletion, read_confident_photos
 from camtool.demo.bundled import load_honest_model
 from camtool.demo.camnet import prepare_images
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.evidence import contributions
 from camtool.maps import scale_by_peak
 from camtool.methods.families import competition

@@ -34,8 +34,7 @@ from benchmarks.paired import describe_machine
 from benchmarks.photos import read_photos
 from benchmarks.truth import Row, choose_rows, compute_average_precision, load_model
 from camtool.demo.camnet import prepare_images
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
 
 RESULTS = Path(__file__).with_suffix(".json")

@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.demo import measure
 from camtool.demo.bundled import WEIGHTS
 from camtool.demo.camnet import SIZE, prepare_images
 from camtool.demo.captioner import (
@@ -36,6 +35,7 @@ from camtool.demo.captioner import (
     write_caption,
 )
 from camtool.demo.scenes import LABELS, Scene, draw_scene
+from tools import demo_accuracy as measure
 
 __all__ = ["METHODS", "Examples", "describe_scene", "label_tokens", "main", "measure_captioner", "train"]
 

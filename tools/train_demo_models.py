@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.demo import measure
 from camtool.demo.bundled import CHEATED_CLASS, WEIGHTS
 from camtool.demo.camnet import SIZE, CamNet, build_camnet, prepare_images
 from camtool.demo.random_numbers import RandomNumbers
 from camtool.demo.scenes import LABELS, draw_scene
+from tools import demo_accuracy as measure
 
 __all__ = ["Recipe", "compute_rate_factor", "draw_example", "main", "save_weights", "train"]
 

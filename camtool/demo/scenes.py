@@ -26,10 +26,13 @@ from camtool.demo.random_numbers import Floats, RandomNumbers
 from camtool.demo.shapes import LABELS, SHAPES, Shape, compute_capsule_distance, compute_disc_distance
 from camtool.errors import CamtoolError
 
-__all__ = ["LABELS", "Box", "Scene", "SceneObject", "draw_scene"]
+__all__ = ["LABELS", "UNSEEN", "Box", "Scene", "SceneObject", "draw_scene"]
 
 Box = tuple[int, int, int, int]
 """Box (x0, y0, x1, y1) in pixels, half-open."""
+
+UNSEEN = 1_000_000_000
+"""The first seed that the bundled models were not trained on."""
 
 _RADII = {1: (0.17, 0.33), 2: (0.14, 0.21), 4: (0.1, 0.145)}
 """Number of objects → smallest and largest radius, in units of the image's side."""

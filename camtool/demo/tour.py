@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.demo import measure
 from camtool.demo.bundled import CHEATED_CLASS, load_bundled_model
-from camtool.demo.scenes import Scene, SceneObject, draw_scene
+from camtool.demo.scenes import UNSEEN, Scene, SceneObject, draw_scene
 from camtool.demo.sheet import CORRECT, WRONG, CaptionedImage, ImageGroup, draw_page
 from camtool.errors import CamtoolError
 from camtool.explainer import Explainer
@@ -37,7 +36,7 @@ _CHOSEN = (
     (2, 37), (2, 28), (1, 14), (4, 26), (2, 59), (2, 60),
     (1, 32), (2, 77), (2, 64), (2, 61), (1, 11), (2, 58),
 )  # fmt: skip
-_FIRST = measure.UNSEEN + 100_000  # offset of the seeds above; the model cards use the seeds below it
+_FIRST = UNSEEN + 100_000  # offset of the seeds above; the model cards use the seeds below it
 _CHEAT_SEED, _OTHER = 24, "star"
 _CORNER = 0.7  # the corner with the watermark begins here, across and down
 

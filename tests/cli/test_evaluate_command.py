@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from camtool.cli import app
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 
 pytest.importorskip("matplotlib")
 

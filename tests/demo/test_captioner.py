@@ -16,7 +16,6 @@ from PIL import Image
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'camtool[test]'")
 
 import camtool
-from camtool.demo import measure
 from camtool.demo.bundled import WEIGHTS, load_honest_model
 from camtool.demo.captioner import (
     BACKGROUND,
@@ -31,6 +30,7 @@ from camtool.demo.captioner import (
 from camtool.demo.scenes import LABELS, draw_scene
 from camtool.errors import CamtoolError, ModelError
 from camtool.layers.survey import find_candidates
+from tools import demo_accuracy as measure
 from tools import train_demo_captioner as train
 
 FIRST = measure.UNSEEN + 100_000  # used neither for training nor for the model card
@@ -120,7 +120,7 @@ def test_training_changes_all_weights_but_those_of_the_network(tmp_path):
 def answer_with(monkeypatch, words, heatmaps):
     """Let ``camtool.tokens`` return these words with these heatmaps."""
     explanations = tuple(SimpleNamespace(label=word, heatmap=heat) for word, heat in zip(words, heatmaps, strict=True))
-    monkeypatch.setattr("camtool.answers.tokens", lambda *_, **__: camtool.answers.AnswerMaps("", explanations))
+    monkeypatch.setattr(measure, "tokens", lambda *_, **__: camtool.answers.AnswerMaps("", explanations))
     return measure.play_word_pointing_game(None, None, [FIRST], method="tam", prompt=PROMPT, token=TOKEN)
 
 

@@ -15,7 +15,6 @@ from PIL import Image
 from setuptools import find_packages
 
 import camtool
-from camtool.demo import measure
 from camtool.demo.bundled import BUNDLED, CHEATED_CLASS, WEIGHTS, load_bundled_model
 from camtool.demo.camnet import LABELS, build_camnet, build_transform, prepare_images
 from camtool.demo.scenes import draw_scene
@@ -24,6 +23,7 @@ from camtool.errors import ModelError
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.targets import Top
 from camtool.trust.metrics.localization import compute_energy_in_mask
+from tools import demo_accuracy as measure
 from tools import train_demo_models as train
 
 

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
-from camtool.demo import measure
-from camtool.demo.scenes import Scene, SceneObject
+from camtool.demo.scenes import LABELS, Scene, SceneObject
 from camtool.demo.sheet import CaptionedImage, ImageGroup, draw_page
 from camtool.demo.tour import draw_tour_scenes, evaluate_method, run_tour
 from camtool.errors import CamtoolError, MethodError
@@ -73,7 +72,7 @@ def test_scenes_of_the_tour_have_all_classes():
     shown = draw_tour_scenes(12)
     counts = [len(each.objects) for each in shown]
     assert counts == [1, 1, 1, *[2] * 8, 4]
-    assert {item.label for each in shown for item in each.objects} == set(measure.LABELS)
+    assert {item.label for each in shown for item in each.objects} == set(LABELS)
     assert [len(each.objects) for each in draw_tour_scenes(3)] == [1, 2, 2]
     more = draw_tour_scenes(14)
     assert len({each.image.tobytes() for each in more}) == 14

@@ -12,8 +12,7 @@ from torch import nn
 
 import camtool
 from camtool.demo.bundled import load_cheating_model, load_honest_model
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError, MetricError
 from camtool.evaluation import recommendation, trials
 from camtool.evaluation.candidates import Candidate

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import Scene, draw_scene
+from camtool.demo.scenes import UNSEEN, Scene, draw_scene
 
 __all__ = ["save", "unseen"]
 

@@ -16,8 +16,7 @@ from torchvision import transforms
 
 import camtool
 from camtool.demo.bundled import load_honest_model
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError, TargetError
 from camtool.leaderboard.evaluation import Evaluation, EvaluationRow
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs

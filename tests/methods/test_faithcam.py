@@ -19,8 +19,7 @@ from benchmarks.placement import correlate_cells, measure_drops, measure_pointin
 from benchmarks.rivals import read_confident_photos
 from camtool.demo.bundled import load_honest_model
 from camtool.demo.camnet import prepare_images
-from camtool.demo.measure import UNSEEN
-from camtool.demo.scenes import draw_scene
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence, gather_evidence

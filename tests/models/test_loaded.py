@@ -13,12 +13,12 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import camtool
 from camtool import Loaded, ModelError, Recorder
-from camtool.demo import measure
 from camtool.demo.bundled import load_honest_model
 from camtool.hooks import observation, tracing
 from camtool.models import build_default_transform, to_loaded
 from camtool.recorder import select, zero
 from tests.helpers.nets import staged
+from tools import demo_accuracy as measure
 
 BATCH = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 

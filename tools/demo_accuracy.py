@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from camtool.answers import AnswerMaps, tokens
 from camtool.demo.camnet import prepare_images
-from camtool.demo.scenes import LABELS, Box, Scene, draw_scene
+from camtool.demo.scenes import LABELS, UNSEEN, Box, Scene, draw_scene
 from camtool.errors import CamtoolError
+from camtool.explainer import Explainer
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
-
-if TYPE_CHECKING:
-    from camtool.answers import AnswerMaps
 
 __all__ = [
     "UNSEEN",
@@ -34,9 +33,6 @@ __all__ = [
     "play_pointing_game",
     "play_word_pointing_game",
 ]
-
-UNSEEN = 1_000_000_000
-"""First seed that is not used for training."""
 
 _BATCH = 64
 """Number of scenes in one forward pass."""
@@ -114,8 +110,6 @@ def play_pointing_game(
         objects: Number of objects in each scene.
         method: Name of a method.
     """
-    from camtool.explainer import Explainer
-
     explainer = Explainer(model, method)
     rows = [
         (is_peak_in_mask(heat, item.mask), compute_energy_in_mask(heat, item.mask), item.mask.mean())
@@ -142,8 +136,6 @@ def play_word_pointing_game(
     Raises:
         CamtoolError: The model names no object of any scene.
     """
-    from camtool.answers import tokens
-
     rows: list[list[float]] = []
     objects = wrong = 0
     for scene in (draw_scene(seed, objects=2) for seed in seeds):
@@ -184,8 +176,6 @@ def compute_energy_at_mark(model: nn.Module, seeds: Iterable[int], label: str, *
     The scenes show one class and carry the watermark. The maps explain that class. Near means within the box of the
     watermark, enlarged by half its side.
     """
-    from camtool.explainer import Explainer
-
     explainer = Explainer(model, method)
     energies = [
         compute_energy_in_mask(result.heatmap, _enlarge_box(each.mark, result.heatmap.shape))
