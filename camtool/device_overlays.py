@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableError, TargetError
+from camtool.evidence.evidence import GridEvidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.evidence.grid_evidence import GridEvidence
 from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.model_call import differentiate

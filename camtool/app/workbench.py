@@ -13,7 +13,6 @@ from torch import Tensor
 
 import camtool
 from camtool.app.drawing import Screen, make_screen
-from camtool.app.layer_choices import LayerChoice, choose_layers
 from camtool.app.panels.outputs import Kind, find_kind
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
@@ -21,6 +20,7 @@ from camtool.errors import CamtoolError, NothingFoundError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
 from camtool.inputs.image_files import MAX_PIXELS, read_image
+from camtool.layers.candidates import LEVEL, NOT_DEEPEST, SHALLOW, Candidate
 from camtool.methods import METHODS, Method
 from camtool.models import resolve_labels
 from camtool.models.vision_language import takes_image_and_text
@@ -29,10 +29,12 @@ from camtool.targets import Top
 __all__ = [
     "MAX_MEMORY",
     "Compared",
+    "LayerChoice",
     "RankedClass",
     "Request",
     "Workbench",
     "check_methods",
+    "choose_layers",
     "count_bytes",
     "list_methods",
 ]
@@ -335,3 +337,45 @@ def list_methods() -> list[tuple[str, str]]:
 def _draw_nothing(evidence: Evidence) -> Tensor:
     """Return empty maps: the forward pass has ranked the classes, and no map is needed."""
     return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])
+
+
+_MAX_LAYERS = 24
+"""Most stops of the slider. With more, its handle jumps over some on a phone."""
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """One stop of the slider.
+
+    Attributes:
+        name: The dotted name of the layer.
+        grid: The size of its map, e.g. ``(14, 14)``.
+        is_default: Whether camtool chooses it if no layer is named.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    is_default: bool
+
+    def describe(self) -> str:
+        """Return the name and the grid, e.g. ``"layer4, 7 x 7"``."""
+        return f"{self.name}, {' x '.join(map(str, self.grid))}"
+
+
+def choose_layers(candidates: Sequence[Candidate]) -> tuple[LayerChoice, ...]:
+    """Return the layers that carry a map, from early to deep.
+
+    Where there are many, one stays of each module: the last inside it. Modules are as small as the number allows.
+    """
+    good = [each for each in candidates if each.chosen or each.verdict in (LEVEL, NOT_DEEPEST, SHALLOW, "")]
+    deepest = max((each.name.count(".") + 1 for each in good), default=1)
+    options = [_keep_last_of_modules(good, depth) for depth in range(deepest, 0, -1)]
+    kept = next((option for option in options if len(option) <= _MAX_LAYERS), options[-1] if options else [])
+    return tuple(LayerChoice(each.name, tuple(each.layout.grid), each.chosen) for each in kept)
+
+
+def _keep_last_of_modules(candidates: Sequence[Candidate], depth: int) -> list[Candidate]:
+    """Return the last candidate in each module whose name has so many parts, and the chosen one."""
+    last = {tuple(each.name.split(".")[:depth]): each for each in candidates}
+    kept = {each.name for each in last.values()}
+    return [each for each in candidates if each.chosen or each.name in kept]

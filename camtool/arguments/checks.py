@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from operator import index
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,9 @@ __all__ = [
     "check_numbers",
     "check_real_tensor",
     "is_web_address",
+    "iterate_leaves",
     "parse_device",
+    "to_list",
 ]
 
 
@@ -183,3 +186,17 @@ def parse_device(device: torch.device | str) -> torch.device:
 
 def _or_none(*, optional: bool) -> str:
     return ", or None" if optional else ""
+
+
+def iterate_leaves(nested: Any) -> Iterator[Any]:
+    """Yield what nested lists contain, depth first. Strings are values, other iterables are lists."""
+    if isinstance(nested, Iterable) and not isinstance(nested, (str, bytes)):
+        for each in nested:
+            yield from iterate_leaves(each)
+    else:
+        yield nested
+
+
+def to_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and any other value in a list of its own."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]

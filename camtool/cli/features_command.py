@@ -56,7 +56,7 @@ def draw_features(
 ) -> None:
     """Draw the feature maps of a photo: one figure for each layer, or one for all."""
     from camtool import figures
-    from camtool.figures.canvas_loading import load_canvas
+    from camtool.figures.saving import load_canvas
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     photo_options.check_no_model_names([image])

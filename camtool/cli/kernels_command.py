@@ -41,7 +41,7 @@ def draw_kernels(
 ) -> None:
     """Draw the filters of a model's convolutions: one figure for each layer."""
     from camtool import figures
-    from camtool.figures.canvas_loading import load_canvas
+    from camtool.figures.saving import load_canvas
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     loaded = model_options.load_model(model, weights)

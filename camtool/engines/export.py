@@ -24,9 +24,8 @@ from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
 from camtool.errors import CamtoolError, NotCompilableError
-from camtool.evidence.evidence import gather_evidence
+from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.evidence.grid_evidence import GridEvidence
 from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics

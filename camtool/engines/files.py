@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import camtool
-from camtool.structures.tensor_bytes import get_bytes
+from camtool.structures.nested_tensors import get_bytes
 
 __all__ = ["compute_key", "find_folder", "make_once"]
 

@@ -16,11 +16,12 @@ What needs further forward passes, a linear head or attention is a function of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from camtool.errors import LayerError, MethodError
+from camtool.errors import LayerError, MethodError, NotCompilableError
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, resample
@@ -29,7 +30,7 @@ from camtool.maps import upcast
 from camtool.state.thread_state import enable_gradients
 from camtool.targets import Target
 
-__all__ = ["Evidence", "gather_evidence", "gather_evidence_by_level"]
+__all__ = ["Evidence", "GridEvidence", "gather_evidence", "gather_evidence_by_level"]
 
 _FIRST_VALUES = 16_384
 """Half of the elements from which on torch divides an operation among threads."""
@@ -329,3 +330,21 @@ def _find_level(levels: Sequence[Layer], scored: ScoredTargets, row: int) -> Lay
     if not scored.targets[row].is_one_detection() or not scored.scores.requires_grad:
         return levels[0]
     return next((each for each in reversed(levels) if scored.compute_gradients(each.name)[row].any()), levels[0])
+
+
+class GridEvidence:
+    """Activations and gradients of one layer, for one class of each image.
+
+    Attributes:
+        activations: ``(N, C, *grid)``.
+        gradients: The gradient of each image's score with respect to them.
+        logits: The scores of the classes, ``(N, K)``.
+    """
+
+    def __init__(self, activations: Tensor, gradients: Tensor, logits: Tensor) -> None:
+        self.activations, self.gradients, self.logits = activations, gradients, logits
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotCompilableError(
+            f"the method reads {name!r} of the evidence, and here it has activations and gradients"
+        )

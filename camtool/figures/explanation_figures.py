@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
-from camtool.arguments.checks import check_choice, check_count
+from camtool.arguments.checks import check_choice, check_count, iterate_leaves
 from camtool.arguments.models import get_module
-from camtool.arguments.nested_lists import iterate_leaves
 from camtool.errors import CamtoolError
 from camtool.explainer import Explainer
 from camtool.explanation import Explanation

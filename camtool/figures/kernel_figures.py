@@ -13,7 +13,6 @@ from camtool.arguments.checks import check_choice, check_count
 from camtool.arguments.messages import add_article
 from camtool.arguments.models import get_module
 from camtool.errors import LayerError
-from camtool.figures.canvas_loading import load_canvas
 from camtool.figures.feature_map_figures import CONVOLUTIONS, select_layers
 from camtool.figures.number_format import describe_non_finite, format_number, format_shape
 from camtool.figures.panels import (
@@ -29,6 +28,7 @@ from camtool.figures.panels import (
     measure_scale,
 )
 from camtool.figures.paper_sizes import LINE_HEIGHT, SCALES, TEXT_SIZE, Scale, Width, to_inches
+from camtool.figures.saving import load_canvas
 from camtool.models import Loaded
 from camtool.recorder import LayerSelection
 from camtool.structures.module_names import find_module, find_module_name, get_modules_by_name

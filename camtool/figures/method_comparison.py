@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool import figures
-from camtool.arguments.nested_lists import iterate_leaves
+from camtool.arguments.checks import iterate_leaves
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import CamtoolError, ImageError, MethodError
 from camtool.explainer import explain

@@ -1,12 +1,12 @@
-"""Figures as PDF, SVG and PNG files."""
+"""Figures as PDF, SVG and PNG files, and the module that draws them with matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from camtool.errors import CamtoolError
-from camtool.figures.canvas_loading import load_canvas
 from camtool.rendering import image_writing
 
 if TYPE_CHECKING:
@@ -14,7 +14,23 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Figure
 
-__all__ = ["save"]
+__all__ = ["load_canvas", "save"]
+
+
+def load_canvas() -> ModuleType:
+    """Return :mod:`camtool.figures.canvas`, the only module that imports matplotlib.
+
+    Raises:
+        CamtoolError: matplotlib is not installed.
+    """
+    try:
+        from camtool.figures import canvas
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise CamtoolError("figures need matplotlib: pip install 'camtool[figures]'") from error
+    return canvas
+
 
 _FORMATS = ("pdf", "svg", "png")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from camtool.figures.canvas_loading import load_canvas
 from camtool.figures.paper_sizes import TEXT_SIZE
+from camtool.figures.saving import load_canvas
 
 __all__ = ["fit_text", "fits_in_line"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.figures.canvas_loading import load_canvas
 from camtool.figures.number_format import format_number
 from camtool.figures.paper_sizes import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns
+from camtool.figures.saving import load_canvas
 from camtool.trust.metrics import METRICS
 
 if TYPE_CHECKING:

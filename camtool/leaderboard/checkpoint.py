@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camtool.errors import MetricError
 from camtool.runs.stored_files import iterate_lines
-from camtool.structures.tensor_bytes import get_bytes
+from camtool.structures.nested_tensors import get_bytes
 
 __all__ = ["Checkpoint", "hash_tensors"]
 

@@ -13,13 +13,13 @@ from camtool.arguments.foreign_names import describe_foreign_name
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.methods.names import find_by_name
 from camtool.methods.registry import (
     METHODS,
     WRAPPERS,
     Method,
     MethodFunction,
     WrapperFunction,
+    find_by_name,
     get_option_parameters,
 )
 

@@ -21,8 +21,13 @@ from camtool.geometry.cell_centers import resample
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods.families.eigencam import compute_first_component
-from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers
-from camtool.methods.probabilities import convert_to_probability
+from camtool.methods.options import (
+    check_count,
+    check_no_local_targets,
+    check_number,
+    check_numbers,
+    convert_to_probability,
+)
 from camtool.methods.registry import Method, wrapper
 from camtool.state.random_state import iterate_noisy_copies
 

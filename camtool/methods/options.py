@@ -1,8 +1,12 @@
-"""Checks of the options of methods. They raise :class:`camtool.MethodError`, before anything runs."""
+"""Options of methods: checks that raise :class:`camtool.MethodError` before anything runs, texts, and probabilities.
+
+Methods whose papers score the probability of a class instead of its logit convert the target.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -13,7 +17,9 @@ from camtool.arguments import checks
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.layers.depths import Depths
-from camtool.targets import Similarity
+from camtool.maps import upcast
+from camtool.outputs.class_scores import find_logits
+from camtool.targets import Similarity, Target
 
 __all__ = [
     "check_choice",
@@ -22,7 +28,9 @@ __all__ = [
     "check_no_local_targets",
     "check_number",
     "check_numbers",
+    "convert_to_probability",
     "encode_text_options",
+    "prefer_probability",
 ]
 
 check_choice = partial(checks.check_choice, error=MethodError)
@@ -83,3 +91,24 @@ def encode_text_options(options: Mapping[str, Any], encode: Callable[[Sequence[s
         value = options[name]
         encoded[name] = list(map(encode_text, value)) if isinstance(value, (list, tuple)) else encode_text(value)
     return encoded
+
+
+def convert_to_probability(target: Target) -> Target | None:
+    """Return a target that scores the probability of a target's class, or ``None`` if the target has none."""
+    probability = target.to_probability()
+    return None if probability is None else _UpcastTarget(probability)
+
+
+def prefer_probability(target: Target) -> Target:
+    """Return a target that scores the probability of a target's class, or the target itself if it has none."""
+    return convert_to_probability(target) or target
+
+
+@dataclass(frozen=True)
+class _UpcastTarget(Target):
+    """A target on the logits in float32 or wider: in half precision, probabilities that differ slightly are equal."""
+
+    target: Target
+
+    def __call__(self, output: Any) -> Tensor:
+        return self.target(upcast(find_logits(output)))

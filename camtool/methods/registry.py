@@ -13,16 +13,16 @@ A wrapper makes a new method from another one: ``"tta:gradcam"`` is Grad-CAM wra
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.methods.names import find_by_name
 from camtool.structures.cached_property import cached_property
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Need",
     "Wrapper",
     "WrapperFunction",
+    "find_by_name",
     "get_default_options",
     "get_option_parameters",
     "method",
@@ -302,3 +303,24 @@ def _check_name_is_free(kind: str, name: str) -> None:
     if known is not None:
         same = "" if known.name == name else f" as {known.name!r},"
         raise MethodError(f"{kind} {name!r} is registered already,{same} by {known.function.__module__}.")
+
+
+Entry = TypeVar("Entry")
+
+
+def _normalize_name(name: str) -> str:
+    """Return a name in lower case without punctuation, except for ``+``.
+
+    ``"PlusPlus"`` becomes ``"++"``, and so does ``"pp"`` after "cam": other libraries write ``GradCAMPlusPlus`` and
+    ``GradCAMpp``.
+    """
+    letters = "".join(char for char in name.casefold() if char.isalnum() or char == "+")
+    return re.sub("plusplus|(?<=cam)pp$", "++", letters)
+
+
+def find_by_name(name: str, entries: Mapping[str, Entry]) -> Entry | None:
+    """Return the entry with this name, or with a name that differs only in case and punctuation."""
+    if name in entries:
+        return entries[name]
+    wanted = _normalize_name(name)
+    return next((entry for known, entry in entries.items() if _normalize_name(known) == wanted), None)

@@ -8,6 +8,6 @@ Three kinds of outputs are supported:
   (:mod:`camtool.outputs.class_scores`);
 * **detections**: boxes, each with a class and a confidence (:mod:`camtool.outputs.detections`).
 
-:mod:`camtool.outputs.predictions` splits an output by image. :mod:`camtool.outputs.score_field_names` lists the names
+:mod:`camtool.outputs.predictions` splits an output by image. :mod:`camtool.outputs.class_scores` lists the names
 under which models return these tensors. Add the field names of a new model family there.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from camtool.errors import TargetError
 from camtool.maps import upcast
 from camtool.outputs.detections import find_detections
-from camtool.outputs.score_field_names import UNAMBIGUOUS_FIELDS, find_score_field
 from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
 from camtool.warning_codes import MapWarning
 
@@ -27,11 +26,27 @@ __all__ = [
     "describe_chosen_tensor",
     "find_embedding",
     "find_logits",
+    "find_score_field",
     "find_text_logits",
     "is_between_zero_and_one",
     "is_known_class",
     "weigh_chosen_class",
 ]
+
+_SCORE_FIELDS = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "pooler_output")
+"""Names of scores, or of the image's embedding if there are none, in order of preference. Hugging Face's classifiers
+return ``logits``, CLIP ``logits_per_image``, torchvision's segmenters ``out``, DETR's own code ``pred_logits``, and
+models without a head ``image_embeds`` or ``pooler_output``. ``out`` comes before ``aux``, a second set of planes."""
+
+_UNAMBIGUOUS_FIELDS = frozenset({"last_hidden_state", "masks_queries_logits"})
+"""Names in outputs of Hugging Face's models that show which tensor is meant, although none of them is in
+``_SCORE_FIELDS``: the features of a model without a head, and the masks of MaskFormer."""
+
+
+def find_score_field(named: Mapping[str, Any]) -> str | None:
+    """Return the first name in ``_SCORE_FIELDS`` under which an output has a value, or ``None``."""
+    return next((name for name in _SCORE_FIELDS if named.get(name) is not None), None)
+
 
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 """Function from scores to probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of
@@ -141,7 +156,7 @@ def describe_chosen_tensor(output: Any) -> MapWarning | None:
     if isinstance(output, Tensor) or find_detections(output) is not None:
         return None
     named = get_named_items(output)
-    if find_score_field(named) is not None or not UNAMBIGUOUS_FIELDS.isdisjoint(named):
+    if find_score_field(named) is not None or not _UNAMBIGUOUS_FIELDS.isdisjoint(named):
         return None
     places = [place for place, each in locate_tensors(output) if each.is_floating_point() and each.ndim]
     if len(places) < 2:

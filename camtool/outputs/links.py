@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from camtool.outputs.class_scores import Link, find_logits, is_between_zero_and_one
-from camtool.outputs.score_field_names import EMBEDDING_FIELDS, find_score_field
+from camtool.outputs.class_scores import Link, find_logits, find_score_field, is_between_zero_and_one
 from camtool.structures.nested_tensors import get_named_items
 
 __all__ = ["FoundLink", "find_link"]
+
+_EMBEDDING_FIELDS = ("image_embeds", "pooler_output", "last_hidden_state")
+"""Names of tensors that are embeddings or features, not scores."""
 
 _ROUNDING = 1e-5
 """Largest distance of the sum of probabilities from 1. The rounding errors of a thousand classes in single precision
@@ -88,7 +90,7 @@ def _is_embedding(model: nn.Module, output: Any) -> bool:
     if named:
         field = find_score_field(named)
         is_headless = field is None and "last_hidden_state" in named and "masks_queries_logits" not in named
-        return field in EMBEDDING_FIELDS or is_headless
+        return field in _EMBEDDING_FIELDS or is_headless
     if getattr(model, "num_classes", None) != 0:
         return False
     # The user may have added a head to a model that was built without one. Then the width of the output is another one.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from camtool.structures.quantized_tensors import quantize_like
@@ -20,6 +21,7 @@ __all__ = [
     "SharedInput",
     "find_main_tensor",
     "find_tensors",
+    "get_bytes",
     "get_named_items",
     "locate_tensors",
     "map_batch",
@@ -172,3 +174,8 @@ def _has_real_values(tensor: Tensor) -> bool:
 def _is_data_class(structure: Any) -> bool:
     """Return True for an instance of a data class. Those that are mappings, too, as in transformers, are mappings."""
     return is_dataclass(structure) and not isinstance(structure, (type, Mapping))
+
+
+def get_bytes(tensor: Tensor) -> bytes:
+    """Return the values of a tensor of any type and device, in the order of its axes."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from camtool.arguments import checks
+from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_count import check_class_index
-from camtool.outputs.class_scores import Link
+from camtool.outputs.class_scores import LINKS, Link
 from camtool.outputs.predictions import Prediction, count_images, split_images
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ __all__ = [
     "ImageOutput",
     "ScoreContext",
     "Target",
+    "check_choice",
+    "check_confidence",
+    "check_integer",
+    "check_link",
+    "check_number_tuple",
+    "check_real_tensor",
     "flatten_positions",
     "get_class_label",
     "score_targets",
@@ -312,3 +321,15 @@ def select_class(values: Tensor, index: int) -> Tensor:
 def flatten_positions(values: Tensor) -> Tensor:
     """Flatten values ``(N, *size)`` to ``(N, positions)``; without a size there is one position."""
     return values.reshape(len(values), -1)
+
+
+check_choice = partial(checks.check_choice, error=TargetError)
+check_confidence = partial(checks.check_number, least=0, most=1, optional=True, error=TargetError)
+check_integer = partial(checks.check_integer, error=TargetError)
+check_number_tuple = partial(checks.check_number_tuple, error=TargetError)
+check_real_tensor = partial(checks.check_real_tensor, error=TargetError)
+
+
+def check_link(name: str, link: str) -> None:
+    """Check that a way from scores to probabilities is one of :data:`camtool.outputs.class_scores.Link`."""
+    check_choice(name, link, LINKS)

@@ -12,8 +12,16 @@ from torch import Tensor
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
-from camtool.targets.base import ImageOutput, ScoreContext, Target, flatten_positions, get_class_label, select_class
-from camtool.targets.checks import check_integer, check_link
+from camtool.targets.base import (
+    ImageOutput,
+    ScoreContext,
+    Target,
+    check_integer,
+    check_link,
+    flatten_positions,
+    get_class_label,
+    select_class,
+)
 from camtool.targets.detections import find_most_confident
 from camtool.warning_codes import MapWarning
 

@@ -14,8 +14,15 @@ from camtool.errors import TargetError
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import ImageOutput, Target, flatten_positions, get_class_label, select_class
-from camtool.targets.checks import check_choice, check_integer
+from camtool.targets.base import (
+    ImageOutput,
+    Target,
+    check_choice,
+    check_integer,
+    flatten_positions,
+    get_class_label,
+    select_class,
+)
 from camtool.targets.classes import ClassScore
 
 __all__ = ["AgainstRest", "Contrast", "Finer"]

@@ -15,8 +15,17 @@ from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import ImageOutput, ScoreContext, Target, flatten_positions, select_class
-from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
+from camtool.targets.base import (
+    ImageOutput,
+    ScoreContext,
+    Target,
+    check_integer,
+    check_link,
+    check_number_tuple,
+    check_real_tensor,
+    flatten_positions,
+    select_class,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

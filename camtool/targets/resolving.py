@@ -17,8 +17,7 @@ from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
-from camtool.targets.base import ImageOutput, Target
-from camtool.targets.checks import check_confidence, check_integer
+from camtool.targets.base import ImageOutput, Target, check_confidence, check_integer
 from camtool.targets.classes import ClassScore
 from camtool.targets.detections import find_most_confident, list_detections
 from camtool.targets.places import Region

@@ -24,11 +24,10 @@ import camtool
 from camtool.app.actions import Actions, PageSettings
 from camtool.app.context import Session
 from camtool.app.drawing import VIEWS, Look, draw_difference, make_screen
-from camtool.app.layer_choices import choose_layers
 from camtool.app.saving import FILE_KINDS, ModelCode
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
-from camtool.app.workbench import Request, Workbench, list_methods
+from camtool.app.workbench import Request, Workbench, choose_layers, list_methods
 from camtool.demo.bundled import load_bundled_model
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded

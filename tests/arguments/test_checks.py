@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from camtool.arguments import checks
-from camtool.arguments.nested_lists import iterate_leaves, to_list
+from camtool.arguments.checks import iterate_leaves, to_list
 from camtool.errors import CamtoolError, TargetError
 
 

@@ -16,8 +16,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import LinearHead, find_scoring_head
 from camtool.evidence.rescoring import score_activations, score_logits
 from camtool.maps import unsqueeze_like
-from camtool.methods.options import check_choice, check_count
-from camtool.methods.probabilities import prefer_probability
+from camtool.methods.options import check_choice, check_count, prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 

@@ -29,8 +29,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations
 from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
-from camtool.methods.options import check_choice, check_count, check_number
-from camtool.methods.probabilities import prefer_probability
+from camtool.methods.options import check_choice, check_count, check_number, prefer_probability
 from camtool.methods.registry import Need, method
 from camtool.targets import Similarity, Target
 

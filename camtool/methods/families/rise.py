@@ -19,8 +19,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
 from camtool.maps import ROUNDING_STEPS, resize, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input
-from camtool.methods.options import check_choice, check_count, check_number
-from camtool.methods.probabilities import prefer_probability
+from camtool.methods.options import check_choice, check_count, check_number, prefer_probability
 from camtool.methods.registry import method
 from camtool.outputs.predictions import Prediction
 from camtool.targets import Target

@@ -25,8 +25,7 @@ from camtool.evidence.rescoring import score_inputs
 from camtool.geometry.cell_centers import Placement
 from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
-from camtool.methods.options import check_choice, check_count, check_number
-from camtool.methods.probabilities import convert_to_probability, prefer_probability
+from camtool.methods.options import check_choice, check_count, check_number, convert_to_probability, prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 

@@ -12,8 +12,7 @@ from uuid import uuid4
 
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.cluster.missing_libraries import import_library
-from camtool.runs.cluster.remote_files import get_local_filesystem, is_uri, locate
+from camtool.runs.cluster.remote_files import get_local_filesystem, import_library, is_uri, locate
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
 __all__ = ["MAX_ATTEMPTS", "PICTURES", "SHARD_SUFFIX", "OutputFolder", "is_shard_name"]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from camtool.errors import CamtoolError
-from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import Shard
+from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker
 from camtool.runs.cluster.sources import FileList
 from camtool.runs.save_kinds import OutputSettings

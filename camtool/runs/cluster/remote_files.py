@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
 from camtool.errors import CamtoolError, ImageError
-from camtool.runs.cluster.missing_libraries import import_library
 
-__all__ = ["RemoteFile", "RemoteFolder", "get_local_filesystem", "is_uri", "list_uri", "locate", "open_uri"]
+__all__ = [
+    "RemoteFile",
+    "RemoteFolder",
+    "get_local_filesystem",
+    "import_library",
+    "is_uri",
+    "list_uri",
+    "locate",
+    "open_uri",
+]
 
 _WILDCARDS = re.compile(r"[*\[]")
 """A question mark is no wildcard here: in a URI it begins the options of the file system."""
@@ -143,3 +152,18 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
         pattern = re.compile(glob_translate(f"{folder.path.rstrip('/')}{uri[len(base) :]}"))
         found = [path for path in found if pattern.match(path)]
     return [folder.get_file(path) for path in sorted(found)]
+
+
+def import_library(name: str) -> Any:
+    """Return a module of Ray, pyarrow or fsspec.
+
+    Raises:
+        CamtoolError: It is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        library = name.partition(".")[0]
+        raise CamtoolError(
+            f"a run on a cluster needs {library}, which is not installed: pip install 'camtool[ray]'."
+        ) from error

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from camtool import maps
 from camtool.geometry.cell_centers import CellCenters
-from camtool.runs.cluster.missing_libraries import import_library
+from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.report_rows import build_line
 
 if TYPE_CHECKING:

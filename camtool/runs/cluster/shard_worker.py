@@ -16,9 +16,9 @@ from camtool.errors import CamtoolError
 from camtool.runs import file_names
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.output_folder import PICTURES, SHARD_SUFFIX, OutputFolder
 from camtool.runs.cluster.plan import Shard
+from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.photo_batches.preparing import describe_failure
 from camtool.runs.report_rows import build_line, is_correct
 from camtool.runs.result_writer import describe_unjudged

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from camtool.errors import ImageError
 from camtool.inputs.image_files import IMAGE_SUFFIXES
-from camtool.runs.cluster.missing_libraries import import_library
 from camtool.runs.cluster.photos import Photo
-from camtool.runs.cluster.remote_files import RemoteFile
+from camtool.runs.cluster.remote_files import RemoteFile, import_library
 
 __all__ = ["ARCHIVE_SUFFIXES", "FileList", "ParquetRows", "Source", "TarArchive", "find_image_column", "is_image_name"]
 

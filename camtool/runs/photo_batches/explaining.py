@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from camtool.arguments.nested_lists import iterate_leaves
+from camtool.arguments.checks import iterate_leaves
 from camtool.errors import MethodError, NothingFoundError, TargetError
 from camtool.runs.result_writer import describe_error
 
