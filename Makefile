@@ -1,9 +1,9 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test app zoo pythons
+.PHONY: help install lint types test test-all pythons
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 install:  ## install camtool in editable mode, with all development tools
 	pip install -e '.[dev]'
@@ -16,14 +16,11 @@ lint:  ## check style, format and import directions
 types:  ## check types
 	mypy
 
-test:  ## run all tests but the zoo's and the app's, slow ones included
-	pytest -n auto --ignore=tests/zoo --ignore=tests/app
+test:  ## run the tests of every subject that take minutes in all
+	pytest -n auto
 
-app:  ## test the page of `camtool app` in a browser
-	pytest -n auto --dist loadfile tests/app
-
-zoo:  ## explain hundreds of architectures with random weights
-	pytest -n auto tests/zoo
+test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
+	pytest -m "" -n auto --dist loadgroup --durations=50 $(TESTS)
 
 pythons:  ## install the package alone on other Pythons, and run its demo
 	bash tools/try_pythons.sh 3.10 3.13

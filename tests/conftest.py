@@ -1,9 +1,13 @@
-"""What several tests share: where the real weights and photos lie, and small models."""
+"""What several tests share: real weights and photos, small models, files without their library, and memory."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,44 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would only be in each other's way
     torch.set_num_threads(1)
+
+
+# Collecting garbage takes about 0.3 s with all libraries loaded, too much after each test.
+COLLECT_AFTER_MIB = 200
+resident_after_collecting = 0.0
+
+
+def read_resident_mib() -> float:
+    """Return the resident memory of this process; 0 where there is no /proc."""
+    path = Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if path.exists() else 0.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    """Return the memory of models, compiled graphs and arrays of the test to the system, if it is much."""
+    global resident_after_collecting
+    yield
+    if read_resident_mib() > resident_after_collecting + COLLECT_AFTER_MIB:
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        resident_after_collecting = read_resident_mib()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file that imports a library that is not installed; an error where all tests are asked for (``-m ""``)."""
+    report = yield
+    missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))
+    is_ours = missing and (collector.config.rootpath / missing[1]).exists()
+    if report.failed and missing and not is_ours and collector.config.option.markexpr:
+        reason = f"Skipped: {missing[1]} is not installed: pip install -e '.[test]'"
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
+    return report
 
 
 @pytest.fixture(autouse=True)

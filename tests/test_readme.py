@@ -28,6 +28,8 @@ COMMANDS = [
 ]
 SECONDS = 300
 
+pytestmark = pytest.mark.xdist_group("readme")  # the folders are filled once
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
