@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import camtool
@@ -77,7 +75,9 @@ def run_asserting(net: Net, x: Tensor) -> Tensor:
 
 
 def run_dividing(net: Net, x: Tensor) -> Tensor:
-    return run_plainly(net, x) if len(x) == 1 else x.new_zeros(0) // 0 / (1 // 0)
+    if len(x) != 1:
+        raise ZeroDivisionError
+    return run_plainly(net, x)
 
 
 @pytest.mark.parametrize(
@@ -478,4 +478,3 @@ def test_another_thread_trains_the_model() -> None:
         camtool.explain(net, torch.rand(1, 3, 48, 48), score_after_step)
     with pytest.raises(camtool.ForwardError, match="If another thread trains the model, explain a copy"):
         camtool.explain(net, torch.rand(1, 3, 48, 48), score_after_step, method="smoothgrad", samples=1)
-    assert functional.softmax(copy.deepcopy(net)(torch.rand(1, 3, 48, 48)), 1).isfinite().all()
