@@ -273,7 +273,9 @@ def test_a_small_file_that_takes_much_memory_is_refused_before_it_is_decoded(cal
     stream = BytesIO()
     Image.new("RGBA", (3000, 3000)).save(stream, "webp", lossless=True)
     assert len(stream.getvalue()) < 5000
-    assert "of memory, and the limit is 105 MB" in caller.show(stream.getvalue(), "small.webp")
+    shown = caller.show(stream.getvalue(), "small.webp")
+    assert "of memory, and the limit is 105 MB" in shown
+    assert "in camtool app --max-memory" in shown
 
 
 def test_wrong_passwords_are_answered_later_and_later(url: str) -> None:
@@ -301,9 +303,9 @@ def test_a_stranger_who_guesses_passwords_keeps_nobody_else_out(url: str) -> Non
     with ThreadPoolExecutor(8) as pool:
         guesses = [pool.submit(guess, number) for number in range(8)]
         time.sleep(0.5)
-        start = time.perf_counter()
-        assert httpx.post(f"{url}login", data={"username": "anna", "password": "secret"}).status_code == 200
-        assert time.perf_counter() - start < 3
+        correct = {"username": "anna", "password": "secret"}
+        assert httpx.post(f"{url}login", data=correct, timeout=120).status_code == 200
+        assert not all(each.done() for each in guesses)
         assert {each.result() for each in guesses} == {400, 429}
 
 

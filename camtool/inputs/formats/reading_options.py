@@ -154,7 +154,7 @@ class ReadingOptions:
         if height * width > self.max_pixels:
             raise ImageError(
                 f"{name} is too large to be decoded safely: it has {height * width:,} pixels, and the limit is "
-                f"{self.max_pixels:,}. {_advise(height * width)}"
+                f"{self.max_pixels:,}. {_advise(height * width, 'in Python max_pixels=')}"
             )
         self.check_memory(name, height * width * planes * value_bytes)
 
@@ -166,9 +166,10 @@ class ReadingOptions:
         """
         limit = self.max_memory or max(MAX_MEMORY, _PLAIN_BYTES * self.max_pixels)
         if needed > limit:
+            others = "in Python max_memory=, in camtool app --max-memory"
             raise ImageError(
                 f"{name} is too large to be decoded safely: it takes up to {needed / 1e6:,.0f} MB of memory, and the "
-                f"limit is {limit / 1e6:,.0f} MB. {_advise(max(needed / _PLAIN_BYTES, MAX_PIXELS))}"
+                f"limit is {limit / 1e6:,.0f} MB. {_advise(max(needed / _PLAIN_BYTES, MAX_PIXELS), others)}"
             )
 
     def choose_factor(self, size: tuple[int, int]) -> int:
@@ -219,10 +220,10 @@ class ReadingOptions:
         return [band - 1 for band in self.bands]
 
 
-def _advise(pixels: float) -> str:
+def _advise(pixels: float, others: str) -> str:
     """Return how to raise the limits so that they allow so many pixels, or the memory for them."""
     millions = math.floor(pixels / 1e6) + 1
-    return f"If you trust it, raise the limit: --max-pixels {millions}000000 (in Python max_pixels= or max_memory=)."
+    return f"If you trust it, raise the limit: --max-pixels {millions}000000 ({others})."
 
 
 def _check_bands(bands: Any) -> tuple[int, ...]:
