@@ -59,6 +59,30 @@ def redirect(to: str, status: int = 302) -> Answer:
     return answer
 
 
+class EndlessAnswer:
+    """An answer without an end.
+
+    Attributes:
+        sent: Number of bytes that the client took.
+        has_ended: Set when the client has gone.
+    """
+
+    def __init__(self, status: int = 200, **headers: str) -> None:
+        self.status, self.headers = status, headers
+        self.sent, self.has_ended = 0, threading.Event()
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(self.status)
+        for name, value in self.headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(10_000):
+                request.wfile.write(bytes(2**16))
+                self.sent += 2**16
+        self.has_ended.set()
+
+
 class Server:
     """A web server on this machine: path → what it answers, and the paths that were asked for."""
 
@@ -153,20 +177,11 @@ def test_an_answer_that_is_no_image_is_an_error_with_the_url(server: Server, ans
 
 
 def test_no_more_than_the_limit_is_read(server: Server) -> None:
-    def send_without_end(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
-        try:
-            for _ in range(10_000):
-                request.wfile.write(bytes(2**16))
-                sent.append(2**16)
-        except OSError:
-            pass  # the client has gone
-
-    sent: list[int] = []
+    answer = EndlessAnswer()
     with pytest.raises(ImageError, match="more than 1 MiB"):
-        download_image(server.serve("/endless", send_without_end), most_bytes=2**20)
-    assert sum(sent) < 2**26
+        download_image(server.serve("/endless", answer), most_bytes=2**20)
+    assert answer.has_ended.wait(60)
+    assert answer.sent < 2**26
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
@@ -202,7 +217,7 @@ def test_one_deadline_holds_for_the_whole_exchange(server: Server, monkeypatch: 
     started = time.monotonic()
     with pytest.raises(ImageError, match=r"/dripped cannot be downloaded: it took more than 0\.3 seconds"):
         download_image(server.serve("/dripped", drip))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     is_over.set()
 
 
@@ -210,29 +225,16 @@ def test_a_silent_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyP
     waiting = threading.Event()
     monkeypatch.setattr(downloads, "_TIMEOUT", 0.2)
     with pytest.raises(ImageError, match="timed out"):
-        download_image(server.serve("/silent", lambda _: waiting.wait(5)))
+        download_image(server.serve("/silent", lambda _: waiting.wait(60)))
     waiting.set()
 
 
 def test_a_redirection_is_not_read(server: Server) -> None:
-    sent: list[int] = []
-    has_ended = threading.Event()
-
-    def send_without_end(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(302)
-        request.send_header("Location", "/photo.png")
-        request.end_headers()
-        try:
-            for _ in range(10_000):
-                request.wfile.write(bytes(2**16))
-                sent.append(2**16)
-        except OSError:
-            has_ended.set()  # the client has gone
-
+    answer = EndlessAnswer(302, Location="/photo.png")
     server.serve("/photo.png", send())
-    assert download_image(server.serve("/old", send_without_end)) == PHOTO
-    assert has_ended.wait(5)
-    assert sum(sent) < 2**25
+    assert download_image(server.serve("/old", answer)) == PHOTO
+    assert answer.has_ended.wait(60)
+    assert answer.sent < 2**25
 
 
 def test_redirections_within_the_web_are_followed(server: Server) -> None:
