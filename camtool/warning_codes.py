@@ -81,7 +81,7 @@ _KINDS = (
     ),
     WarningKind(
         "photo-reduced",
-        "A run reduced a photo of more than 40 million pixels.",
+        "A run reduced a photo of more than 40 million pixels, or with a side above 65,535.",
         "Add --max-side with the longest side that the overlay shall have.",
         "note",
     ),
