@@ -240,7 +240,7 @@ class BatchExplainer:
         for row, (image, target) in enumerate(rows):
             item, probability, top = batch.items[image], probabilities[image], predicted[image]
             context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
-            choices = [choice] if choice is not None and target.reads_scores() else []
+            choices = [choice] if choice is not None and target.traits.reads == "scores" else []
             doubts = find_map_warnings(evidence, maps[row], row, target, context)
             explanation = Explanation(
                 raw=maps[row],

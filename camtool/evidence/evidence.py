@@ -327,7 +327,7 @@ def _find_level(levels: Sequence[Layer], scored: ScoredTargets, row: int) -> Lay
 
     Deeper levels are computed from it, but a detection does not depend on them: their gradient is exactly zero.
     """
-    if not scored.targets[row].is_one_detection() or not scored.scores.requires_grad:
+    if not scored.targets[row].traits.is_one_detection or not scored.scores.requires_grad:
         return levels[0]
     return next((each for each in reversed(levels) if scored.compute_gradients(each.name)[row].any()), levels[0])
 

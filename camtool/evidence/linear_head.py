@@ -103,4 +103,4 @@ def _scores_follow_from_logits(evidence: Evidence) -> bool:
     """Return True unless a target may read more of the output than the logits."""
     output = evidence.forward_pass.output
     is_plain = isinstance(output, Tensor) and output.ndim == 2
-    return is_plain or not any(target.needs_whole_output() for target in evidence.targets)
+    return is_plain or not any(target.traits.reads == "output" for target in evidence.targets)

@@ -69,7 +69,7 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
             yield _mirror_back(evidence, method, maps) if mirrored else maps
 
     upright = _average(iterate_maps(mirrored=False), len(factors))
-    is_local = [target.has_place() for target in evidence.targets]
+    is_local = [target.traits.has_place for target in evidence.targets]
     if all(is_local):
         return upright
     both = (upright + _average(iterate_maps(mirrored=True), len(factors))) / 2

@@ -64,7 +64,7 @@ def check_no_local_targets(evidence: Evidence, change: str) -> None:
         MethodError: A target is a region of the image.
     """
     for target in evidence.targets:
-        if target.has_place():
+        if target.traits.has_place:
             raise MethodError(
                 f"{change}, but target {type(target).__name__} refers to a fixed region of it; "
                 "use a target without a region, or another method."

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from camtool.arguments.foreign_names import raise_missing_name
-from camtool.targets.base import ImageOutput, ScoreContext, Target, get_class_label, score_targets
+from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer
 from camtool.targets.detections import Box, Detection, MatchedDetection
@@ -56,6 +56,7 @@ __all__ = [
     "TargetLike",
     "TextTokens",
     "Top",
+    "Traits",
     "Value",
     "asks_for_several",
     "encode_texts",

@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from camtool.arguments import checks
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_count import check_class_index
-from camtool.outputs.class_scores import LINKS, Link
+from camtool.outputs.class_scores import Link
 from camtool.outputs.predictions import Prediction, count_images, split_images
 
 if TYPE_CHECKING:
@@ -26,12 +24,7 @@ __all__ = [
     "ImageOutput",
     "ScoreContext",
     "Target",
-    "check_choice",
-    "check_confidence",
-    "check_integer",
-    "check_link",
-    "check_number_tuple",
-    "check_real_tensor",
+    "Traits",
     "flatten_positions",
     "get_class_label",
     "score_targets",
@@ -80,6 +73,34 @@ class ScoreContext:
     link: Link | None = "softmax"
 
 
+@dataclass(frozen=True)
+class Traits:
+    """Properties of a target that decide how it is explained.
+
+    Attributes:
+        has_place: Whether the target is about a part of the image, so that methods must not flip or crop the image.
+        is_class_score: Whether the score is the logit of the target's class alone, comparable with those of others.
+        is_similarity: Whether the score is the similarity of the image to a text or to another embedding.
+        is_one_detection: Whether the score is that of one detection, read from one of a detector's feature levels.
+        opposes_class: Whether a higher score speaks against the target's class; otherwise a low rank gets a warning.
+        reads: The part of an output that the target reads. ``"scores"``: what ``find_logits`` of :mod:`camtool.outputs`
+            returns; if the model returned several tensors, a warning names the one that was used. ``"embedding"``: what
+            ``find_embedding`` returns. ``"output"``: possibly more, so the scores of changed activations are never
+            computed from the logits alone, which would save forward passes.
+    """
+
+    has_place: bool = False
+    is_class_score: bool = False
+    is_similarity: bool = False
+    is_one_detection: bool = False
+    opposes_class: bool = False
+    reads: Literal["output", "scores", "embedding"] = "output"
+
+
+_FORMER_METHODS = {"favors_class", "reads_scores", "needs_whole_output", *Traits.__dataclass_fields__} - {"reads"}
+"""Methods of targets up to version 0.1 that :class:`Traits` replaces."""
+
+
 class Target(ABC):
     """The base class of targets. A target is called with a model's output for N images and returns N scores.
 
@@ -106,6 +127,7 @@ class Target(ABC):
     >>> @dataclass(frozen=True)
     ... class UpperHalf(Target):
     ...     index: int
+    ...     traits = Traits(has_place=True)
     ...     def __call__(self, output):
     ...         planes = find_logits(output)[:, self.index]
     ...         return planes[:, : planes.shape[1] // 2].sum((1, 2))
@@ -113,14 +135,26 @@ class Target(ABC):
     ...         return self.index
     ...     def describe(self, labels):
     ...         return f"{super().describe(labels)} in the upper half"
-    ...     def has_place(self):
-    ...         return True
     >>> UpperHalf(1).describe(["sky", "road"])
     'road in the upper half'
 
     A target that fits no model raises :class:`camtool.TargetError` in its ``__init__``. A target that does not fit this
     model raises it in :meth:`resolve_on`, or when it is called.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Refuse methods that nothing calls: an image would be flipped although the target has a place.
+
+        Raises:
+            TargetError: The class defines one of them.
+        """
+        for name in sorted(_FORMER_METHODS & vars(cls).keys()):
+            raise TargetError(f"{cls.__name__}.{name} is no method of a target any more; set traits = Traits(...).")
+
+    @property
+    def traits(self) -> Traits:
+        """The properties of the target that decide how it is explained. A class may set the attribute."""
+        return Traits()
 
     @abstractmethod
     def __call__(self, output: Any, /) -> Tensor:
@@ -202,32 +236,9 @@ class Target(ABC):
         """
         return ()
 
-    def has_place(self) -> bool:
-        """Return True if the target is about a part of the image, so that methods must not flip or crop the image."""
-        return False
-
     def list_text_positions(self) -> tuple[int, ...]:
         """Return where in a text the tokens are that the score is about; nothing if it is about no written text."""
         return ()
-
-    def is_similarity(self) -> bool:
-        """Return True if the score is the similarity of the image to a text or to another embedding."""
-        return False
-
-    def is_one_detection(self) -> bool:
-        """Return True if the score is that of one detection, which a detector reads from one of its feature levels."""
-        return False
-
-    def favors_class(self) -> bool:
-        """Return True if a higher score speaks for the target's class.
-
-        Then a class of low rank gets a warning.
-        """
-        return self.get_class_index() is not None
-
-    def is_class_score(self) -> bool:
-        """Return True if the score is the logit of the target's class alone, comparable with those of other classes."""
-        return False
 
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[Target]:
         """Return up to ``count`` targets of the same kind that compete with this one, the strongest first.
@@ -258,21 +269,6 @@ class Target(ABC):
             The target, or ``None`` if this target is not one detection of a detector.
         """
         return None
-
-    def reads_scores(self) -> bool:
-        """Return True if the target reads the scores that ``find_logits`` of :mod:`camtool.outputs` returns.
-
-        If the model returned several tensors, the user then gets a warning that names the one that was used.
-        """
-        return False
-
-    def needs_whole_output(self) -> bool:
-        """Return True if the target may read more of an output than its class scores ``(N, K)``.
-
-        The scores of other targets are computed from the logits alone where possible, which saves forward passes. By
-        default this is so for targets that read the scores, see :meth:`reads_scores`.
-        """
-        return not self.reads_scores()
 
 
 def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:
@@ -321,15 +317,3 @@ def select_class(values: Tensor, index: int) -> Tensor:
 def flatten_positions(values: Tensor) -> Tensor:
     """Flatten values ``(N, *size)`` to ``(N, positions)``; without a size there is one position."""
     return values.reshape(len(values), -1)
-
-
-check_choice = partial(checks.check_choice, error=TargetError)
-check_confidence = partial(checks.check_number, least=0, most=1, optional=True, error=TargetError)
-check_integer = partial(checks.check_integer, error=TargetError)
-check_number_tuple = partial(checks.check_number_tuple, error=TargetError)
-check_real_tensor = partial(checks.check_real_tensor, error=TargetError)
-
-
-def check_link(name: str, link: str) -> None:
-    """Check that a way from scores to probabilities is one of :data:`camtool.outputs.class_scores.Link`."""
-    check_choice(name, link, LINKS)

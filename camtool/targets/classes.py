@@ -16,12 +16,12 @@ from camtool.targets.base import (
     ImageOutput,
     ScoreContext,
     Target,
-    check_integer,
-    check_link,
+    Traits,
     flatten_positions,
     get_class_label,
     select_class,
 )
+from camtool.targets.checks import check_integer, check_link
 from camtool.targets.detections import find_most_confident
 from camtool.warning_codes import MapWarning
 
@@ -46,6 +46,8 @@ class ClassScore(Target):
 
     index: int
     of: Link = "softmax"
+
+    traits = Traits(is_class_score=True, reads="scores")
 
     def __post_init__(self) -> None:
         # The usual case skips the checks: explain() creates this target for each image.
@@ -88,10 +90,6 @@ class ClassScore(Target):
         """Return the class."""
         return int(self.index)
 
-    def is_class_score(self) -> bool:
-        """Return True."""
-        return True
-
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[ClassScore]:
         """Return the other classes with the highest scores."""
         scores = image.prediction
@@ -103,10 +101,6 @@ class ClassScore(Target):
     def to_probability(self) -> Probability:
         """Return the probability of the class."""
         return Probability(self.index, self.of)
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -124,6 +118,8 @@ class Probability(Target):
 
     index: int
     of: Link = "softmax"
+
+    traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("Probability's index", self.index)
@@ -165,7 +161,3 @@ class Probability(Target):
     def to_probability(self) -> Probability:
         """Return the target itself."""
         return self
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True

@@ -14,15 +14,8 @@ from camtool.errors import TargetError
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import (
-    ImageOutput,
-    Target,
-    check_choice,
-    check_integer,
-    flatten_positions,
-    get_class_label,
-    select_class,
-)
+from camtool.targets.base import ImageOutput, Target, Traits, flatten_positions, get_class_label, select_class
+from camtool.targets.checks import check_choice, check_integer
 from camtool.targets.classes import ClassScore
 
 __all__ = ["AgainstRest", "Contrast", "Finer"]
@@ -47,6 +40,8 @@ class Contrast(Target):
     weight: float = 1.0
     shares: tuple[float, ...] | None = None
 
+    traits = Traits(reads="scores")
+
     def __post_init__(self) -> None:
         check_integer("Contrast's of", self.of)
         for rival in self.rivals:
@@ -69,10 +64,6 @@ class Contrast(Target):
         """Return the label of the class and those of the others."""
         rivals = ", ".join(get_class_label(rival, labels) for rival in self.rivals)
         return f"{get_class_label(self.of, labels)} rather than {rivals}"
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
     @property
     def rivals(self) -> tuple[int, ...]:
@@ -117,6 +108,8 @@ class Finer(Target):
     weight: float = 1.0
     weighting: Literal["probability", "mean"] = "probability"
     similar: tuple[int, ...] | None = None
+
+    traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("Finer's index", self.index)
@@ -169,10 +162,6 @@ class Finer(Target):
         """Return the label of the class, and that it is compared with similar classes."""
         return f"{get_class_label(self.index, labels)} rather than similar classes"
 
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
-
     def _find_rivals(self, image: ImageOutput, scores: Tensor) -> list[int]:
         """Return the most similar classes by the user's order, else by the head, else by scores ``(K,)``."""
         order = self.similar or None
@@ -205,6 +194,8 @@ class AgainstRest(Target):
     index: int
     how: Literal["mean", "max", "logsumexp"] = "mean"
 
+    traits = Traits(reads="scores")
+
     def __post_init__(self) -> None:
         check_integer("AgainstRest's index", self.index)
         check_choice("AgainstRest's how", self.how, _AGGREGATES)
@@ -223,10 +214,6 @@ class AgainstRest(Target):
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return the label of the class, and that it is compared with all others."""
         return f"{get_class_label(self.index, labels)} rather than the rest"
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
 
 _AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {

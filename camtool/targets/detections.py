@@ -14,16 +14,8 @@ from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.base import (
-    Corners,
-    ImageOutput,
-    ScoreContext,
-    Target,
-    check_confidence,
-    check_integer,
-    check_number_tuple,
-    get_class_label,
-)
+from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
+from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
 from camtool.warning_codes import MapWarning
 
 __all__ = [
@@ -63,6 +55,8 @@ class Detection(Target):
     n: int = 0
     confidence: float | None = None
 
+    traits = Traits(has_place=True)
+
     def __post_init__(self) -> None:
         check_integer("Detection's n", self.n)
         check_confidence("Detection's confidence", self.confidence)
@@ -87,10 +81,6 @@ class Detection(Target):
             )
         return _match(reported, self.n, image.geometry)
 
-    def has_place(self) -> bool:
-        """Return True."""
-        return True
-
 
 @dataclass(frozen=True)
 class Box(Target):
@@ -105,6 +95,8 @@ class Box(Target):
     xyxy: Corners
     class_index: int | None = None
     iou_threshold: float = 0.5
+
+    traits = Traits(has_place=True)
 
     def __post_init__(self) -> None:
         check_number_tuple("Box's xyxy", self.xyxy, 4)
@@ -141,10 +133,6 @@ class Box(Target):
                 which = int(is_enough.int().argmax())
                 return _match(each, which, image.geometry, self.iou_threshold, is_reported=is_reported)
         raise self._build_error(overlap)
-
-    def has_place(self) -> bool:
-        """Return True."""
-        return True
 
     def _build_error(self, overlap: Tensor) -> NothingFoundError:
         """Return the error for overlaps ``(D,)`` that are all too small."""
@@ -186,6 +174,8 @@ class MatchedDetection(Target):
     why_not_reported: str | None = None
     rotated: tuple[float, ...] | None = None
 
+    traits = Traits(has_place=True, is_one_detection=True)
+
     def __call__(self, output: Any) -> Tensor:
         images = _read_detections(output, self.class_count)
         return torch.stack([self._score_image(found.select_class(self.class_index)) for found in images])
@@ -223,14 +213,6 @@ class MatchedDetection(Target):
             )
             warnings.append(MapWarning(warning, "saturated-probability"))
         return warnings
-
-    def has_place(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_one_detection(self) -> bool:
-        """Return True."""
-        return True
 
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[MatchedDetection]:
         """Return the most confident detections of other objects, whose boxes hardly overlap this one."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from camtool.errors import TargetError
-from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target
+from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, Traits
 
 __all__ = ["Negated"]
 
@@ -32,6 +32,12 @@ class Negated(Target):
             raise TargetError(
                 f"Negated takes a target such as ClassScore(3), or Custom(function), got {type(self.target).__name__}."
             )
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the other target, but another score, which speaks against what that one speaks for."""
+        of_other = self.target.traits
+        return replace(of_other, is_class_score=False, is_similarity=False, opposes_class=not of_other.opposes_class)
 
     def __call__(self, output: Any) -> Tensor:
         return -self.target(output)
@@ -59,24 +65,3 @@ class Negated(Target):
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
         """Return the warnings of the other target."""
         return self.target.get_warnings(replace(context, score=-context.score))
-
-    def has_place(self) -> bool:
-        """Return True if the other target is about a part of the image."""
-        return self.target.has_place()
-
-    def is_one_detection(self) -> bool:
-        """Return True if the other target is one detection."""
-        return self.target.is_one_detection()
-
-    def favors_class(self) -> bool:
-        """Return True if a lower score of the other target speaks for its class."""
-        # A target without a class favors none, negated or not.
-        return self.get_class_index() is not None and not self.target.favors_class()
-
-    def reads_scores(self) -> bool:
-        """Return True if the other target reads the scores."""
-        return self.target.reads_scores()
-
-    def needs_whole_output(self) -> bool:
-        """Return True if the other target may read more than the class scores."""
-        return self.target.needs_whole_output()

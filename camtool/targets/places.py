@@ -15,17 +15,8 @@ from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import (
-    ImageOutput,
-    ScoreContext,
-    Target,
-    check_integer,
-    check_link,
-    check_number_tuple,
-    check_real_tensor,
-    flatten_positions,
-    select_class,
-)
+from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class
+from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +45,8 @@ class Region(Target):
     class_index: int
     mask: Tensor | NDArray[Any]
     of: Link = "softmax"
+
+    traits = Traits(has_place=True, reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("Region's class_index", self.class_index)
@@ -89,14 +82,6 @@ class Region(Target):
         # The mask has the size of the planes once the region is resolved.
         weights = torch.as_tensor(self.mask).cpu().numpy().astype(context.probabilities.dtype)
         return float((context.probabilities[self.class_index] * weights).sum() / weights.sum())
-
-    def has_place(self) -> bool:
-        """Return True."""
-        return True
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[Region]:
         """Return the other classes where the model predicts them, those with the largest areas first."""
@@ -174,6 +159,8 @@ class Point(Target):
     y: float
     class_index: int | None = None
 
+    traits = Traits(has_place=True, reads="scores")
+
     def __post_init__(self) -> None:
         check_number_tuple("Point's x and y", (self.x, self.y), 2)
         check_integer("Point's class_index", self.class_index, optional=True)
@@ -202,14 +189,6 @@ class Point(Target):
         mask = torch.zeros(planes.shape[1:])
         mask[row, column] = 1
         return Region(index, mask, image.link or "softmax")
-
-    def has_place(self) -> bool:
-        """Return True."""
-        return True
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
     def _find_position(self, size: Sequence[int], geometry: Geometry | None) -> tuple[int, int]:
         """Return the row and the column of the point in planes of the size ``(h, w)``."""

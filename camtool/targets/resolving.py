@@ -17,7 +17,8 @@ from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
-from camtool.targets.base import ImageOutput, Target, check_confidence, check_integer
+from camtool.targets.base import ImageOutput, Target
+from camtool.targets.checks import check_confidence, check_integer
 from camtool.targets.classes import ClassScore
 from camtool.targets.detections import find_most_confident, list_detections
 from camtool.targets.places import Region
@@ -144,7 +145,7 @@ def get_score_key(request: Any) -> Hashable:
     """Return what tells the first of some requests from others that may need another layer; ``None`` for classes."""
     first = _get_first(request)
     if isinstance(first, Target) and not isinstance(first, Custom):
-        return None if first.reads_scores() or first.list_text_positions() else type(first)
+        return None if first.traits.reads == "scores" or first.list_text_positions() else type(first)
     function: Any = first.function if isinstance(first, Custom) else first
     function = getattr(function, "func", function)  # of a partial
     # The code, as a lambda in a loop is another function each time.

@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.errors import CamtoolError, TargetError
 from camtool.outputs.predictions import count_images, get_image_output
 from camtool.structures.nested_tensors import find_tensors
-from camtool.targets.base import Corners, ScoreContext, Target
+from camtool.targets.base import Corners, ScoreContext, Target, Traits
 
 __all__ = ["Custom"]
 
@@ -44,6 +44,11 @@ class Custom(Target):
     is_local: bool = False
     warnings: Sequence[str] = ()
 
+    @property
+    def traits(self) -> Traits:
+        """A place if the function is about a part of the image."""
+        return Traits(has_place=self.is_local or self.box is not None)
+
     def __call__(self, output: Any) -> Tensor:
         return torch.stack([self._score_image(get_image_output(output, i)) for i in range(count_images(output))])
 
@@ -62,10 +67,6 @@ class Custom(Target):
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
         """Return the given warnings."""
         return self.warnings
-
-    def has_place(self) -> bool:
-        """Return True if the function is about a part of the image."""
-        return self.is_local or self.box is not None
 
     def _score_image(self, output: Any) -> Tensor:
         """Return one image's score ``()``."""

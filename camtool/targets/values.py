@@ -11,7 +11,8 @@ from torch import Tensor
 
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import find_embedding, find_logits
-from camtool.targets.base import ScoreContext, Target, check_integer, check_real_tensor, flatten_positions, select_class
+from camtool.targets.base import ScoreContext, Target, Traits, flatten_positions, select_class
+from camtool.targets.checks import check_integer, check_real_tensor
 from camtool.warning_codes import MapWarning
 
 __all__ = ["Similarity", "Value"]
@@ -31,6 +32,8 @@ class Value(Target):
     index: int = 0
     name: str | None = None
 
+    traits = Traits(reads="scores")
+
     def __post_init__(self) -> None:
         check_integer("Value's index", self.index)
 
@@ -46,10 +49,6 @@ class Value(Target):
             "shows what makes one image like another."
         )
         return (MapWarning(warning, "embedding-dimension"),)
-
-    def reads_scores(self) -> bool:
-        """Return True."""
-        return True
 
     def __str__(self) -> str:
         return f"value {self.index}" if self.name is None else self.name
@@ -67,14 +66,12 @@ class Similarity(Target):
     embedding: Tensor
     name: str = "similarity"
 
+    traits = Traits(is_similarity=True, reads="embedding")
+
     def __post_init__(self) -> None:
         check_real_tensor("Similarity's embedding", self.embedding)
         # A frozen dataclass allows no plain assignment; arrays and lists become tensors here once.
         object.__setattr__(self, "embedding", torch.as_tensor(self.embedding))
-
-    def is_similarity(self) -> bool:
-        """Return True."""
-        return True
 
     def __call__(self, output: Any) -> Tensor:
         vectors = find_embedding(output)
@@ -84,10 +81,6 @@ class Similarity(Target):
                 f"shape {tuple(vectors.shape[-1:])}; pass an embedding made by the same model."
             )
         return torch.cosine_similarity(vectors, self.embedding.to(vectors), dim=-1)
-
-    def needs_whole_output(self) -> bool:
-        """Return False, as an embedding model's scores are the embedding."""
-        return False
 
     def __str__(self) -> str:
         return self.name

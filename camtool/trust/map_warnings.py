@@ -133,7 +133,7 @@ def _check_assumed_link(explained: ExplainedRow) -> Iterator[MapWarning]:
 def _check_rank(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if the model ranks the class low. What speaks against a class of low rank (Negated) is a fair question."""
     index, probabilities = explained.target.get_class_index(), explained.context.probabilities
-    if index is None or probabilities is None or probabilities.ndim > 1 or not explained.target.favors_class():
+    if index is None or probabilities is None or probabilities.ndim > 1 or explained.target.traits.opposes_class:
         return
     # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief.
     higher = int((probabilities > probabilities[index]).sum())
@@ -147,7 +147,7 @@ def _check_rank(explained: ExplainedRow) -> Iterator[MapWarning]:
 def _check_presence(explained: ExplainedRow) -> Iterator[MapWarning]:
     """Warn if a segmenter predicts the class at no position, so that the score is about the whole image."""
     probabilities = explained.context.probabilities
-    if probabilities is None or probabilities.ndim == 1 or not explained.target.is_class_score():
+    if probabilities is None or probabilities.ndim == 1 or not explained.target.traits.is_class_score:
         return
     if not (probabilities.argmax(0) == explained.target.get_class_index()).any():
         yield MapWarning(
@@ -167,7 +167,7 @@ def _check_layers(explained: ExplainedRow) -> Iterator[MapWarning]:
     evidence, target = explained.evidence, explained.target
     # Several layers may be those of all branches, and a detection is read from some layers of a detector.
     is_about_one = len(evidence) == 1 and evidence[0].forward_pass.has_other_paths.get(evidence[0].layer)
-    if is_about_one and target.reads_scores() and not explained.has_zero_gradient:
+    if is_about_one and target.traits.reads == "scores" and not explained.has_zero_gradient:
         yield MapWarning(
             f"The image reaches the scores by other branches of the model, too, and not only through layer "
             f"{evidence[0].layer!r}; the map shows nothing of these.",

@@ -29,8 +29,8 @@ from tests.targets.example_outputs import LABELS
 def test_only_targets_about_a_part_of_the_image_have_a_place() -> None:
     region, box = Region(0, torch.ones(2, 2)), Box((0, 0, 1, 1))
     placed = [region, Negated(region), Point(0, 0), box, Negated(box), Detection()]
-    assert all(target.has_place() for target in placed)
-    assert not any(target.has_place() for target in [Negated(ClassScore(0)), Finer(0), Custom(max)])
+    assert all(target.traits.has_place for target in placed)
+    assert not any(target.traits.has_place for target in [Negated(ClassScore(0)), Finer(0), Custom(max)])
 
 
 # -------------------------------------------------------------------------------------------------------- probabilities

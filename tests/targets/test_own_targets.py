@@ -21,7 +21,7 @@ from camtool.rendering import image_writing
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.save_kinds import OutputSettings
-from camtool.targets import Custom, ImageOutput, Negated, ScoreContext, Target
+from camtool.targets import Custom, ImageOutput, Negated, ScoreContext, Target, Traits
 from camtool.targets.base import Corners
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
@@ -34,6 +34,8 @@ class LeftPart(Target):
 
     index: int
     columns: int | None = None
+
+    traits = Traits(has_place=True, reads="scores")
 
     def __call__(self, output: Any) -> Tensor:
         return find_logits(output)[:, self.index, :, : self.columns].sum((1, 2))
@@ -59,12 +61,6 @@ class LeftPart(Target):
 
     def get_warnings(self, context: ScoreContext) -> Sequence[str]:
         return (f"LeftPart has the score {context.score:.1f} and the link {context.link}.",)
-
-    def has_place(self) -> bool:
-        return True
-
-    def reads_scores(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -160,19 +156,24 @@ def average_over_brightness(target: Any) -> Any:
 
 def test_tta_does_not_flip_the_image_of_a_target_with_a_place() -> None:
     target = LeftPart(1, columns=12)
-    assert target.has_place()
-    assert Negated(target).has_place()
+    assert target.traits.has_place
+    assert Negated(target).traits.has_place
     np.testing.assert_allclose(explain(target, "tta:gradcam").raw, average_over_brightness(target), atol=1e-6)
 
 
 def test_tta_flips_the_image_of_other_targets() -> None:
-    assert not Minimal(1).has_place()
+    assert not Minimal(1).traits.has_place
     assert not np.allclose(explain(Minimal(1), "tta:gradcam").raw, average_over_brightness(Minimal(1)), atol=1e-3)
 
 
 def test_sess_does_not_crop_the_image_of_a_target_with_a_place() -> None:
     with pytest.raises(camtool.MethodError, match="target LeftPart refers to a fixed region"):
         explain(LeftPart(1), "sess:gradcam")
+
+
+def test_a_method_that_became_a_trait_is_refused() -> None:
+    with pytest.raises(camtool.TargetError, match=r"^Old\.has_place is no method of a target any more; set traits"):
+        type("Old", (Minimal,), {"has_place": lambda self: True})
 
 
 def test_target_that_overrides_nothing_is_about_no_class_and_no_place() -> None:
@@ -202,8 +203,9 @@ class Halved(Target):
     def get_class_index(self) -> int:
         return self.index
 
-    def is_class_score(self) -> bool:
-        return self.is_score
+    @property
+    def traits(self) -> Traits:
+        return Traits(is_class_score=self.is_score)
 
     def to_probability(self) -> Target | None:
         return targets.Probability(self.index) if self.is_score else None
@@ -213,8 +215,9 @@ class Halved(Target):
 class Against(Halved):
     """The same, where a higher score speaks against the class."""
 
-    def favors_class(self) -> bool:
-        return False
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, opposes_class=True)
 
 
 class Head(nn.Module):

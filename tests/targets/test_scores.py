@@ -239,7 +239,7 @@ def test_own_target_scores_all_images_at_once() -> None:
     assert (own, negated) == (Lead(2), Negated(Lead(2)))
     torch.testing.assert_close(score_targets([own, Lead(2)], LOGITS), torch.tensor([3.0, 1.0]))
     torch.testing.assert_close(score_targets([negated, negated], LOGITS), torch.tensor([-3.0, -1.0]))
-    assert (own.get_class_index(), own.describe(LABELS), own.has_place()) == (None, "Lead(images=2)", False)
+    assert (own.get_class_index(), own.describe(LABELS), own.traits.has_place) == (None, "Lead(images=2)", False)
     assert own.get_probability(ScoreContext(3.0, np.array([0.8, 0.1, 0.1]))) is None
 
 

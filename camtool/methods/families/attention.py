@@ -358,7 +358,7 @@ def _subtract_redundancy(evidence: Evidence, redundant: Sequence[Similarity], te
     """
     scores: list[Score] = list(evidence.targets)
     for rows in evidence.rows_by_image:
-        texts = {row: target for row in rows if (target := evidence.targets[row]).is_similarity()}
+        texts = {row: target for row in rows if (target := evidence.targets[row]).traits.is_similarity}
         if redundant and len(texts) < len(rows):
             raise MethodError("against: only the similarity to a text or an embedding can have redundant texts.")
         weights = (temperature * evidence.scores[[*texts]]).softmax(0) * len(texts)
@@ -404,7 +404,7 @@ def _read_embeddings(against: Against | None) -> list[Similarity]:
 
 
 def _is_similarity(given: Any) -> bool:
-    return isinstance(given, Target) and given.is_similarity()
+    return isinstance(given, Target) and given.traits.is_similarity
 
 
 # ------------------------------------------------------------------------------------------------- shared functions

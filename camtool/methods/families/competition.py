@@ -72,7 +72,7 @@ def _check_comparable_scores(evidence: Evidence) -> None:
     Raises:
         MethodError: A target is not a class score, or the model does not return ``(N, classes)``.
     """
-    others = [target for target in evidence.targets if not target.is_class_score()]
+    others = [target for target in evidence.targets if not target.traits.is_class_score]
     if evidence.logits.ndim != 2 or others:
         got = f"target {others[0]}" if others else f"an output of shape {tuple(evidence.logits.shape)}"
         raise MethodError(

@@ -41,13 +41,13 @@ def find_classes_skip_reason(context: CheckContext) -> str | None:
     scores = context.class_scores
     if scores is None or len(scores) < 2:
         return "it takes a classifier of two classes or more"
-    return None if context.target.is_class_score() else "the target is no class"
+    return None if context.target.traits.is_class_score else "the target is no class"
 
 
 def check_classes(context: CheckContext) -> Iterator[Finding]:
     """Find a map that is the same for classes of all ranks."""
     scores, target = context.class_scores, context.target
-    if scores is None or len(scores) < 2 or not target.is_class_score() or not context.has_contrast:
+    if scores is None or len(scores) < 2 or not target.traits.is_class_score or not context.has_contrast:
         return
     ranked = scores.argsort(descending=True).tolist()
     others = [index for index in ranked if index != target.get_class_index()]
