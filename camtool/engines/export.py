@@ -129,12 +129,9 @@ def _export(
     explained, centers = _build(loaded.model, images, layer, method, options, resize=resize)
     if dynamic_batch and not explained.has_any_batch_size:
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
-    for count in (1, len(images)):  # models may treat a single image differently
-        if count == len(images) or dynamic_batch:
-            _compare(explained, loaded.model, images[:count], layer, method, options)
+    for count in range(1, len(images) + 1):  # models may treat a single image differently
+        grid = _compare(explained, loaded.model, images[:count], layer, method, options)
     description = _describe(loaded, method, options, layer, images, resize=resize)
-    with torch.no_grad():
-        grid = explained(images, torch.full((len(images),), -1))[1].shape[1:]
     cells = (
         centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
     )
@@ -245,8 +242,8 @@ def _build(
 
 def _compare(
     explained: nn.Module, model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any]
-) -> None:
-    """Check that the graph gives the results of the model.
+) -> torch.Size:
+    """Check that the graph gives the results of the model, and return the grid of its maps.
 
     Raises:
         NotCompilableError: It does not.
@@ -262,6 +259,7 @@ def _compare(
     if maps.shape[1:] != expected.shape[1:]:
         expected = resample(expected, forward_pass.find_centers(layer), maps.shape[1:], None)
     _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
+    return maps.shape[1:]
 
 
 def _describe(

@@ -104,10 +104,12 @@ def _hold(folder: Path) -> Iterator[bool]:
 def _remove_killed(folder: Path) -> None:
     """Remove what processes left that were killed while they compiled."""
     for each in folder.glob(f"{_UNFINISHED}*"):
-        with suppress(OSError), _hold(each) as is_held:  # OSError: it was finished meanwhile
-            # A new folder is not locked yet.
-            if is_held and time.time() - each.stat().st_mtime > _SECONDS_TO_LOCK:
-                shutil.rmtree(each, ignore_errors=True)
+        with suppress(OSError):  # it was finished meanwhile
+            # A new folder is not locked yet. A lock to look at it could keep its own process from locking it.
+            if time.time() - each.stat().st_mtime > _SECONDS_TO_LOCK:
+                with _hold(each) as is_held:
+                    if is_held:
+                        shutil.rmtree(each, ignore_errors=True)
 
 
 def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:

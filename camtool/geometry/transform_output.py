@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -40,7 +42,8 @@ def find_statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] |
     """
     for part in (transform, *reversed(getattr(transform, "transforms", ()))):
         if hasattr(part, "mean") and hasattr(part, "std"):
-            return list(part.mean), list(part.std)
+            # Numbers or tensors, also a single one for all channels.
+            return np.ravel(part.mean).tolist(), np.ravel(part.std).tolist()
         # torchvision's preset for detectors only scales to [0, 1]: its detectors normalize by themselves.
         if type(part).__name__ == "ObjectDetection":
             return [0.0] * 3, [1.0] * 3

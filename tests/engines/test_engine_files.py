@@ -86,6 +86,19 @@ def test_what_a_killed_process_was_making_is_removed_and_what_a_living_one_makes
     assert {each.name for each in (tmp_path / "engines").iterdir()} == {"living", "other"}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="folders cannot be locked there")
+def test_a_folder_that_its_process_has_not_locked_yet_is_not_locked_by_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    new, locked = tmp_path / "engines" / "unfinished-new", list[int]()
+    new.mkdir(parents=True)
+    monkeypatch.setattr("fcntl.flock", lambda descriptor, _: locked.append(os.fstat(descriptor).st_ino))
+    make_once("other", lambda _: None)
+    assert len(locked) == 1
+    assert new.stat().st_ino not in locked
+
+
 def test_the_oldest_files_are_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("camtool.engines.files._LIMIT", 250)
     for age, name in enumerate(("new", "middle", "old", "unfinished-x")):

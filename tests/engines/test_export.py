@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision import transforms
 
 import camtool
 from camtool.cli import app
@@ -86,7 +88,9 @@ def test_a_layer_in_the_middle_and_options(net: nn.Module, tmp_path: Path) -> No
 
 
 def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path) -> None:
-    path = camtool.export(demo, tmp_path / "new" / "demo.onnx")
+    base, as_in_timm = demo.transform, transforms.Normalize(torch.tensor([0.5, 0.25, 0.5]), torch.tensor(0.5))
+    of_tensors = dataclasses.replace(demo, transform=transforms.Compose([base, as_in_timm]))
+    path = camtool.export(of_tensors, tmp_path / "new" / "demo.onnx")
     about = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["camtool"])
     assert about["method"] == "gradcam"
     assert about["layer"] == camtool.explain(demo, torch.rand(3, 128, 128)).layer
@@ -94,6 +98,7 @@ def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path
     assert about["input_shape"] == [3, 128, 128]
     assert about["version"] == camtool.__version__
     assert about["preprocessing"]
+    assert (about["mean"], about["std"]) == ([0.5, 0.25, 0.5], [0.5])
 
 
 def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
