@@ -150,7 +150,7 @@ class Bench:
 
 
 def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
-    return torch.cat([*values]).double().cpu().numpy()
+    return torch.cat([*values]).cpu().double().numpy()
 
 
 def place_masks(batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None) -> list[Tensor | None]:

@@ -350,7 +350,8 @@ def follows_image(maps: Tensor) -> bool:
         maps: ``(1 + bands * A, C, *grid)``, a layer's outputs for the images of
             :func:`camtool.layers.image_variants.nudge_bands`; the grid has A axes.
     """
-    change = (maps[1:] - maps[:1]).abs().double().mean(1).unflatten(0, (maps.ndim - 2, -1))
+    # On the CPU, as not all devices have float64.
+    change = (maps[1:] - maps[:1]).abs().cpu().double().mean(1).unflatten(0, (maps.ndim - 2, -1))
     # A single cell along an axis has no place there.
     correlations = [_correlate_with_places(each, axis) for axis, each in enumerate(change) if each.shape[axis + 1] > 1]
     by_chance = _PLACED_BY_CHANCE.get(len(correlations), 0.0) / math.sqrt(maps[0, 0].numel())
@@ -359,10 +360,7 @@ def follows_image(maps: Tensor) -> bool:
 
 def _correlate_with_places(change: Tensor, axis: int) -> float:
     """Return the correlation of the logarithm of a change ``(bands, *grid)`` with how near bands and cells are."""
-    bands, cells = (
-        (torch.arange(count, device=change.device).double() + 0.5) / count
-        for count in (len(change), change.shape[axis + 1])
-    )
+    bands, cells = ((torch.arange(count).double() + 0.5) / count for count in (len(change), change.shape[axis + 1]))
     near = (-((bands[:, None] - cells) / _REACH).square()).exp()
     near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
     response = change.clamp_min(torch.finfo(change.dtype).tiny).log()
@@ -382,12 +380,14 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     Args:
         layout: The likely layout.
         outputs: ``(3, ...)`` each, for an image and two variants of it, see :func:`measure_order`: those of the first
-            layers with as many tokens, where attention has not yet mixed them, and of the layer itself.
+            layers with as many tokens, where attention has not yet mixed them, and of the layer itself. Those of batch
+            size 1, e.g. position embeddings, tell nothing.
     """
     beside = layout.prefix + layout.suffix
     if not layout.has_tokens or layout.positions or not beside or beside > _MOST_PREFIX_TOKENS:
         return layout
     others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
+    outputs = [each for each in outputs if len(each) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
     fits = (each for each in (layout, *others) if any(_is_exact(each, x) or _leaves_unchanged(each, x) for x in shown))
@@ -418,7 +418,7 @@ def _is_exact(layout: Layout, output: Tensor) -> bool:
     if output.ndim != 3 or output.shape[1] != layout.token_count:
         return False
     maps = layout.to_grid(output).flatten(1, -3)
-    upper, left = (maps[1:] - maps[:1]).abs().mean(1)
+    upper, left = (maps[1:] - maps[:1]).abs().mean(1).cpu()
     for change in (upper, left.T):
         changed, unchanged = (half.flatten() for half in _split_halves(change, _EXACT_MARGIN))
         less = torch.searchsorted(unchanged.sort().values, changed.contiguous())

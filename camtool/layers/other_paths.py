@@ -19,10 +19,10 @@ from camtool.private_torch import get_saved_value
 
 __all__ = ["has_other_paths", "iterate_graph"]
 
-_WEIGHTED = re.compile(r"Convolution|Addmm|Mm|Bmm|Attention|Linear")
-"""Names of nodes with weights, of which a skip connection has none."""
+_WEIGHTED = re.compile(r"(?i)convolution|(mm|mv|linear)backward|attention|rnn|lstm|gru")
+"""Names of nodes with weights, of which a skip connection has none; `UpsampleLinear1DBackward0` resizes one."""
 
-_ADDED = re.compile(r"Add|Sub|Cat|Stack")
+_ADDED = re.compile(r"(Add|Sub|Cat|Stack)Backward")
 """Names of nodes that join a skip connection."""
 
 

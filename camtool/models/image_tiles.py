@@ -299,7 +299,7 @@ def _find_likely_arrangement(tiles: Tensor, thumbnail: Tensor) -> Grid | None:
 
 
 def _reduce(images: Tensor) -> Tensor:
-    return functional.adaptive_avg_pool2d(images.detach().double().cpu(), _COMPARED_SIDE)
+    return functional.adaptive_avg_pool2d(images.detach().cpu().double(), _COMPARED_SIDE)
 
 
 def _correlate(first: Tensor, second: Tensor) -> float:

@@ -338,6 +338,7 @@ def _find_range(values: Tensor) -> tuple[float, float] | None:
 
 def _count_values(values: Tensor, bins: int, find_bins: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the number of values ``(G, M)`` in each bin, ``(G, B)``."""
+    values = values.cpu() if values.device.type == "mps" else values  # which has no float64
     groups, all_bins = len(values), bins + 2  # two extra bins count the values that are too small or too large
     counts = torch.zeros(groups * all_bins, dtype=torch.int64, device=values.device)
     starts = torch.arange(groups, device=values.device)[:, None] * all_bins + 1

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from camtool.layers.layouts import Layout, choose_layout, find_token_layout, measure_order, place_prefix
+from camtool.layers.layouts import (
+    Layout,
+    choose_layout,
+    find_token_layout,
+    follows_image,
+    measure_order,
+    place_prefix,
+)
 
 FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
 
@@ -134,3 +144,25 @@ def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchang
     output[:, unchanged] = 0.5
     found = place_prefix(Layout("tokens", (3, 4), prefix=1), [output])
     assert (None if found is None else found.prefix) == prefix
+
+
+class WithoutDouble(Tensor):
+    """A tensor on a device that has no float64, e.g. MPS."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is Tensor.cpu:
+            return result.as_subclass(Tensor)
+        if isinstance(result, cls) and result.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return result
+
+
+def test_a_device_without_float64_suffices() -> None:
+    output = torch.zeros(9, 17, 2)
+    for number, part in enumerate([*torch.arange(1, 17).split(4), *torch.arange(1, 17).reshape(4, 4).T], 1):
+        output[number, part] = 1
+    layout, halves = Layout(TOKENS, (4, 4), prefix=1), torch.stack([output[0], output[1:3].sum(0), output[5:7].sum(0)])
+    assert place_prefix(layout, [halves.as_subclass(WithoutDouble)]) == layout
+    assert follows_image(layout.to_grid(output.as_subclass(WithoutDouble)))

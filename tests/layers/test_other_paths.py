@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
+from camtool.layers.other_paths import _WEIGHTED
 from tests.helpers.vision_transformers import make_tiny_vit
 
 
@@ -27,11 +28,20 @@ class Net(nn.Module):
             "skip connection": lambda: before + values,
             "concatenated skip": lambda: torch.cat([before[:, :2], values[:, :2]], 1),
             "shortcut with weights": lambda: other + values,
+            "resized skip": lambda: self.resize(before) + values,
+            "product with a skip": lambda: torch.addmm(values[0, 0], values[0, 0], before[0, 0])[None, None].expand_as(
+                values
+            ),
             "branches": lambda: torch.cat([other[:, :2], values[:, :2]], 1),
             "attention pooling": lambda: before * values.flatten(2).softmax(2).unflatten(2, values.shape[2:]),
             "gate of its own": lambda: values * values.sigmoid(),
         }[self.join]()
         return self.head(values.mean((2, 3)))
+
+    def resize(self, maps: Tensor) -> Tensor:
+        """Return maps of the same size, by a node that is named as if it had weights."""
+        row = nn.functional.interpolate(maps.flatten(2), maps[0, 0].numel(), mode="linear")
+        return row.unflatten(2, maps.shape[2:])
 
 
 @pytest.mark.parametrize(
@@ -40,10 +50,12 @@ class Net(nn.Module):
         ("nothing", False),
         ("skip connection", False),
         ("concatenated skip", False),
+        ("resized skip", False),
         ("gate of its own", False),
         ("shortcut with weights", True),
         ("branches", True),
         ("attention pooling", True),
+        ("product with a skip", True),
     ],
 )
 def test_a_layer_that_other_branches_pass_by_gets_a_warning(join: str, is_passed_by: bool) -> None:
@@ -54,6 +66,11 @@ def test_a_layer_that_other_branches_pass_by_gets_a_warning(join: str, is_passed
     for target, layer in ((1, ["layer", "other"]), (lambda scores: scores[1], "layer")):
         result = camtool.explain(model, image, target, layer=layer)[0]
         assert "other-paths" not in [each.code for each in result.warnings]
+
+
+@pytest.mark.parametrize("name", ["CudnnRnn", "MkldnnRnnLayer", "ThnnFusedLstmCell", "Baddbmm", "Mv", "MkldnnLinear"])
+def test_nodes_that_other_devices_and_shapes_have_are_known_by_their_names(name: str) -> None:
+    assert _WEIGHTED.search(f"{name}Backward0")
 
 
 def test_the_last_block_of_a_transformer_gets_none() -> None:

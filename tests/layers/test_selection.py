@@ -468,6 +468,27 @@ def test_registers_anywhere_shift_no_cell(registers: int, before: int) -> None:
         assert layer.layout.to_grid(places).flatten().tolist() == model.cells
 
 
+class EmbeddedPlaces(nn.Module):
+    """A transformer whose position embeddings, of batch size 1, are the first output with as many tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 16, 8, stride=8), nn.Parameter(torch.randn(1, 1, 16))
+        self.places = nn.Embedding(65, 16)
+        self.blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).mT], 1)
+        return self.head(self.blocks(tokens + self.places(torch.arange(65)[None])).mean(1))
+
+
+def test_position_embeddings_do_not_hide_where_the_cells_are() -> None:
+    torch.manual_seed(0)
+    (layer,) = find_layers(EmbeddedPlaces().eval(), torch.randn(1, 3, 64, 64), ["blocks"])
+    assert layer.layout == Layout(TOKENS, (8, 8), prefix=1)
+
+
 class PaddedTransformer(nn.Module):
     """A transformer that masks its last three tokens, for which torch uses nested tensors."""
 

@@ -76,12 +76,12 @@ def check_finite_difference(context: CheckContext) -> Iterator[Finding]:
 def _measure_ratios(evidence: Evidence) -> list[float]:
     """Return the change of the score for steps along the gradient, divided by the change that the gradient expects."""
     activations, gradient = evidence.activations.detach(), evidence.gradients
-    norm = float(gradient.double().norm())
+    norm = float(gradient.cpu().double().norm())  # not all devices have float64
     output = evidence.forward_pass.layer_outputs[evidence.layer]
     rounding = max(torch.finfo(each.dtype).eps for each in (output, evidence.scores))
     ratios = list[float]()
     for step in _STEPS:
-        length = step * float(activations.double().norm())
+        length = step * float(activations.cpu().double().norm())
         expected, change = 2 * length * norm, gradient * (length / norm)
         if expected < _ROUNDING_ERRORS * rounding * abs(float(evidence.scores[0])):
             continue
@@ -92,7 +92,7 @@ def _measure_ratios(evidence: Evidence) -> list[float]:
 
 def _compute_share(evidence: Evidence) -> float:
     """Return the sum of |gradient times activation|, relative to the score; infinity for a score of zero."""
-    total = float((evidence.gradients * evidence.activations).double().abs().sum())
+    total = float((evidence.gradients * evidence.activations).cpu().double().abs().sum())
     score = abs(float(evidence.scores[0]))
     return total / score if score > 0 else float("inf")
 
@@ -118,7 +118,7 @@ def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:
     if not score.requires_grad:
         return [0.0] * len(outputs)
     found = differentiate(score.sum(), outputs, allow_unused=True)
-    return [0.0 if each is None else float(each.double().abs().sum()) for each in found]
+    return [0.0 if each is None else float(each.cpu().double().abs().sum()) for each in found]
 
 
 def _describe_loss(names: Sequence[str], sizes: Sequence[float]) -> str:

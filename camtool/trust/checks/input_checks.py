@@ -117,7 +117,7 @@ def _list_views(images: Tensor) -> list[Tensor]:
 
 def _measure_certainty_of_scores(scores: Tensor) -> _Certainty:
     """Return how certain predictions are, from scores ``(M, K)``."""
-    scores = scores.double()
+    scores = scores.cpu().double()  # not all devices have float64
     entropy = torch.special.entr(scores.softmax(1)).sum(1) / log(scores.shape[1])
     spread = scores.std(1)
     contrast = torch.where(spread > 0, (scores.amax(1) - scores.mean(1)) / spread, 0)
