@@ -158,7 +158,7 @@ class DenseFeatures:
         """Return each row's score on the dense feature of each patch, ``(R, *grid)``.
 
         Args:
-            tokens: ``(N, T, C)``, in the place of the tokens that the last block returns. Prefix tokens are not read.
+            tokens: ``(N, T, C)``, in the place of the tokens that the last block returns. Only patches are read.
             scores: One function for each row, from the model's output to scores ``(N,)``; by default its target.
 
         Raises:
@@ -214,7 +214,7 @@ class DenseFeatures:
             MethodError: The head does not read single tokens or their mean.
         """
         own = self._to_batch_first(self._block.output)[image]
-        checks, combine = _build_checks(own, self._layout.prefix, self._select_patches(own[None])[0])
+        checks, combine = _build_checks(own, self._layout, self._select_patches(own[None])[0])
         output = self._resume(image, torch.cat([patches.to(own.dtype), checks]))
         found = predictions.get_predictions(output, self._evidence.model)
         expected = self._embeddings[image]
@@ -232,8 +232,8 @@ class DenseFeatures:
             MethodError: What follows the last block needs its own number of tokens.
         """
         forward_pass, block = self._evidence.forward_pass, self._block
-        # All tokens of a variant are equal, so their number does not matter; but heads may leave out prefix tokens.
-        tokens = variants[:, None].expand(-1, self._layout.prefix + 1, -1)
+        # All tokens of a variant are equal, so their number does not matter; but heads may leave out some.
+        tokens = variants[:, None].expand(-1, self._layout.prefix + 1 + self._layout.suffix, -1)
         tokens = tokens if self._token_axis else tokens.transpose(0, 1)
         inputs = forward_pass.select_inputs(image)
         try:
@@ -248,7 +248,7 @@ class DenseFeatures:
             ) from error
 
 
-def _build_checks(tokens: Tensor, prefix: int, patches: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+def _build_checks(tokens: Tensor, layout: Layout, patches: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     """Return tokens whose outputs show what a head reads, and a function from these outputs to what it might return.
 
     A head that reads the class token returns the output for it. A head that reads a mean returns the output for the
@@ -256,10 +256,11 @@ def _build_checks(tokens: Tensor, prefix: int, patches: Tensor) -> tuple[Tensor,
 
     Args:
         tokens: ``(T, C)``, the tokens of the last block.
-        prefix: The number of prefix tokens.
+        layout: The layout of these tokens. A class token may be the first or the last of those beside the patches.
         patches: Those of them that are patches.
     """
-    sets = [*([tokens[:1], tokens[:prefix]] if prefix else []), patches, tokens]
+    beside = [each for each in (tokens[: layout.prefix], tokens[len(tokens) - layout.suffix :]) if len(each)]
+    sets = [*(each for part in beside for each in (part[:1], part[-1:], part)), patches, tokens]
     sizes = [len(each) + 1 for each in sets]
 
     def combine(outputs: Tensor) -> list[Tensor]:

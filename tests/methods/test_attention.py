@@ -94,6 +94,25 @@ def test_maps_repeat_and_wrappers_accept_the_methods(name: str) -> None:
         assert camtool.explain(net, x, 3, method=f"{wrapper}:{name}")[0].raw.shape == GRID
 
 
+class LastTokens(nn.Module):
+    """A transformer with its class token behind the patches."""
+
+    def __init__(self, net: TinyViT) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.net.embed(x).roll(-self.net.prefix, 1)
+        return self.net.answer(self.net.blocks(tokens).roll(self.net.prefix, 1))
+
+
+@pytest.mark.parametrize("name", [*ATTENTION_METHODS, "maskclip", "clearclip", "clipsurgery"])
+def test_a_class_token_may_be_the_last(name: str) -> None:
+    net, x = make_tiny_vit(), make_images()
+    first, last = (METHODS[name](gather_rows(each, x, [ClassScore(3)] * 2)) for each in (net, LastTokens(net)))
+    close_to_peak(last, first, 1e-9)
+
+
 def test_all_methods_but_rollout_depend_on_the_class() -> None:
     net, x = make_tiny_vit(), make_images(1)
     for name in ATTENTION_METHODS:

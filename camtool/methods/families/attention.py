@@ -177,8 +177,7 @@ def gradeclip(evidence: Evidence) -> Tensor:
     """
     attention = capture_attention_evidence(evidence)
     queries, keys, values = (_join_heads(each) for each in (attention.queries, attention.keys, attention.values))
-    prefix = attention.layout.prefix
-    keys, values = keys[:, prefix:], values[:, prefix:]
+    keys, values = (attention.layout.to_grid(each).flatten(2).mT for each in (keys, values))
     cosines = normalize(queries, dim=-1) @ normalize(keys, dim=-1).mT
     loosened = scale_min_max(cosines.flatten(0, 1)).reshape(cosines.shape)
     # The gradient of a query that is not read is 0, so the sum over all queries is correct.
