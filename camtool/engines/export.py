@@ -256,10 +256,11 @@ def _compare(
     with torch.no_grad():
         expected = method(evidence, **options)
         logits, maps = explained(images, torch.full((len(images),), -1))
-    if maps.shape[1:] != expected.shape[1:]:
-        expected = resample(expected, forward_pass.find_centers(layer), maps.shape[1:], None)
+    grid: torch.Size = maps.shape[1:]
+    if grid != expected.shape[1:]:
+        expected = resample(expected, forward_pass.find_centers(layer), grid, None)
     _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
-    return maps.shape[1:]
+    return grid
 
 
 def _describe(
