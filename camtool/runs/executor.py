@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
-from camtool.runs.save_kinds import OutputSettings, list_endings
+from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.workers import Workers, count_workers
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run_jobs(
         CamtoolError: Another run writes to the output folder, or it holds one with other settings.
         OSError: The disk is full, damaged or read-only, or the output folder cannot be used.
     """
-    start = replace(start or RunStart(), endings=list_endings(output.kinds, [output.format]))
+    start = start or RunStart()
     with (
         open_run_folder(output.folder, jobs, batch_size, start) as folder,
         Workers(count_workers() if workers is None else workers) as threads,
@@ -100,10 +100,12 @@ def run_jobs(
             if batch.is_complete:
                 yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
                 continue
-            folder.begin_batch(batch)
+            kept = folder.begin_batch(batch)
             for outcome, results in islice(written, len(batch.jobs)):
-                folder.add(str(outcome.job.source), results)
-                yield outcome
+                earlier = kept.get(str(outcome.job.source))
+                if earlier is None:
+                    folder.add(str(outcome.job.source), results)
+                yield outcome if earlier is None else _restore_outcome(outcome.job, earlier)
         release_memory()  # the report reads photos again
 
 

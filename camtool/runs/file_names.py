@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -88,7 +88,7 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
 
 
 def find_results(
-    names: Iterable[str], stems: Iterable[str], methods: Iterable[str], endings: Iterable[str]
+    names: Iterable[str], stems: Collection[str], methods: Iterable[str], endings: Iterable[str]
 ) -> Iterator[str]:
     """Yield those of the names of files that a result of one of these photos may have.
 
@@ -103,10 +103,10 @@ def find_results(
     matches = [match for match in map(pattern.fullmatch, names) if match is not None] if slugs else []
     if not matches:
         return
-    wanted = {each for stem in stems for each in (fold_name(stem), _compute_hash(stem))}
+    folded, hashes = ({function(stem) for stem in stems} for function in (fold_name, _compute_hash))
     for match in matches:
         # A long name was cut, and ends in its hash.
-        if fold_name(match[1]) in wanted or match[1].rpartition("-")[2] in wanted:
+        if fold_name(match[1]) in folded or match[1].rpartition("-")[2] in hashes:
             yield match[0]
 
 

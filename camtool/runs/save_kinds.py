@@ -5,7 +5,7 @@ To add one, write a function that saves it, and add an entry to :data:`SAVE_KIND
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
-__all__ = ["FORMATS", "SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings"]
+__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings"]
 
-FORMATS = ("png", "jpg", "webp")
+_FORMATS = ("png", "jpg", "webp")
 """Suffixes of images."""
 
 
@@ -217,7 +217,7 @@ SAVE_KINDS: dict[str, SaveKind] = {
 """Name → kind of file, in the order that the help shows."""
 
 
-def list_endings(kinds: Iterable[str] = SAVE_KINDS, formats: Iterable[str] = FORMATS) -> list[str]:
-    """Return the endings of files of these kinds: ``.heatmap.png``."""
-    pairs = product((SAVE_KINDS[name] for name in kinds), formats)
+def list_endings() -> list[str]:
+    """Return the endings of the files of all kinds: ``.heatmap.png``."""
+    pairs = product(SAVE_KINDS.values(), _FORMATS)
     return [*dict.fromkeys(f"{kind.marker}.{kind.choose_suffix(suffix)}" for kind, suffix in pairs)]

@@ -69,11 +69,44 @@ def test_a_finished_run_goes_on_when_photos_are_removed_and_added(explained, pho
     assert "image 1/3 photos/a.jpg" in result.out
     assert "1 photo explained in" in result.out
     assert "2 photos had been explained before." in result.out
-    assert "Kept: the results of 2 photos of earlier starts, no longer in PATH." in result.out
+    assert "Kept: the results of 2 photos of earlier starts, which are not chosen now." in result.out
     assert len(read_lines()) == len(list_files()) == 4
     again = json.loads(explained("--json").out)
     assert [Path(line["image"]).name for line in again["explained"]] == ["a.png", "c.png", "a.jpg"]
     assert again["removed"] == 2
+
+
+def test_results_outlast_a_limit_and_a_removal_beside_an_edited_photo(explained, photos):
+    """A batch is explained again as a whole, also those of its photos that are behind the limit now."""
+    write_photo(photos / "c.png")
+    (photos / "a.png").unlink()
+    asked = ("--limit", 2, "--no-report")
+    assert explained(*asked).code == 0
+    write_photo(photos / "a.png")
+    for level, is_there in ((70, True), (90, False)):
+        write_photo(photos / "b.jpg", level)
+        if not is_there:
+            (photos / "c.png").unlink()
+        result = explained(*asked)
+        assert (result.code, result.err) == (0, "")
+        assert "Kept: the results of 1 photo of earlier starts, which are not chosen now." in result.out
+        assert {Path(line["image"]).name for line in read_lines()} == {"a.png", "b.jpg", "c.png"}
+        assert len(list_files()) == 3
+        assert "Nothing to do" in explained(*asked).out
+
+
+def test_a_stopped_run_does_not_explain_what_no_start_chooses_any_more(explained, photos):
+    write_photo(photos / "c.png")
+    (photos / "a.png").unlink()
+    asked = ("--limit", 2, "--batch-size", 1, "--no-report")
+    assert explained(*asked).code == 0
+    lines = Path("out", "photos.jsonl").read_text().splitlines(keepends=True)
+    unfinished = {name: json.loads(lines[1])[name] for name in ("image", "stem", "batch")}
+    Path("out", "photos.jsonl").write_text(lines[0] + json.dumps(unfinished) + "\n")
+    write_photo(photos / "a.png")
+    assert explained(*asked).code == 0
+    assert {Path(line["image"]).name for line in read_lines()} == {"a.png", "b.jpg"}
+    assert Path("out", "failures.jsonl").read_text() == ""
 
 
 def test_a_mistyped_path_is_no_problem_of_the_output_folder(explained, photos):

@@ -140,6 +140,7 @@ class RunReport:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.progress import send_progress
         from camtool.runs.executor import run_jobs
+        from camtool.runs.result_writer import Success
 
         started, stop_code = time.perf_counter(), 0
         progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._quiet or self._as_json)
@@ -160,7 +161,7 @@ class RunReport:
                 for outcome in outcomes:
                     number = numbers.get(outcome.job.source)
                     if number is None:
-                        self._removed += 1
+                        self._removed += outcome.is_recorded or isinstance(outcome, Success)
                     else:
                         self._add_outcome(outcome, progress, f"image {number}/{len(self._jobs)}")
             self._draw_sheets()
@@ -236,7 +237,7 @@ class RunReport:
                 print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(text)}")
             if self._removed:
                 gone = format_count(self._removed, "photo")
-                print_line(f"[yellow]Kept:[/] the results of {gone} of earlier starts, no longer in PATH.")
+                print_line(f"[yellow]Kept:[/] the results of {gone} of earlier starts, which are not chosen now.")
             self._print_skipped()
         if self._failed:
             terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")

@@ -64,7 +64,12 @@ def run_here(context: typer.Context, request: RunRequest) -> int:
         return 0
     if not asked["overwrite"]:
         run_summary.print_machine_changes(description.list_machine_changes(out, described))
-    start = RunStart(described, overwrite=asked["overwrite"], retry_failed=asked["retry_failed"])
+    start = RunStart(
+        described,
+        overwrite=asked["overwrite"],
+        retry_failed=asked["retry_failed"],
+        listed=frozenset(str(job.source) for job in listed.jobs),
+    )
     report = run_summary.RunReport(
         planned,
         output,

@@ -88,22 +88,20 @@ def list_run_files(folder: Path) -> Iterator[str]:
     yield from list_manifest_files(folder)  # also of records that are damaged
     # There were none before the run, see _check_free of the run folder.
     methods = list_methods(read_description(folder) or {})
-    yield from find_result_files(folder, waiting.values(), methods, list_endings())
+    yield from find_result_files(folder, waiting.values(), methods)
     yield from LISTS
 
 
-def find_result_files(
-    folder: Path, records: Iterable[PhotoRecord], methods: Sequence[str], endings: Sequence[str]
-) -> Iterator[str]:
+def find_result_files(folder: Path, records: Iterable[PhotoRecord], methods: Sequence[str]) -> Iterator[str]:
     """Yield the files of a run folder that are named as results of photos, relative to the folder.
 
     Args:
         folder: The output folder.
         records: The photos.
         methods: The methods of the run.
-        endings: The endings of its files.
     """
     stems: dict[str, list[str]] = {}
+    endings = list_endings()
     for record in records:  # there may be millions, and a Path takes long
         place, _, stem = record.stem.rpartition("/")
         stems.setdefault(place, []).append(stem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -66,11 +66,14 @@ class FolderState:
     was_killed: bool
     retry_failed: bool
 
-    def is_complete(self, record: PhotoRecord) -> bool:
-        """Return True if a photo need not be explained again: it is done, its files are whole, it has not changed."""
-        if not record.is_done or (self.retry_failed and record.failure is not None):
+    def is_complete(self, record: PhotoRecord, job: Job) -> bool:
+        """Return True if a photo need not be explained again: it is done, its files are whole, it has not changed.
+
+        A photo that is not in the user's paths any more is not opened, so it counts as unchanged.
+        """
+        if not record.is_done or (job.is_asked and self.retry_failed and record.failure is not None):
             return False
-        return not self._has_changed(record) and all(
+        return not (job.is_asked and self._has_changed(record)) and all(
             self._is_whole(self.folder / name, facts) for name, facts in record.files.items()
         )
 
@@ -97,19 +100,23 @@ class FolderState:
         return hash_photo(path) != record.sha256
 
 
-def find_batches(records: Iterable[PhotoRecord], jobs: Sequence[Job], state: FolderState) -> list[Batch]:
-    """Return the batches of a run in their order.
+def find_batches(
+    records: Iterable[PhotoRecord], jobs: Sequence[Job], listed: Collection[str], state: FolderState
+) -> Iterator[Batch]:
+    """Yield the batches of a run in their order, without those of which no photo is planned and some are not done.
 
     Args:
         records: All photos of the run.
-        jobs: The photos as they are planned now. Others were removed since the run began.
+        jobs: The photos as they are planned now.
+        listed: The photos in the user's paths that are not planned. All others were removed since the run began.
         state: What decides whether recorded results still count.
     """
     planned = {str(job.source): job for job in jobs}
-    return [
-        Batch(number, [_build_job(each, planned) for each in photos], all(map(state.is_complete, photos)))
-        for number, photos in iterate_batches(records)
-    ]
+    for number, photos in iterate_batches(records):
+        batch = [_build_job(each, planned, listed) for each in photos]
+        is_complete = all(map(state.is_complete, photos, batch))
+        if is_complete or any(each.image in planned for each in photos):
+            yield Batch(number, batch, is_complete)
 
 
 def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list[PhotoRecord]], None, None]:
@@ -118,8 +125,8 @@ def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list
         yield number, list(photos)
 
 
-def _build_job(record: PhotoRecord, planned: dict[str, Job]) -> Job:
+def _build_job(record: PhotoRecord, planned: dict[str, Job], listed: Collection[str]) -> Job:
     """Return the job of a record. Its results keep their names, also if a new photo has a similar name."""
+    source, stem = parse_source(record.image), Path(record.stem)
     job = planned.get(record.image)
-    stem = Path(record.stem)
-    return Job(parse_source(record.image), stem, is_asked=False) if job is None else replace(job, stem=stem)
+    return Job(source, stem, is_asked=record.image in listed) if job is None else replace(job, stem=stem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -61,14 +61,15 @@ class RunStart:
             explained, or when the new run ends; if that fails before, the old run stays as it was.
         retry_failed: Explain photos again that failed in an earlier start.
         plan: Photos in batches that replace those of the jobs, e.g. of a run that is replayed.
-        endings: The endings of the files that the run writes.
+        listed: The photos in the user's paths, also those that are no jobs, e.g. behind ``--limit``. One that an
+            earlier start recorded may be explained beside others of its batch.
     """
 
     description: Mapping[str, Any] | None = None
     overwrite: bool = False
     retry_failed: bool = False
     plan: Sequence[PhotoRecord] = field(default=())
-    endings: Sequence[str] = field(default=())
+    listed: Collection[str] = frozenset()
 
     @property
     def uses_engine(self) -> bool:
@@ -82,15 +83,18 @@ class RunFolder:
     Args:
         folder: The output folder.
         batches: The batches of the run. The records of those that are complete are in the folder.
+        state: What decides whether recorded results still count.
         discard_old_run: Called before the first photo is recorded that was explained.
 
     Attributes:
         batches: The batches.
     """
 
-    def __init__(self, folder: Path, batches: Sequence[Batch], discard_old_run: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, batches: Sequence[Batch], state: FolderState, discard_old_run: Callable[[], None]
+    ) -> None:
         self.batches = batches
-        self._folder = folder
+        self._folder, self._state = folder, state
         self._discard_old_run = discard_old_run
         self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
         self._old = iterate_batches(read_records(folder / PHOTOS))
@@ -109,9 +113,22 @@ class RunFolder:
         """Return the earlier records of a batch. Batches are asked for in their order, each once."""
         return next(photos for number, photos in self._old if number == batch.number)
 
-    def begin_batch(self, batch: Batch) -> None:
-        """Begin to explain a batch, maybe again: then what is recorded of it no longer counts."""
-        self._begun = {each.image: each for each in self.read_batch(batch)}
+    def begin_batch(self, batch: Batch) -> dict[str, PhotoRecord]:
+        """Begin to explain a batch, maybe again: then what is recorded of it no longer counts.
+
+        Returns:
+            Path of a photo that is not in the user's paths any more → its results of an earlier start, which are kept.
+        """
+        records = self.read_batch(batch)
+        self._begun = {each.image: each for each in records}
+        kept = {
+            each.image: each
+            for each, job in zip(records, batch.jobs, strict=True)
+            if not job.is_asked and self._state.is_complete(each, job)
+        }
+        # At once: if the process is killed within the batch, what is not in the journal is not done.
+        self._write(b"".join(map(encode_record, kept.values())))
+        return kept
 
     def add(self, image: str, results: Mapping[str, Any]) -> None:
         """Record a photo of the batch that was begun last. It is in the folder when this method returns.
@@ -125,13 +142,17 @@ class RunFolder:
         Raises:
             OSError: The disk is full or damaged. Earlier records stay complete.
         """
-        assert self._journal is not None, "all batches are complete"
         if results.get("explanations") is not None:
             self._discard_old_run()
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
         remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
-        rest = memoryview(encode_record(replace(earlier.without_results(), **results)))
+        self._write(encode_record(replace(earlier.without_results(), **results)))
+
+    def _write(self, lines: bytes) -> None:
+        """Write records to the journal."""
+        assert self._journal is not None, "all batches are complete"
+        rest = memoryview(lines)
         with name_path_in_errors(self._folder / PHOTOS):
             # Without a buffer a killed run loses no record; such a write may write only a part.
             while rest:
@@ -213,7 +234,8 @@ def _open(
         _write_lines(folder / PHOTOS, (encode_record(each) for records in (kept, start.plan, new) for each in records))
     started = (folder / DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
-    return RunFolder(folder, find_batches(read_records(folder / PHOTOS), jobs, state), discard_old_run)
+    batches = [*find_batches(read_records(folder / PHOTOS), jobs, start.listed, state)]
+    return RunFolder(folder, batches, state, discard_old_run)
 
 
 def _check_no_cluster_run(folder: Path) -> None:
@@ -250,7 +272,7 @@ def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> No
     Raises:
         CamtoolError: One has, so that it may be the user's.
     """
-    taken = [*find_result_files(folder, new, list_methods(start.description or {}), start.endings)]
+    taken = [*find_result_files(folder, new, list_methods(start.description or {}))]
     listed = {*list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
     name = next((name for name in taken if name not in listed), None)
     if name is not None:

@@ -87,6 +87,34 @@ def test_the_old_run_is_gone_when_a_photo_is_explained(tmp_path, finished):
     assert not [path.name for path in finished.iterdir() if path.is_dir()]
 
 
+def test_overwriting_a_stopped_run_removes_no_file_that_is_not_of_its_photos(tmp_path):
+    """``2.png`` waits: its results would be ``2.gradcam...``. The user's file ends with its name, and no hash."""
+    for name in ("1.png", "2.png"):
+        write_photo(tmp_path / "photos" / name)
+    plan, out = plan_run([str(tmp_path / "photos")]), tmp_path / "out"
+    out.mkdir()
+    (out / "holiday-2.gradcam.0-ant.png").write_text("mine")
+    start, output = RunStart({"method": ["gradcam"]}), OutputSettings(out)
+    outcomes = run_jobs(build_explainer(), plan.jobs, [0], output, batch_size=1, workers=0, start=start)
+    next(outcomes)
+    outcomes.close()
+    (out / "2.gradcam.0-ant.png").write_text("what a killed process had written")
+    start_run(tmp_path / "photos", out, 1)
+    assert (out / "holiday-2.gradcam.0-ant.png").read_text() == "mine"
+    assert not (out / "2.gradcam.0-ant.png").exists()
+
+
+@pytest.mark.parametrize("ending", ["jpg", "raw.npy"])
+def test_a_run_does_not_begin_beside_a_file_that_its_removal_would_take(photos, explained, ending):
+    path = Path("out", f"b.gradcam.0-ant.{ending}")
+    path.parent.mkdir()
+    path.write_text("mine")
+    for option in ([], ["--overwrite"]):
+        result = explained(*option)
+        assert (result.code, path.read_text()) == (2, "mine")
+        assert f"{path} has the name of a result, and is not of a run in this folder. Move it" in result.err
+
+
 def test_a_run_that_only_fails_replaces_the_old_one(tmp_path, finished):
     for name in ("a.png", "b.png"):
         write_broken_photo(tmp_path / "photos" / name)

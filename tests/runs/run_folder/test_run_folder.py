@@ -222,6 +222,25 @@ def test_results_of_a_removed_photo_are_kept(tmp_path, photos, whole):
     assert read_files(tmp_path / "whole") == whole
 
 
+@posix
+@pytest.mark.slow
+def test_results_of_a_removed_photo_outlast_a_kill_in_its_batch(tmp_path, photos, whole):
+    write_photo(photos / "c.png", 150)
+    (photos / "d.png").unlink()
+    out = tmp_path / "whole"
+    program = HOLD.format(tests=Path(__file__).parents[3], photos=photos, out=out, count=4)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+    assert list_new(run(photos, out)) == ["c", "e"]
+    assert sum(Path(line["image"]).name == "d.png" for line in read_manifest(out)) == 1
+    assert {name: content for name, content in read_files(out).items() if name.startswith("d.")} == {
+        name: content for name, content in whole.items() if name.startswith("d.")
+    }
+    assert list_new(run(photos, out)) == []
+
+
 def test_failed_photos_are_tried_again_on_demand(tmp_path, photos, whole):
     assert list_new(run(photos, tmp_path / "whole")) == []
     assert list_new(run(photos, tmp_path / "whole", retry_failed=True)) == ["a", "b", "bad"]
