@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import camtool
+from camtool.runs.run_folder.photo_records import check_records
 from camtool.runs.run_folder.run_folder import RunFolder
 from tests.cli.test_commands import (
     TINY,
@@ -65,7 +67,9 @@ def test_a_replay_neither_runs_code_nor_opens_urls_of_a_stranger(stored, camtool
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a.png"
         lines = (stored / "photos.jsonl").read_text().replace("photos/a.png", url)
         (stored / "photos.jsonl").write_text(lines)
+        description = (stored / "run.json").read_text()
         for values in ({"model": "trap:make"}, {"transform": "trap:make"}, {}):
+            (stored / "run.json").write_text(description)
             change(stored / "run.json", lambda found, values=values: found["command"].update(values))
             process = start_process("replay", stored, cwd=tmp_path)
             text, errors = process.communicate(timeout=120)
@@ -133,9 +137,12 @@ def test_no_hub_is_asked_for_a_model_that_a_stored_run_names(stored, camtool_, m
 
 
 @pytest.mark.parametrize("value", [None, 5, "", ["demo"]])
-def test_a_stored_run_without_a_model_is_damaged(stored, camtool_, value):
+def test_a_stored_run_whose_model_has_no_name_is_refused(stored, camtool_, value):
     change(stored / "run.json", lambda found: found["command"].update(model=value))
-    assert camtool_("replay", "out").code == 2
+    assert_refused(camtool_("replay", "out"))
+
+
+def test_a_stored_run_without_a_model_is_damaged(stored, camtool_):
     change(stored / "run.json", lambda found: found["command"].pop("model"))
     assert_refused(camtool_("replay", "out"), "run.json is damaged")
 
@@ -170,8 +177,7 @@ def test_options_that_no_run_stores_are_refused(stored, camtool_, values):
     before = read_files(Path())
     change(stored / "run.json", lambda found: found["command"].update(values))
     assert_refused(camtool_("replay", "out"))
-    shutil.copy(stored / "run.json", "run.json")
-    assert {*read_files(Path())} == {*before, "run.json"}
+    assert {*read_files(Path())} == {*before}
 
 
 # ------------------------------------------------------------------------------------------------------ damage
@@ -218,10 +224,21 @@ RAW = [
 ]
 
 
+def find_damage(path: Path) -> str:
+    """Return the error about a list of photos, or an empty text."""
+    try:
+        for _ in check_records(path):
+            pass
+    except camtool.CamtoolError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.slow
 def test_a_line_of_a_stored_run_that_is_damaged_is_a_sentence_or_is_made_again(stored, camtool_):
-    """Each mutation of a line is met by each command. None ends in a traceback, which ``camtool_`` would raise."""
-    good = (stored / "photos.jsonl").read_bytes().splitlines(keepends=True)
+    """Lines that pass, and three that are refused, are met by each command. ``camtool_`` would raise a traceback."""
+    path = stored / "photos.jsonl"
+    good = path.read_bytes().splitlines(keepends=True)
     lines: list[bytes] = [*RAW, b"", good[1]]
     for mutate in MUTATIONS:
         record = json.loads(good[0])
@@ -229,48 +246,58 @@ def test_a_line_of_a_stored_run_that_is_damaged_is_a_sentence_or_is_made_again(s
         lines.append(f"{json.dumps(record)}\n".encode())
     refused = 0
     for line in lines:
+        path.write_bytes(line + good[1])
+        damage = find_damage(path)
+        assert not damage or "photos.jsonl, line " in damage, line
+        refused += bool(damage)
+        if damage and refused > 3:
+            continue
         for command in (["replay", "out"], ["photos", "--model", "demo", "--no-report"]):
-            (stored / "photos.jsonl").write_bytes(line + good[1])
+            path.write_bytes(line + good[1])
             result = camtool_(*command)
             assert result.code in (0, 1, 2), line
             assert (result.code == 2) == result.err.startswith("Error: "), line
-            refused += result.code == 2 and "photos.jsonl, line 1 is damaged: " in result.err
-    assert refused > len(lines)
+    assert refused > len(lines) / 2
 
 
-@pytest.mark.slow
-def test_a_line_of_the_list_that_is_damaged_is_counted_in_the_report(stored, camtool_):
+def test_lines_of_the_list_that_are_damaged_are_counted_in_the_report(stored, camtool_):
     good = (stored / "explanations.jsonl").read_bytes().splitlines(keepends=True)
     row = json.loads(good[0])
     values = (None, 5, "\ud800", "a\0", [5], {"overlay": "a\0.png"}, {"overlay": "loop.png"}, {"a": 5})
     (stored / "loop.png").symlink_to("loop.png")
     edited = [json.dumps({**row, name: value}).encode() + b"\n" for name in row for value in values]
-    for line in [*edited, *RAW]:
-        (stored / "explanations.jsonl").write_bytes(line + good[1])
-        assert camtool_("report", "out").code == 0, line
+    # The last one is cut.
+    (stored / "explanations.jsonl").write_bytes(b"".join([good[1], *edited, *RAW]))
+    assert camtool_("report", "out").code == 0
+    assert "11 lines of the run" in (stored / "index.html").read_text()
 
 
 @posix
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pipe", "loop", "folder", "device", "large"])
-def test_files_of_a_stored_run_are_regular_and_not_too_large(stored, camtool_, kind):
-    for name in LISTS[:4]:
-        shutil.copytree(stored, "copy", dirs_exist_ok=True)
-        path = Path("copy", name)
-        path.unlink()
-        make = {
-            "pipe": os.mkfifo,
-            "loop": lambda path: path.symlink_to(path.name),
-            "folder": Path.mkdir,
-            "device": lambda path: path.symlink_to("/dev/zero"),
-            "large": lambda path: path.open("wb").close() or os.truncate(path, 2**35),
-        }
-        make[kind](path)
-        for command in (["replay", "copy"], ["photos", "--model", "demo", "--out", "copy"], ["report", "copy"]):
-            result = camtool_(*command)
-            assert result.code in (0, 2)
-            assert (result.code == 2) == result.err.startswith("Error: "), result.err
-        path.rmdir() if kind == "folder" else path.unlink()
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *product(["pipe", "loop", "folder", "device", "large"], ["photos.jsonl"]),
+        *product(["pipe"], ["run.json", "explanations.jsonl", "failures.jsonl"]),
+    ],
+)
+def test_files_of_a_stored_run_are_regular_and_not_too_large(stored, camtool_, kind, name):
+    path = stored / name
+    path.unlink()
+    make = {
+        "pipe": os.mkfifo,
+        "loop": lambda path: path.symlink_to(path.name),
+        "folder": Path.mkdir,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "large": lambda path: path.open("wb").close() or os.truncate(path, 2**35),
+    }
+    make[kind](path)
+    for command in (["replay", "out"], ["photos", "--model", "demo"], ["report", "out"]):
+        result = camtool_(*command)
+        assert result.code in (0, 2)
+        assert (result.code == 2) == result.err.startswith("Error: "), result.err
+        if command[0] == "replay":
+            assert result.code == (2 if name in LISTS[:2] else 0)
 
 
 @posix
@@ -390,6 +417,7 @@ def test_after_a_kill_in_overwriting_the_old_command_goes_on(explained, photos, 
         while not (aside.exists() and new_lists.exists()) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
+    assert aside.exists()
     assert json.loads(Path("out", "run.json").read_text())["command"]["model"].endswith("stuck")
     result = explained("--no-report")
     assert (result.code, result.err) == (0, "")
