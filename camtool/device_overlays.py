@@ -22,7 +22,7 @@ from camtool.hooks.model_call import differentiate
 from camtool.layers.selection import Layer
 from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method
-from camtool.methods.merges import Merge, find_finest, merge_maps
+from camtool.methods.merges import Merge, compute_means, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
 from camtool.state.thread_state import enable_gradients
 
@@ -116,7 +116,7 @@ def compute_maps(
             raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)
             maps.append(raw)
             places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
-        merged = merge_maps(maps, merge, lambda: _compute_means(gradients), places)
+        merged = merge_maps(maps, merge, lambda: compute_means(gradients), places)
         # An error would wait for the device.
         is_known = is_known_class(scores, classes).reshape(-1, *[1] * (merged.ndim - 1))
         merged = torch.where(is_known, merged, torch.nan)
@@ -179,7 +179,3 @@ def _apply(
 def _find_place(forward_pass: ForwardPass, layer: Layer, maps: Tensor, *, at_input_size: bool) -> CellCenters | None:
     is_on_grid = tuple(maps.shape[1:]) == tuple(layer.layout.grid) and not at_input_size
     return forward_pass.find_centers(layer) if is_on_grid else None
-
-
-def _compute_means(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.stack([each.flatten(1).mean(1) for each in gradients])

@@ -131,22 +131,10 @@ def _draw_overlay(screen: Screen, look: Look) -> Pixels:
     return rendering.blend(screen.photo, screen.heatmap, alpha=look.opacity, colormap=look.colormap, seen=screen.seen)
 
 
-def _draw_heatmap(screen: Screen, look: Look) -> Pixels:
-    return rendering.colorize(screen.heatmap, look.colormap)
-
-
 def _draw_masked(screen: Screen, look: Look) -> Pixels:
     """Draw the photo times the heatmap. The opacity says how dark the rest becomes."""
     kept = 1 - look.opacity * (1 - screen.heatmap)
     return rendering.multiply(screen.photo, kept.astype(np.float32))
-
-
-def _draw_contours(screen: Screen, look: Look) -> Pixels:
-    return rendering.draw_contours(screen.photo, rendering.find_contours(screen.heatmap))
-
-
-def _draw_boxes(screen: Screen, look: Look) -> Pixels:
-    return rendering.draw_boxes(screen.photo, rendering.find_boxes(screen.heatmap))
 
 
 VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
@@ -161,9 +149,9 @@ VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
 
 VIEWS: Mapping[str, Callable[[Screen, Look], Pixels]] = {
     "overlay": _draw_overlay,
-    "heatmap": _draw_heatmap,
+    "heatmap": lambda screen, look: rendering.colorize(screen.heatmap, look.colormap),
     "masked": _draw_masked,
-    "contours": _draw_contours,
-    "boxes": _draw_boxes,
+    "contours": lambda screen, _: rendering.draw_contours(screen.photo, rendering.find_contours(screen.heatmap)),
+    "boxes": lambda screen, _: rendering.draw_boxes(screen.photo, rendering.find_boxes(screen.heatmap)),
 }
 """Name → function that draws it."""

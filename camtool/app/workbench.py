@@ -133,7 +133,8 @@ class Workbench:
         self._results: ResultCache[tuple[Explanation, float]] = ResultCache(
             _MAX_RESULTS, lambda result: count_bytes(result[0]) + result[0].photo.nbytes, int(_RESULTS * max_memory)
         )
-        models.on_drop = self._forget_model
+        # A result of a model that is no longer in memory would keep it there.
+        models.on_drop = lambda name: self._results.drop_where(lambda request: request.model == name)
         self._kinds: ResultCache[Kind] = ResultCache(_MAX_RESULTS)
         self._screens: ResultCache[Screen] = ResultCache(
             _MAX_RESULTS,
@@ -296,10 +297,6 @@ class Workbench:
         if not self.has_classes(request.model):
             raise TargetError("this model has no classes; write what to look for.")
         return replace(request, target=ranked[0].index) if ranked else request
-
-    def _forget_model(self, name: str) -> None:
-        """Remove the results of a model that is no longer in memory: they would keep it there."""
-        self._results.drop_where(lambda request: request.model == name)
 
     def _compute(self, request: Request) -> tuple[Explanation, float]:
         loaded, stored = self.models.get(request.model), self.get_image(request.image)

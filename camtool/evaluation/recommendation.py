@@ -223,7 +223,7 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
     equal = [each for each in possible if not _is_worse(each.quality, best.quality)]
     if best.localization is not None:
         # Those that miss the right place more often than one that is as faithful.
-        sharpest = max(equal, key=_get_mean_localization)
+        sharpest = max(equal, key=lambda one: float(_get_localization(one).mean()))
         equal = [each for each in equal if not _is_worse(_get_localization(each), _get_localization(sharpest))]
     choice = min(equal, key=lambda each: each.milliseconds)
     reason = _explain_choice(choice, best, tried, count)
@@ -233,10 +233,6 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
 def _get_localization(one: Tried) -> NDArray[np.float64]:
     assert one.localization is not None  # of all candidates or of none
     return one.localization
-
-
-def _get_mean_localization(one: Tried) -> float:
-    return float(_get_localization(one).mean())
 
 
 def _is_worse(one: NDArray[np.float64], best: NDArray[np.float64]) -> bool:

@@ -230,16 +230,10 @@ class _Connections(HTTPHandler, HTTPSHandler):
         self._deadline = deadline
 
     def http_open(self, req: Request) -> Any:
-        return self.do_open(self._build_http, req)
+        return self.do_open(lambda host, **options: self._watch(HTTPConnection(host, **options)), req)
 
     def https_open(self, req: Request) -> Any:
-        return self.do_open(self._build_https, req)
-
-    def _build_http(self, host: str, **options: Any) -> HTTPConnection:
-        return self._watch(HTTPConnection(host, **options))
-
-    def _build_https(self, host: str, **options: Any) -> HTTPConnection:
-        return self._watch(HTTPSConnection(host, **options))
+        return self.do_open(lambda host, **options: self._watch(HTTPSConnection(host, **options)), req)
 
     def _watch(self, connection: HTTPConnection) -> HTTPConnection:
         connection._create_connection = self._deadline.connect  # type: ignore[attr-defined]

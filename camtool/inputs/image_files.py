@@ -346,11 +346,6 @@ def _note_reduction(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image
 
 
-def _divide(size: tuple[int, int], factor: int) -> tuple[int, int]:
-    """Return a size divided by a factor; a part of a pixel counts as one."""
-    return -(-size[0] // factor), -(-size[1] // factor)
-
-
 def _choose_factor(size: tuple[int, int], max_side: int) -> int:
     """Return by how much the sides of a large photo are divided at first: at least two pixels for one are left."""
     return max(1, max(size) // (2 * max_side)) if size[0] * size[1] > MAX_DRAWN else 1
@@ -555,7 +550,7 @@ def _make_plain(image: Image.Image, name: str, factor: int = 1) -> Image.Image:
         raise ImageError(f"{name} has {image.width} x {image.height} pixels: it is empty.")
     transposition, white = _find_transposition(image), _find_white(image, name)
     is_on_side = transposition in _ON_SIDE
-    width, height = _divide(image.size, factor)
+    width, height = (-(-side // factor) for side in image.size)  # a part of a pixel counts as one
     canvas = Image.new("RGB", (height, width) if is_on_side else (width, height), "white")
     for top, strip in _cut_strips(image, factor):
         plain = _convert_strip(strip, white)

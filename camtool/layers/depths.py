@@ -156,15 +156,11 @@ def _count_paths(
 ) -> Mapping[str, int]:
     """Return the number of paths from the image to a layer through each of the named layers, and the number of all."""
     # The graph is only read, so no tensor is kept.
-    with preserve_model(model), saved_tensors_hooks(_keep_nothing, torch.empty):
+    with preserve_model(model), saved_tensors_hooks(lambda _: 0, torch.empty):
         image, observed = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
         calls = observed.calls
         nodes = {name: get_call(name, calls[name], call_index).grad_fn for name in calls}
         return _count_paths_through(nodes, image, nodes[layer.name])
-
-
-def _keep_nothing(_: Tensor) -> int:
-    return 0
 
 
 def _count_paths_through(nodes: Mapping[str, Node | None], image: Tensor, end: Node | None) -> dict[str, int]:

@@ -20,6 +20,7 @@ __all__ = [
     "Merge",
     "ScaledMax",
     "Winsor",
+    "compute_means",
     "find_finest",
     "get_merge",
     "merge_maps",
@@ -187,7 +188,7 @@ def merge_maps(
         ]
     )
     if isinstance(function, Winsor):
-        return function(stacked, importance() if importance else _compute_means(maps))
+        return function(stacked, importance() if importance else compute_means(maps))
     return function(stacked)
 
 
@@ -209,5 +210,6 @@ def get_merge(how: str | Merge) -> Merge:
     return MERGES[how]
 
 
-def _compute_means(maps: Sequence[Tensor]) -> Tensor:
+def compute_means(maps: Sequence[Tensor]) -> Tensor:
+    """Return the mean over all axes but the first of L tensors ``(R, ...)``: ``(L, R)``."""
     return torch.stack([each.flatten(1).mean(1) for each in maps])

@@ -353,13 +353,10 @@ def _pack_coordinates(inner: Any, inputs: Mapping[str, Any], grid: Grid, count: 
     for name in ("vision_feature_select_strategy", "vision_aspect_ratio"):
         if getattr(inner.config, name, None) is not None:
             options[name] = inputs.get(name, getattr(inner.config, name))
-    options = {name: value for name, value in options.items() if name in _list_arguments(inner.pack_image_features)}
+    known = inspect.signature(inner.pack_image_features).parameters
+    options = {name: value for name, value in options.items() if name in known}
     packed: Tensor = inner.pack_image_features([features], inputs["image_sizes"].cpu(), **options)[0][0]
     return packed
-
-
-def _list_arguments(function: Callable[..., Any]) -> set[str]:
-    return {*inspect.signature(function).parameters}
 
 
 def _read_coordinates(cells: Tensor) -> tuple[tuple[int, int, int, int], Grid]:

@@ -187,7 +187,7 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
         return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
-        return [_read_dict(each) for each in dicts]
+        return [Detections(each["boxes"], each["scores"], each["scores"], each["labels"]) for each in dicts]
     queries = _find_queries(output)
     if queries is not None:
         return _read_all_queries(*queries, get_named_items(output), class_count)
@@ -263,11 +263,6 @@ def find_detection_dicts(output: Any) -> Sequence[Mapping[str, Tensor]] | None:
 def _is_detection_dict(item: Any) -> bool:
     """Return True for a dictionary of boxes, labels and scores."""
     return isinstance(item, Mapping) and {"boxes", "labels", "scores"} <= set(item)
-
-
-def _read_dict(found: Mapping[str, Tensor]) -> Detections:
-    """Return the detections in one image's dictionary."""
-    return Detections(found["boxes"], found["scores"], found["scores"], found["labels"])
 
 
 # ------------------------------------------------------------------------------------------- queries, as in DETR

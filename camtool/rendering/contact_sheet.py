@@ -296,7 +296,7 @@ def draw_picture_sheet(pictures: Iterable[tuple[Pixels, Caption]], *, columns: i
     """
     tiles = [(_fit_square(picture), caption) for picture, caption in pictures]
     step_x = _SHEET_SIDE + _SHEET_GAP
-    text_height = max((_compute_height(caption, _SHEET_LETTERS) for _, caption in tiles), default=0)
+    text_height = max((round(len(caption) * _LINE_HEIGHT * _SHEET_LETTERS) for _, caption in tiles), default=0)
     step_y = _SHEET_SIDE + _SHEET_GAP + text_height + 6
     columns = max(1, min(columns, len(tiles)))
     rows = max(1, -(-len(tiles) // columns))
@@ -322,10 +322,6 @@ def _choose_letters(height: int, width: int) -> int:
 
 def _compute_strip(line_count: int, letters: int) -> int:
     return round(line_count * _LINE_HEIGHT * letters) + 2 * round(_PADDING * letters)
-
-
-def _compute_height(caption: Caption, letters: int) -> int:
-    return round(len(caption) * _LINE_HEIGHT * letters)
 
 
 def _draw_caption(page: Image.Image, corner: tuple[int, int], width: int, caption: Caption, letters: int) -> None:

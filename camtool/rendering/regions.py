@@ -202,7 +202,7 @@ def find_contours(heatmap: NDArray[Any], *, threshold: float | None = None) -> l
     rows_columns = trace_contours(np.pad(heat, 1, constant_values=-1), level - _HAIR, fully_connected="high")  # type: ignore[no-untyped-call]
     last = np.subtract(heat.shape[::-1], 1)
     outlines = [np.clip(line[:, ::-1] - 1, 0, last).astype(np.float32) for line in rows_columns]
-    return sorted(outlines, key=_measure_length, reverse=True)
+    return sorted(outlines, key=lambda outline: float(np.hypot(*np.diff(outline, axis=0).T).sum()), reverse=True)
 
 
 def draw_boxes(
@@ -278,10 +278,6 @@ def _find_level(heat: Floats, threshold: float | None) -> float | None:
     from skimage.filters import threshold_otsu
 
     return float(threshold_otsu(heat))  # type: ignore[no-untyped-call]
-
-
-def _measure_length(outline: Points) -> float:
-    return float(np.hypot(*np.diff(outline, axis=0).T).sum())
 
 
 def choose_line_width(photo: Pixels, per_side: int = _WIDTHS_PER_SIDE) -> int:

@@ -128,7 +128,7 @@ class _SignalPage:
         self._values: Heat = np.where(np.isfinite(shown), shown, 0)
         self._hidden = self._count - len(self._values)
         self.columns = _WIDTH - _LEFT - _MARGIN
-        self._height = _choose_panel_height(len(self._values))
+        self._height = next(height for most, height in _PANEL_HEIGHTS if len(self._values) <= most)
         self._band_top = _MARGIN + len(self._values) * (self._height + _GAP)
         # Below the band are the ticks, and below these the title of the axis.
         self._title_top = self._band_top + _BAND_HEIGHT + TEXT_SIZE + 2 * _GAP
@@ -234,10 +234,6 @@ class _SignalPage:
         if self._count == 1:
             return "value"
         return "channel, value" if self._height >= _MIN_HEIGHT_WITH_VALUES else "channel"
-
-
-def _choose_panel_height(count: int) -> int:
-    return next(height for most, height in _PANEL_HEIGHTS if count <= most)
 
 
 def _choose_tick_step(length: int) -> int:

@@ -76,7 +76,8 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         array = series.asarray(maxworkers=_THREADS)
         if array.shape != series.shape:
             raise ValueError(f"{array.shape} of {series.shape} values are there")
-        stack = _to_stack(tifffile.transpose_axes(array, axes, _ORDER))
+        array = tifffile.transpose_axes(array, axes, _ORDER)
+        stack = array.reshape(*array.shape[:4], -1)  # (T, Z, Y, X, bands)
         page_tags = {tag.code: tag.value for tag in series.keyframe.tags}
     return _build_file_image(stack, sizes, page_tags, name, options)
 
@@ -164,11 +165,6 @@ def _check_pages(series: Any, name: str, options: ReadingOptions) -> None:
             f"{name} is damaged or cut short: it announces {series.nbytes:,} bytes of pixels, and there are {there:,} "
             "to unpack them from."
         )
-
-
-def _to_stack(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array with the axes of :data:`_ORDER` as ``(T, Z, Y, X, bands)``."""
-    return array.reshape(*array.shape[:4], -1)
 
 
 def _build_file_image(

@@ -174,10 +174,6 @@ def _choose_sign(component: Tensor, scaled: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- kernels
 
 
-def _apply_sigmoid(products: Tensor) -> Tensor:
-    return (products + 1).tanh()
-
-
 def _apply_rbf(products: Tensor) -> Tensor:
     # |x - y|² = x·x + y·y - 2 x·y
     squares = products.diagonal()
@@ -191,7 +187,7 @@ def _apply_cosine(products: Tensor) -> Tensor:
 
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": _apply_sigmoid,
+    "sigmoid": lambda products: (products + 1).tanh(),
     "rbf": _apply_rbf,
     "cosine": _apply_cosine,
 }

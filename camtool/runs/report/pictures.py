@@ -311,10 +311,6 @@ def _remove_unused(folder: Path, rows: Sequence[RowPictures]) -> None:
     urls = {url for row in rows for url in (row.thumbnail, row.photo, *(url for _, url in row.pictures)) if url}
     used = {url.removeprefix(f"{PICTURE_FOLDER}/") for url in urls}
     for path in folder.iterdir():
-        if _is_ours(path) and path.name not in used:
+        # Pictures of a report, and the temporary file of one that was killed.
+        if _OWN_NAME.fullmatch(path.name) and path.name not in used:
             path.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    """Return True for a file that a report wrote: a picture, or the temporary file of one that was killed."""
-    return _OWN_NAME.fullmatch(path.name) is not None
