@@ -33,10 +33,9 @@ __all__ = [
     "find_anchors",
     "find_best_rows",
     "find_decoded_queries",
+    "find_heads",
     "find_level_scores",
-    "has_angles",
     "has_relative_rows",
-    "has_selected_all",
     "to_corners",
 ]
 
@@ -85,7 +84,7 @@ def find_anchors(output: Any, class_count: int | None = None) -> Anchors | None:
     table, beside = _split(output)
     if table is None:
         return None
-    heads = _find_heads(beside)
+    heads = find_heads(output)
     if heads:
         return _read_heads(table, heads)
     return _read_columns(table, beside, class_count) or _read_rows(table, beside)
@@ -105,7 +104,7 @@ def find_best_rows(output: Any) -> Sequence[Tensor] | None:
     if table is None or table.shape[2] < _BEST_COLUMNS:
         return None
     # With a dictionary beside it the format is certain; random weights may return boxes of any kind.
-    is_certain = any(table.shape[2] != head["scores"].shape[2] for head in _find_heads(beside))
+    is_certain = any(table.shape[2] != head["scores"].shape[2] for head in find_heads(output))
     if is_certain or all(map(_are_best_rows, table)):
         return [*table]
     if not beside and _has_classes(table):
@@ -123,22 +122,9 @@ def has_relative_rows(output: Any) -> bool:
     Boxes whose corners reach beyond the image by up to half of it are fractions, too.
     """
     rows = find_best_rows(output)
-    if rows is None or _find_heads(_split(output)[1]):
+    if rows is None or find_heads(output):
         return False
     return any(map(len, rows)) and all(_are_fractions(each[:, :4].detach()) for each in rows)
-
-
-def has_angles(output: Any) -> bool:
-    """Return True if rows of :func:`find_best_rows` are rotated boxes: center, width, height, ..., and the angle."""
-    return any("angle" in head for head in _find_heads(_split(output)[1]))
-
-
-def has_selected_all(output: Any) -> bool:
-    """Return True if the rows of :func:`find_best_rows` are what is reported, False if a threshold follows.
-
-    A head of Ultralytics returns its best rows, however low their confidence. Other rows come from the user's module.
-    """
-    return not _find_heads(_split(output)[1])
 
 
 def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor, PostProcessing] | None:
@@ -173,12 +159,12 @@ def _split(output: Any) -> tuple[Tensor | None, Sequence[Any]]:
 # --------------------------------------------------------------------------------------- the dictionary of Ultralytics
 
 
-def _find_heads(beside: Sequence[Any]) -> list[Mapping[str, Any]]:
+def find_heads(output: Any) -> list[Mapping[str, Any]]:
     """Return what heads of Ultralytics computed: logits ``scores`` ``(N, K, A)`` and feature maps ``feats``.
 
     Models that need no non-maximum suppression have two heads. The rows that they select are those of ``one2one``.
     """
-    mappings = [each for each in beside if isinstance(each, Mapping)]
+    mappings = [each for each in _split(output)[1] if isinstance(each, Mapping)]
     heads = [each.get(name) for each in mappings for name in ("one2one", "one2many")] + mappings
     return [
         each
@@ -235,7 +221,7 @@ def find_level_scores(output: Any) -> Sequence[Tensor]:
         return anchors.level_scores
     if rows is None:
         return ()
-    heads = _find_heads(_split(output)[1])
+    heads = find_heads(output)
     return _split_head(heads[0]) if heads else _pick_sizes(rows[0])
 
 

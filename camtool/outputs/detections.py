@@ -20,9 +20,8 @@ from camtool.outputs.anchors import (
     find_anchors,
     find_best_rows,
     find_decoded_queries,
-    has_angles,
+    find_heads,
     has_relative_rows,
-    has_selected_all,
     to_corners,
 )
 from camtool.outputs.class_count import check_class_index
@@ -127,7 +126,7 @@ class Detections:
             found = self._pick_best_pairs(rule.limit or len(self))
         else:
             found = self.sort_by_confidence()
-        threshold = confidence if rule is None or confidence is not None else rule.threshold
+        threshold = self.find_threshold(confidence)
         assert found.classes is not None
         if threshold is not None:
             found = found._select_boxes(found.confidences > threshold, found.classes)
@@ -136,6 +135,11 @@ class Detections:
             kept = suppress_overlaps(found.boxes, found.rotated, found.classes, rule.iou_threshold, rule.limit)
             found = found._select_boxes(torch.tensor(kept, dtype=torch.long, device=found.device), found.classes)
         return found
+
+    def find_threshold(self, confidence: float | None) -> float | None:
+        """Return the threshold above which candidates are reported: ``confidence``, else the model's own, if any."""
+        rule = self.post_processing
+        return rule.threshold if confidence is None and rule is not None else confidence
 
     def compute_iou(self, box: Sequence[float], rotated: Sequence[float] | None = None) -> Tensor:
         """Return the intersection over union ``(D,)`` of each box with a given one, of rotated boxes if both are."""
@@ -335,10 +339,11 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
     rows = find_best_rows(output)
     if rows is None:
         return None
-    selected = None if has_selected_all(output) else ULTRALYTICS_SELECTED
-    is_relative, has_angle = has_relative_rows(output), has_angles(output)
-    found = [_read_rows(each, has_angle=has_angle) for each in rows]
-    return [replace(each, is_relative=is_relative, post_processing=selected) for each in found]
+    # A head of Ultralytics returns its best rows, however low their confidence. Other rows come from the user's module.
+    heads, is_relative = find_heads(output), has_relative_rows(output)
+    rule = ULTRALYTICS_SELECTED if heads else None
+    found = [_read_rows(each, has_angle=any("angle" in head for head in heads)) for each in rows]
+    return [replace(each, is_relative=is_relative, post_processing=rule) for each in found]
 
 
 def _read_anchors(anchors: Anchors, image: int) -> Detections:

@@ -78,11 +78,12 @@ def suppress_overlaps(
         elif rotated is None:
             continue
         # Ultralytics lets rotated boxes suppress others even if they are suppressed themselves ("fast NMS").
-        iou = (
-            compute_box_iou(boxes, boxes[number]) if rotated is None else compute_rotated_iou(rotated, rotated[number])
-        )
-        is_same = (iou > iou_threshold) & (classes == classes[number])
-        is_suppressed[number + 1 :] |= is_same[number + 1 :]
+        rest = slice(number + 1, None)
+        if rotated is None:
+            iou = compute_box_iou(boxes[rest], boxes[number])
+        else:
+            iou = compute_rotated_iou(rotated[rest], rotated[number])
+        is_suppressed[rest] |= (iou > iou_threshold) & (classes[rest] == classes[number])
     return kept
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,12 +120,8 @@ class Box(Target):
         found = image.prediction
         if not isinstance(found, Detections):
             return self
-        candidates = found if self.class_index is None else found.select_class(self.class_index)
-        reported = found.select_reported()
-        if self.class_index is not None:
-            reported = reported.select_class(self.class_index)
         box = _to_model_box(self.xyxy, found, image.geometry)
-        for is_reported, each in ((True, reported), (False, candidates.sort_by_confidence())):
+        for is_reported, each in _iterate_class(found, self.class_index):
             overlap = each.compute_iou(box)
             is_enough = overlap >= self.iou_threshold
             if is_enough.any():
@@ -303,19 +299,28 @@ def find_most_confident(index: int | None, image: ImageOutput) -> MatchedDetecti
         NothingFoundError: There is no detection of this class.
     """
     assert isinstance(image.prediction, Detections)
-    labels, candidates, reported = image.labels, image.prediction, image.prediction.select_reported()
-    if index is not None:
-        # A detector's output does not show how many classes there are, so the labels must do.
-        if index < 0 or (labels is not None and index >= len(labels)):
-            known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
-            raise TargetError(f"target_class {index} does not exist: {known}.")
-        candidates, reported = candidates.select_class(index), reported.select_class(index)
-    if len(reported):
-        return _match(reported, 0, image.geometry)
-    if not len(candidates):
-        which = "nothing" if index is None else f"no {get_class_label(index, labels)}"
-        raise _build_nothing_found_error(f"the model found {which} in this image.")
-    return _match(candidates.sort_by_confidence(), 0, image.geometry, is_reported=False)
+    labels = image.labels
+    # A detector's output does not show how many classes there are, so the labels must do.
+    if index is not None and (index < 0 or (labels is not None and index >= len(labels))):
+        known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
+        raise TargetError(f"target_class {index} does not exist: {known}.")
+    for is_reported, each in _iterate_class(image.prediction, index):
+        if len(each):
+            return _match(each, 0, image.geometry, is_reported=is_reported)
+    which = "nothing" if index is None else f"no {get_class_label(index, labels)}"
+    raise _build_nothing_found_error(f"the model found {which} in this image.")
+
+
+def _iterate_class(found: Detections, index: int | None) -> Iterator[tuple[bool, Detections]]:
+    """Yield True with the reported detections of a class, False with its candidates; of all classes for ``None``.
+
+    The most confident come first.
+
+    Raises:
+        TargetError: The model does not have the class.
+    """
+    for is_reported, each in ((True, found.select_reported()), (False, found)):
+        yield is_reported, (each if index is None else each.select_class(index)).sort_by_confidence()
 
 
 def list_detections(image: ImageOutput, confidence: float | None = None, count: int | None = None) -> list[Target]:
@@ -340,8 +345,7 @@ def list_detections(image: ImageOutput, confidence: float | None = None, count: 
 
 def _describe_threshold(found: Detections, confidence: float | None) -> str:
     """Return the end of a sentence that says how sure the best candidate is, if a threshold removed candidates."""
-    rule = found.post_processing
-    threshold = rule.threshold if confidence is None and rule is not None else confidence
+    threshold = found.find_threshold(confidence)
     if threshold is None or not len(found):
         return ""
     best = float(found.confidences.max())

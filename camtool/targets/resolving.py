@@ -175,7 +175,8 @@ def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tens
     """
     flat = [each for request in requests for each in (request if isinstance(request, (list, tuple)) else [request])]
     for each in flat:
-        if each is None or isinstance(each, (Integral, Tensor, Top, AllDetections)) or _is_about_a_class(each):
+        is_class = each is None or isinstance(each, (Integral, Tensor)) or _is_about_a_class(each)
+        if is_class or asks_for_several(each):
             raise TargetError(
                 f"target_class is {each!r}, but this model compares images with texts and has no classes; pass a text, "
                 "e.g. 'a photo of a dog'."
