@@ -127,7 +127,9 @@ def read_layer(
     reader: LayoutReader,
     objects: int,
 ) -> ReadLayer:
-    """Return the matrix of a layer and the layout of its keys; the model runs once, on three images.
+    """Return the matrix of a layer and the layout of its keys.
+
+    The model runs on three images, and once more on nine if these do not show the order of the tokens.
 
     Args:
         model: The model.

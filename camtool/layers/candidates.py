@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from torch import nn
-
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.layout_reader import iterate_parent_names
 from camtool.layers.layouts import Layout
+from camtool.structures.module_names import has_matrix
 
-__all__ = ["LEVEL", "NOT_DEEPEST", "SHALLOW", "Candidate", "find_projection_sources", "has_matrix", "mark_levels"]
+__all__ = ["LEVEL", "NOT_DEEPEST", "SHALLOW", "Candidate", "find_projection_sources", "mark_levels"]
 
 NOT_DEEPEST = "good, but not the deepest"
 """Verdict on a layer that no rule excludes if a deeper one was chosen."""
@@ -114,8 +113,3 @@ def _find_source(
     given = (calls[each].source for each in (index, *without_grid))
     sources = (by_call[each] for each in given if each is not None and each in by_call)
     return next((each.name for each in sources if each.layout.grid == own.grid and not each.verdict), None)
-
-
-def has_matrix(module: nn.Module) -> bool:
-    """Check that a module has a parameter of its own with two or more axes, as linear layers and convolutions have."""
-    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))

@@ -111,7 +111,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
 
 
 class LayerPlace(NamedTuple):
-    """Place of a layer: its place in the input, and in the graph of the model.
+    """Places of a layer's cells in the input, and whether other paths pass the layer by.
 
     Attributes:
         centers: The centers of its cells, or None if arithmetic does not determine them, e.g. for Swin transformers,

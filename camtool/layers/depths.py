@@ -22,7 +22,6 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import LayerError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
-from camtool.layers.candidates import has_matrix
 from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.other_paths import iterate_graph
@@ -32,7 +31,7 @@ from camtool.outputs.detections import find_query_tokens
 from camtool.private_torch import get_saved_value
 from camtool.state.model_state import preserve_model
 from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import find_module
+from camtool.structures.module_names import find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs
 
 __all__ = ["Depths", "find_depths"]

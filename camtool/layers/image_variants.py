@@ -31,7 +31,7 @@ VARIANTS = 3
 ALL_VARIANTS = 5
 """Number of images that :func:`vary_corner_and_halves` returns."""
 
-BANDS = 4
+_BANDS = 4
 """Number of bands along each axis that :func:`nudge_bands` changes one after the other."""
 
 _NUDGE = 0.05
@@ -154,12 +154,12 @@ def nudge_bands(inputs: ModelInputs) -> ModelInputs:
     def vary(several: Tensor) -> None:
         noise = _NUDGE * _draw_noise(several)
         for axis, pixels in enumerate(several.shape[2:]):
-            band = torch.arange(pixels, device=several.device) * BANDS // pixels
-            for number in range(BANDS):
+            band = torch.arange(pixels, device=several.device) * _BANDS // pixels
+            for number in range(_BANDS):
                 part = (band == number).reshape(-1, *[1] * (several.ndim - 3 - axis))
-                several[1 + BANDS * axis + number].add_(noise * part)
+                several[1 + _BANDS * axis + number].add_(noise * part)
 
-    return _repeat_first_image(inputs, vary, 1 + BANDS * len(find_image_size(inputs)))
+    return _repeat_first_image(inputs, vary, 1 + _BANDS * len(find_image_size(inputs)))
 
 
 def _draw_noise(several: Tensor) -> Tensor:

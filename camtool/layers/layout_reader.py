@@ -73,9 +73,9 @@ class LayoutReader:
         kept = [reading for reading in readings if not rules.is_excluded(rules.READING, reading)]
         return [reading.layout for reading in rules.keep_preferred(rules.READING, kept)]
 
-    def find_origins(self, call: TracedCall) -> list[str]:
-        """Return the first modules with as many tokens as the output of a call; nothing if it has no tokens."""
-        shape, layouts = call.shape or (), self.find_layouts(call)
+    def find_origins(self, call: TracedCall, layouts: Sequence[Layout]) -> list[str]:
+        """Return the first modules with as many tokens as an output with these layouts; nothing if it has no tokens."""
+        shape = call.shape or ()
         if self._is_text(call):
             # The features that the model writes into the text: queries that have looked at the image form no grid.
             tokens = math.prod(layouts[0].grid) if layouts else 0
@@ -83,9 +83,9 @@ class LayoutReader:
         has_tokens = any(layout.has_tokens for layout in layouts)
         return find_first_with_tokens(self._calls, shape[:-1]) if has_tokens else []
 
-    def may_be_latents(self, call: TracedCall) -> bool:
-        """Check that it is uncertain whether the tokens of a call come from the image."""
-        return self._is_text(call) or not all(map(self._is_certain, self.find_layouts(call)))
+    def may_be_latents(self, call: TracedCall, layouts: Sequence[Layout]) -> bool:
+        """Check that it is uncertain whether the tokens of an output with these layouts come from the image."""
+        return self._is_text(call) or not all(map(self._is_certain, layouts))
 
     def find_text_layout(self) -> tuple[Layout, list[str]] | None:
         """Return how the image lies in the text, and the first modules of the language model; None without a text."""

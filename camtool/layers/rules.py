@@ -366,7 +366,7 @@ class TokenOrder(NamedTuple):
         own: That of a layer.
         others: Those of layers with the same layout, the nearest first.
         is_located: Whether it is certain which of the layer's tokens are cells.
-        has_places: Whether each cell responds most to its own half of the image; ``None`` if that was not tested.
+        has_places: Whether each cell responds most to its own band of the image; ``None`` if that was not tested.
     """
 
     own: bool | None

@@ -160,8 +160,9 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     chosen = [each for each in candidates if each.chosen]
     if chosen:
         return tuple(Layer(each.name, each.layout) for each in (*chosen, *(one for one in candidates if one.is_level)))
+    calls = trace(model, select_first_image(inputs))
     if not candidates:
-        if _has_direct_calls(model, trace(model, select_first_image(inputs))):
+        if _has_direct_calls(model, calls):
             raise LayerError(
                 "no layer of the model can carry a map: the model calls .forward(...) of its modules, which runs no "
                 "hooks. Let it call the modules themselves, self.layer(x), or use method='occlusion', which needs no "
@@ -170,7 +171,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
         raise LayerError(
             f"no layer of the model can carry a map: no output is a grid over the "
-            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(model, inputs)}"
+            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(calls)}"
         )
     misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
@@ -178,7 +179,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     if reason is not None:
         raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
     # An output that is not one row per image has no score that the layers could be asked about.
-    to_batch(trace(model, select_first_image(inputs))[-1].output, 1)
+    to_batch(calls[-1].output, 1)
     hint = (
         " Is the model's head still all zeros, untrained, or is the score computed from another output (target_class=) "
         "or from another call of these layers (call_index=)?"
@@ -193,9 +194,8 @@ def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
     return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in modules)
 
 
-def _describe_last_outputs(model: nn.Module, inputs: ModelInputs) -> str:
+def _describe_last_outputs(calls: Sequence[TracedCall]) -> str:
     """Return, for a message, the last outputs with more axes than a batch of vectors, and what to do."""
-    calls = trace(model, select_first_image(inputs))
     outputs = [call for call in calls if len(call.shape or ()) > 2][-3:]
     shapes = f" (last outputs: {', '.join(f'{call.name} {call.shape}' for call in outputs)})" if outputs else ""
     joined = _describe_joined_batch(outputs[-1].shape) if outputs else ""
@@ -248,7 +248,9 @@ def _find_named(
         grids = group_grid_outputs(calls[:index], reader, call_index)
         before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
         if not reader.is_in_text(layer.layout):
-            layout, verdict = locate_tokens(model, inputs, layer, before, reader.find_origins(call), call_index)
+            layout, verdict = locate_tokens(
+                model, inputs, layer, before, reader.find_origins(call, layouts), call_index
+            )
             layer = Layer(name, layout)
             if verdict:
                 raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")

@@ -22,7 +22,7 @@ from camtool.hooks.observation import Observation, observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
-from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, has_matrix, mark_levels
+from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
@@ -55,7 +55,7 @@ from camtool.outputs.class_scores import UserScore, compute_top_score, find_logi
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.outputs.predictions import get_image_output, to_batch
 from camtool.state.thread_state import enable_gradients
-from camtool.structures.module_names import find_detector_transform, find_module
+from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, takes_one_image
 
 __all__ = [
@@ -95,7 +95,8 @@ def find_candidates(
     """Return all modules whose output is a grid, from shallow to deep, each with a verdict, one of them chosen.
 
     This takes two forward passes: one for the shapes, and one with gradients on the image and its variants. If none of
-    the deepest grids qualifies, each further block of grids takes another pass.
+    the deepest grids qualifies, each further block of grids takes another pass. If the deepest good layer of tokens
+    does not show its order, another pass tells whether its tokens have places.
 
     Args:
         model: Any module.
@@ -254,7 +255,7 @@ def _exclude_without_places(
 def _find_places(
     model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
 ) -> list[bool]:
-    """Return for each layer whether its cells respond most to their own half of the image; the model runs once."""
+    """Return for each layer whether its cells respond most to their own band of the image; the model runs once."""
     run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
     images = nudge_bands(inputs)
     calls, count = run(model, [each.name for each in layers], images), len(get_image_input(images))
@@ -365,7 +366,7 @@ def _observe_in_parts(
 ) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images as :func:`observe_variants` does, a few images at a time.
 
-    A single image at a time does not show which outputs have the images along their first axis. Then all are taken so.
+    With ``size=1`` nothing shows which outputs have the images along their first axis, so all are joined along it.
     """
     starts = range(0, len(get_image_input(images)), size)
     parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
@@ -449,7 +450,7 @@ def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index
             continue
         call, found = calls[outermost], layouts[outermost]
         shape = call.shape or ()
-        origins, may_be_latents = reader.find_origins(call), reader.may_be_latents(call)
+        origins, may_be_latents = reader.find_origins(call, found), reader.may_be_latents(call, found)
         is_projected = _is_projected(calls, calls[group[0]])
         kind = type(call.module).__name__
         outputs.append(GridOutput(call.name, kind, shape, found, group, origins, may_be_latents, is_projected))
@@ -507,23 +508,21 @@ def _judge(
     # The images of detectors are large, and so are the activations of language models. Their variants need no graph,
     # and of gradients only those of the first image count.
     reads_text = _reads_text(model, inputs)
-    is_large = is_backbone or reads_text
-    is_single = is_large or takes_one_image(inputs)
-    first = None if is_single else _observe_batch(model, names, origins, images, output_shape)
-    takes_one = not is_large and first is None
-    is_large = is_large or takes_one
+    first = None
+    if not (is_backbone or reads_text or takes_one_image(inputs)):
+        first = _observe_batch(model, names, origins, images, output_shape)
+    is_single = first is None
     first = first or observe(model, names, select_first_image(inputs))
     classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
-    images_at_once = 1 if is_large else count
+    images_at_once = 1 if is_single else count
     gradients = _find_gradients(model, first.output, asked, images_at_once, is_backbone=is_backbone, score=score)
-    if not is_large:
-        calls = first.calls
+    calls = {} if is_single else first.calls
     del first, asked  # with the graph
-    if is_large:
-        shown = [each for each, gradient in zip(outputs, gradients, strict=True) if _may_be_reached(each, gradient)]
-        shown = shown if reads_text else outputs
-        run = _observe_in_parts if reads_text else partial(_observe_in_parts, size=1) if takes_one else observe_variants
+    if is_single:
+        pairs = zip(outputs, gradients, strict=True)
+        shown = [each for each, gradient in pairs if not reads_text or _may_be_reached(each, gradient)]
+        run = observe_variants if is_backbone else partial(_observe_in_parts, size=2 if reads_text else 1)
         calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
     judged = []
     for output, gradient in zip(outputs, gradients, strict=True):

@@ -18,6 +18,7 @@ __all__ = [
     "find_module",
     "find_module_name",
     "get_modules_by_name",
+    "has_matrix",
     "iterate_hookable_modules",
     "list_modules",
     "list_weights",
@@ -96,3 +97,8 @@ def find_detector_transform(model: nn.Module) -> nn.Module | None:
     # Torchvision's class is not imported here. These are the attributes that the geometry relies on.
     is_transform = all(hasattr(transform, name) for name in ("batch_images", "postprocess", "min_size", "max_size"))
     return transform if isinstance(transform, nn.Module) and is_transform else None
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Check that a module has a parameter of its own with two or more axes, as linear layers and convolutions have."""
+    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
