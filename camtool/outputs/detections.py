@@ -341,9 +341,9 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
         return None
     # A head of Ultralytics returns its best rows, however low their confidence. Other rows come from the user's module.
     heads, is_relative = find_heads(output), has_relative_rows(output)
-    rule = ULTRALYTICS_SELECTED if heads else None
+    selected = ULTRALYTICS_SELECTED if heads else None
     found = [_read_rows(each, has_angle=any("angle" in head for head in heads)) for each in rows]
-    return [replace(each, is_relative=is_relative, post_processing=rule) for each in found]
+    return [replace(each, is_relative=is_relative, post_processing=selected) for each in found]
 
 
 def _read_anchors(anchors: Anchors, image: int) -> Detections:
