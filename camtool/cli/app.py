@@ -71,6 +71,7 @@ app = typer.Typer(
 )
 # The help lists the commands in this order.
 app.command("run")(run_command.run)
+app.command("cluster")(run_command.run_on_cluster)
 app.command("report")(report_command.report)
 app.command("replay")(replay_command.replay)
 app.command("video")(video_command.explain_videos)

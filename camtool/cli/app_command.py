@@ -37,9 +37,7 @@ def serve_app(
         typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
     ] = None,
     device: model_options.Device = model_options.Device.auto,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="Engine that runs models. See docs/engines.md.")
-    ] = "eager",
+    engine: model_options.EngineOption = model_options.Engine.eager,
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
@@ -114,7 +112,7 @@ def serve_app(
             max_upload=max_upload,
             max_disk=max_disk,
             max_memory=max_memory,
-            engine=engine,
+            engine=engine.value,
             device=model_options.choose_device(device.value),
         )
         exposure = describe_exposure(settings.host, settings.auth)

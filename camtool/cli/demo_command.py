@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,19 +10,30 @@ import typer
 from rich.table import Table
 
 from camtool.cli import terminal
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.cli.progress.activity import show_activity
 
 __all__ = ["show_demo"]
 
 
+@takes_options
 def show_demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the images.")] = Path("demo"),
+    *,
+    printed: PrintOptions,
+    out: Out = Path("demo"),
     scenes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of scenes.")] = 12,
 ) -> None:
     """Show camtool at work, offline, on generated scenes whose right answer is known."""
-    with terminal.err.status("Loading ..."):
+    with show_activity("Explaining bundled scenes", is_quiet=printed.hides_progress):
         from camtool.demo.tour import run_tour
-    with terminal.err.status("Explaining bundled scenes ..."):
+
         shown = run_tour(out, scenes)
+    if printed.as_json:
+        files = {"overview": str(shown.overview), "cheat": str(shown.cheat)}
+        terminal.print_json({"rows": [asdict(row) for row in shown.rows], **files})
+    if printed.hides_progress:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method", style="bold cyan")
     for heading in ("points at it", "energy inside", "by chance", "ms a scene"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,9 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import figure_options, map_options, model_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
@@ -21,24 +24,31 @@ __all__ = ["evaluate_methods"]
 _IMAGE_FOLDER = "imagefolder"
 
 
+@takes_options
 def evaluate_methods(
+    *,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
-    model: model_options.Model = "resnet50",
-    weights: model_options.Weights = None,
-    transform: preprocessing_options.TransformName = None,
-    size: preprocessing_options.Size = None,
-    mean: preprocessing_options.Mean = None,
-    std: preprocessing_options.Std = None,
-    channels: preprocessing_options.ChannelsOption = None,
-    labels: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line.")] = None,
-    methods: Annotated[
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    preparing: preprocessing_options.PreprocessingOptions,
+    method: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="Methods; 'fast' or 'all'. Repeat it, or separate names by commas."),
+        typer.Option(
+            "--method",
+            "--methods",
+            metavar="NAME",
+            help="Methods; 'fast' or 'all'. Repeat it, or use commas, for several.",
+            show_default="fast",
+        ),
     ] = None,
-    layers: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Layers; each method is evaluated at each.")
+    layer: Annotated[
+        list[str] | None,
+        typer.Option("--layer", "--layers", metavar="NAME", help="Layers; each method is evaluated at each."),
     ] = None,
-    metrics: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Metrics; 'all' for each.")] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", "--metrics", metavar="NAME", help="Metrics; 'all' for each."),
+    ] = None,
     truth: Annotated[
         str | None,
         typer.Option(
@@ -47,10 +57,11 @@ def evaluate_methods(
             "'imagefolder' if the photos are in folders named by their class.",
         ),
     ] = None,
-    out: figure_options.FigureFolder = Path("leaderboard"),
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Photos that are explained together.")] = 16,
+    limit: photo_options.Limit = None,
+    out: Out = Path("leaderboard"),
+    batch_size: model_options.BatchSize = 16,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
-    device: Annotated[model_options.Device, typer.Option(help="Where the model runs.")] = model_options.Device.auto,
+    printed: PrintOptions,
 ) -> None:
     """Compare methods on a model and photos: which maps can be trusted?
 
@@ -60,22 +71,22 @@ def evaluate_methods(
     from camtool.errors import ImageError
     from camtool.leaderboard import evaluate
     from camtool.runs.file_names import check_inside
-    from camtool.runs.job_list import plan_run
+    from camtool.runs.job_list import plan_run, select_jobs
 
     check_inside(out, Path("checkpoint.jsonl"))
     is_sorted = truth == _IMAGE_FOLDER
     check_not_url("folder", folder, ImageError)
-    photos = [Path(job.source) for job in plan_run([folder], recursive=is_sorted, out=out).jobs]
-    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
-    loaded = model_options.load_model(model, weights, labels=labels, device=device.value, preprocessing=preprocessing)
+    listed = select_jobs(plan_run([folder], recursive=is_sorted, out=out), limit=limit, shuffle=False, seed=seed)
+    photos = [Path(job.source) for job in listed.jobs]
+    loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, annotations = _read_truth(truth, photos, loaded.labels)
-    with FileProgress(format_count(len(photos), "photo"), is_quiet=False):
+    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(
             loaded,
             [*map(str, photos)],
-            _parse_names(methods, "fast"),
-            map_options.split_names(layers) if layers else None,
-            _parse_names(metrics, None),
+            _parse_names(method, "fast"),
+            map_options.split_names(layer) if layer else None,
+            _parse_names(metric, None),
             annotations,
             target_class=classes,
             batch_size=batch_size,
@@ -83,8 +94,11 @@ def evaluate_methods(
             checkpoint=out / "checkpoint.jsonl",
         )
     table.save(out)
-    _print_table(table)
-    terminal.print_line(f"Intervals, a figure and each photo's numbers: [bold]{terminal.escape(str(out))}[/]")
+    if printed.as_json:
+        terminal.print_json(json.loads(table.to_json()))
+    elif not printed.quiet:
+        _print_table(table)
+        terminal.print_line(f"Intervals, a figure and each photo's numbers: [bold]{terminal.escape(str(out))}[/]")
 
 
 def _parse_names(texts: list[str] | None, default: str | None) -> Any:

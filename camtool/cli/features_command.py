@@ -12,6 +12,9 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import figure_options, map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.progress.activity import show_activity
 
 __all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
 
@@ -24,23 +27,14 @@ class Order(str, Enum):
     of_class = "class"
 
 
+@takes_options
 def draw_features(
+    *,
     image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
-    model: model_options.Model = "resnet50",
-    weights: model_options.Weights = None,
-    transform: preprocessing_options.TransformName = None,
-    size: preprocessing_options.Size = None,
-    mean: preprocessing_options.Mean = None,
-    std: preprocessing_options.Std = None,
-    channels: preprocessing_options.ChannelsOption = None,
-    layers: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME",
-            help="Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use "
-            "commas, for several.",
-        ),
-    ] = ["conv"],  # noqa: B006
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    preparing: preprocessing_options.PreprocessingOptions,
+    layer: Annotated[list[str], figure_options.LAYERS] = ["conv"],  # noqa: B006
     maps: Annotated[int, typer.Option(metavar="N", min=1, help="Most maps drawn of a layer.")] = 16,
     order: Annotated[
         Order, typer.Option(help="Which maps: the first, the strongest, or those that matter for the class.")
@@ -48,11 +42,9 @@ def draw_features(
     target: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
     ] = None,
-    scale: figure_options.ScaleOption = figure_options.Scale.shared,
     one_page: Annotated[bool, typer.Option("--one-page", help="Draw all layers in one figure.")] = False,
-    width: figure_options.FigureWidth = "double",
-    out: figure_options.FigureFolder = Path("figures"),
-    format: figure_options.FormatOption = figure_options.FigureFormat.png,  # noqa: A002
+    drawing: figure_options.FigureOptions,
+    printed: PrintOptions,
 ) -> None:
     """Draw the feature maps of a photo: one figure for each layer, or one for all."""
     from camtool import figures
@@ -60,25 +52,20 @@ def draw_features(
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     photo_options.check_no_model_names([image])
-    preprocessing = preprocessing_options.parse_preprocessing(transform, size, mean, std, channels)
-    loaded = model_options.load_model(model, weights, preprocessing=preprocessing)
-    names = map_options.split_names(layers)
-    style: dict[str, Any] = {
-        "target_class": None if target is None else map_options.parse_targets([target])[0],
-        "scale": scale.value,
-        "width": figure_options.parse_width(width),
-    }
-    with terminal.err.status("Drawing ..."):
+    loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
+    names, out, suffix = map_options.split_names(layer), drawing.out, drawing.format.value
+    style = drawing.get_style() | {"target_class": None if target is None else map_options.parse_targets([target])[0]}
+    with show_activity("Drawing", is_quiet=printed.hides_progress):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, maps, order.value, **style)
-            drawn = [save_figure(figure, out, f"features.{format.value}")]
+            drawn = [save_figure(figure, out, f"features.{suffix}")]
         else:
             pages = figures.feature_pages(loaded, image, names, maps, order.value, **style)
             drawn = [
-                save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{format.value}")
+                save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{suffix}")
                 for number, (name, figure) in enumerate(pages, 1)
             ]
-    print_drawn(drawn, out)
+    print_drawn(drawn, out, printed)
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> Path:
@@ -95,12 +82,11 @@ def build_file_name(layer: str) -> str:
     return re.sub(r"[^\w.-]", "_", layer)
 
 
-def print_drawn(files: list[Path], folder: Path) -> None:
+def print_drawn(files: list[Path], folder: Path, printed: PrintOptions) -> None:
     """Print how many figures were drawn, and where they are."""
-    figures = format_count(len(files), "figure")
-    where = (
-        f": [bold]{terminal.escape(str(files[0]))}[/]"
-        if len(files) == 1
-        else f" in [bold]{terminal.escape(str(folder))}[/]"
-    )
-    terminal.print_line(f"[bold green]{figures} drawn[/]{where}")
+    if printed.as_json:
+        terminal.print_json({"files": [*map(str, files)]})
+    elif not printed.quiet:
+        where = f": {files[0]}" if len(files) == 1 else f" in {folder}"
+        figures = format_count(len(files), "figure")
+        terminal.print_line(f"[bold green]{figures} drawn[/][bold]{terminal.escape(where)}[/]")

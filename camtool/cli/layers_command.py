@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from camtool.cli import terminal
 from camtool.cli.options import model_options, preprocessing_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import JsonOption
 from camtool.errors import CamtoolError, ForwardError
+
+if TYPE_CHECKING:
+    from camtool.layers.candidates import Candidate
 
 __all__ = ["list_layers"]
 
@@ -16,7 +21,9 @@ _MAX_LAYERS = 16
 """Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines."""
 
 
+@takes_options
 def list_layers(
+    *,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=model_options.MODEL_HELP)],
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help=model_options.WEIGHTS_HELP, show_default="random weights")
@@ -30,6 +37,7 @@ def list_layers(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List shallow layers too.")] = False,
+    printed: JsonOption,
 ) -> None:
     """List the layers that a map can be computed at, and mark the default one."""
     import torch
@@ -53,6 +61,9 @@ def list_layers(
     chosen = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
     # The deepest layers are the useful ones, but the chosen one must be among those shown.
     first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
+    if printed.as_json:
+        terminal.print_json([_describe(candidate) for candidate in candidates[first:]])
+        return
     columns = terminal.get_screen_width()
     if columns is not None:
         terminal.out.print(
@@ -61,3 +72,8 @@ def list_layers(
     terminal.print_styled(format_candidates(candidates[first:], columns))
     if first:
         terminal.err.print(f"[dim]{first} shallower layers are listed with --all.[/]")
+
+
+def _describe(candidate: Candidate) -> dict[str, Any]:
+    names = ("name", "kind", "shape", "stride", "chosen", "verdict")
+    return {name: getattr(candidate, name) for name in names}

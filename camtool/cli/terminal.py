@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich import markup
 from rich.console import Console
@@ -16,6 +17,7 @@ __all__ = [
     "exit_with_error",
     "get_screen_width",
     "out",
+    "print_json",
     "print_line",
     "print_note",
     "print_notice",
@@ -53,6 +55,11 @@ def exit_with_error(message: str) -> NoReturn:
 def print_line(text: str) -> None:
     """Print one line of rich markup to standard output, however long it is."""
     out.print(text, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON to standard output, in ASCII only."""
+    out.print_json(json.dumps(value), ensure_ascii=True)
 
 
 def print_note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of ``camtool run --cluster``: what is refused, and folders by URI."""
+"""Options of ``camtool cluster``: what is refused, and folders by URI."""
 
 from __future__ import annotations
 
@@ -19,48 +19,41 @@ def refuse(monkeypatch, capsys, tmp_path):
     (tmp_path / "photos").mkdir()
     save(unseen(0), tmp_path / "photos" / "a.png")
 
-    def command(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["camtool", "photos", "--model", "demo", *map(str, arguments)])
+    def run(command: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["camtool", command, "photos", "--model", "demo", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             app.main()
         assert end.value.code == 2
         assert not (tmp_path / "out").exists()
         return " ".join(capsys.readouterr().err.split())
 
-    return command
+    return run
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--workers", 2], "--workers has no effect on a run with --cluster: the threads of a worker follow"),
-        (["--verbose"], "--verbose has no effect"),
-        (["--sheet"], "--sheet has no effect on a run with --cluster: no worker has all overlays"),
-        (["--report"], "camtool report OUT"),
-        (["--retry-failed"], "remove its file"),
-        (["--format", "npz"], "--save npz: a run with --cluster writes Parquet"),
-        (["--caption"], "--caption needs overlays, which a run with --cluster writes with --save overlay"),
+        *((option, f"No such option: {option[0]}") for option in (["--workers", 2], ["--verbose"], ["--sheet"])),
+        *((option, f"No such option: {option[0]}") for option in (["--report"], ["--retry-failed"], ["--volume"])),
+        (["--format", "npz"], "--save npz: camtool cluster writes Parquet"),
+        (["--caption"], "--caption needs overlays, which camtool cluster writes with --save overlay"),
         (["--only-wrong"], "--only-wrong needs the true classes"),
         (["--size", "0"], "--size '0' is not an image size"),
         (["--bands", "x"], "--bands 'x' is not a list of numbers"),
-        (["--save", "overlay,raw"], "--save overlay,raw: a run with --cluster writes Parquet"),
+        (["--save", "overlay,raw"], "--save overlay,raw: camtool cluster writes Parquet"),
         (["--method", "gradcan"], "gradcam"),
         (["--option", "samples=5"], "samples"),
     ],
 )
 def test_what_a_cluster_run_does_not_support_is_refused(refuse, options, message):
-    assert message in refuse("--cluster", "ray", *options)
+    assert message in refuse("cluster", *options)
 
 
 @pytest.mark.parametrize(
     "options", [["--address", "auto"], ["--gpus-per-worker", 0.5], ["--shard-size", 10], ["--image-column", "x"]]
 )
-def test_options_of_a_cluster_need_one(refuse, options):
-    assert f"{options[0]} needs --cluster ray" in refuse(*options)
-
-
-def test_an_unknown_cluster_is_refused(refuse):
-    assert "ray" in refuse("--cluster", "slurm")
+def test_options_of_a_cluster_are_those_of_its_command(refuse, options):
+    assert f"No such option: {options[0]}" in refuse("run", *options)
 
 
 def test_a_missing_library_is_named_with_what_to_install(refuse, monkeypatch):
@@ -72,7 +65,7 @@ def test_a_missing_library_is_named_with_what_to_install(refuse, monkeypatch):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [NoArrow(), *sys.meta_path])
-    assert "pip install 'camtool[ray]'" in refuse("--cluster", "ray")
+    assert "pip install 'camtool[ray]'" in refuse("cluster")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
@@ -413,13 +414,13 @@ def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtoo
     (warning,) = [each for each in read_lines()[0]["warnings"] if "were assumed" in each]
     named = re.findall(r"--\w+", warning)
     assert "--transform" in named
-    shown = camtool_("run", "--help").out
+    shown = camtool_("run", "--help-all").out
     assert [option for option in named if option not in shown] == []
 
 
 @pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
 def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
-    shown = on_screen(200)(command, "--help").out
+    shown = on_screen(200)(command, "--help-all").out
     assert [option for option in ("--transform", "--size", "--mean", "--std") if option not in shown] == []
     assert re.search(r"--channels +<rgb\|bgr\|gray>", shown)  # and never a number of channels
     assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
@@ -667,7 +668,45 @@ def test_help_and_version(camtool_):
     assert camtool_("--help") == camtool_("-h")
     assert "layers" in camtool_("--help").out
     assert "--colormap" in camtool_("run", "--help").out == camtool_("run", "-h").out
+    short, long = (set(re.findall(r"--[\w-]+", camtool_("run", option).out)) for option in ("--help", "--help-all"))
+    assert long - short == {
+        *("--labels", "--labels-csv", "--only-wrong", "--transform", "--size", "--mean", "--std", "--channels"),
+        *("--bands", "--window", "--percentiles", "--slice", "--volume", "--axis", "--frame"),
+    }
     assert "layers" in "".join([(result := camtool_()).out, result.err])
+
+
+# The options of these names, of all commands that have any use for them.
+ALIKE = {
+    "--limit": "run cluster evaluate",
+    "--weights": "run cluster video slide app layers features kernels evaluate export",
+    "--device": "run cluster video slide app features kernels evaluate export",
+    "--labels": "run cluster video slide features evaluate",
+    "--out": "run cluster video slide features kernels evaluate demo",
+    "--json": "run cluster report replay video slide methods layers features kernels evaluate export demo",
+    "--quiet": "run cluster report replay video slide features kernels evaluate export demo",
+    "--engine": "run cluster video slide app",
+    "--layer": "run cluster video slide features kernels evaluate export",
+    "--method": "run cluster video slide evaluate export",
+    "--overwrite": "run cluster export",
+}
+
+
+def test_the_same_options_have_the_same_names_in_every_command():
+    commands = typer.main.get_command(app.app).commands
+    names = {command: {name for each in found.params for name in each.opts} for command, found in commands.items()}
+    assert {option: " ".join(name for name in names if option in names[name]) for option in ALIKE} == ALIKE
+
+
+def test_other_programs_can_read_what_commands_print(camtool_, photos):
+    pytest.importorskip("matplotlib")
+    layers = json.loads(camtool_("layers", "demo", "--json").out)
+    assert sum(layer["chosen"] for layer in layers) == 1
+    (method,) = json.loads(camtool_("methods", "gradcam", "--json").out)
+    assert (method["name"], method["needs"]) == ("gradcam", ["gradients"])
+    drawn = camtool_("kernels", "--model", "demo", "--json")
+    assert json.loads(drawn.out) == {"files": [str(Path("figures", "kernels.png"))]}
+    assert drawn.err == ""
 
 
 # ------------------------------------------------------------------------------- invalid requests

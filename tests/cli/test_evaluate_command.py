@@ -47,6 +47,13 @@ def read(folder):
     return json.loads((folder / "leaderboard" / "leaderboard.json").read_text())
 
 
+def test_the_first_photos_are_evaluated_and_the_table_is_printed_as_json(run_command, tmp_path):
+    said = run_command("photos", *COMMON, "--limit", "2", "--json")
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out) == read(tmp_path)
+    assert json.loads(said.out)["images"] == 2
+
+
 def test_the_leaderboard_is_printed_and_written(run_command, tmp_path):
     said = run_command("photos", *COMMON)
     assert said.code == 0, said.err

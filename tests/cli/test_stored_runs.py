@@ -165,7 +165,7 @@ def test_code_in_the_working_directory_is_not_that_of_a_model_without_a_folder(s
         {"out": "elsewhere"},
         {"overwrite": True},
         {"config": "options.yaml"},
-        {"cluster": "ray"},
+        {"shard_size": "9"},
         {"limit": ["1", "--out=elsewhere"]},
         {"window": ["1", "2", "--out=elsewhere"]},
         {"paths": 5},

@@ -277,14 +277,14 @@ TEXTS = st.one_of(SHORT, st.text(max_size=12))
 
 @prop
 def texts_of_options(data: Draw) -> None:
-    parse = preprocessing_options.parse_preprocessing
+    options = preprocessing_options.PreprocessingOptions
     calls: list[Callable[[], Any]] = [
         lambda: preprocessing_options.parse_image_size(data.draw(TEXTS)),
         lambda: map_options.parse_targets([data.draw(TEXTS)]),
         lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
         lambda: figure_options.parse_width(data.draw(TEXTS)),
         lambda: map_options.split_names([data.draw(TEXTS)]),
-        lambda: parse(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).build_alone(),
+        lambda: options(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).parse().build_alone(),
         lambda: camtool.models.load_transform(data.draw(TEXTS)),
         lambda: camtool.models.is_model_name(data.draw(TEXTS)),
         lambda: camtool.models.may_run_code(data.draw(TEXTS)),

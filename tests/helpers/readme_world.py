@@ -61,7 +61,7 @@ def volume_net():
 NOT_RUN = {
     "https://": "needs the network; tests/inputs/test_downloads.py",
     "s3://": "needs the network; tests/runs/cluster",
-    "--cluster": "starts processes that talk over sockets; tests/runs/cluster",
+    "camtool cluster": "starts processes that talk over sockets; tests/runs/cluster",
     "report shards/": "needs shards of a cluster run; tests/runs/report/test_shards.py",
     "slide.svs": "needs a slide and a model of its classes; tests/slides",
     "result.tiles": "is about the result of a slide; tests/slides",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,16 @@ def test_two_videos_of_one_name_get_two_results(run_command, tmp_path: Path) -> 
     write_video(tmp_path / "sub" / "a.mp4", [np.zeros((48, 64, 3), np.uint8)] * 2)
     assert run_command("video", "a.mp4", "sub/a.mp4", "--model", "demo", "--quiet").code == 0
     assert sorted(file.stem for file in (tmp_path / "out").glob("*.mp4")) == ["a-2.gradcam", "a.gradcam"]
+
+
+def test_results_and_failures_are_one_list_as_json_and_an_engine_runs_the_model(run_command, tmp_path: Path) -> None:
+    (tmp_path / "b.mp4").write_text("no video")
+    said = run_command("b.mp4", "a.mp4", "--model", "demo", "--target", "star", "--engine", "prepared", "--json")
+    assert said.code == 1
+    failed, explained = json.loads(said.out)
+    assert (failed["path"], "cannot be read" in failed["failure"]) == ("b.mp4", True)
+    assert (explained["path"], explained["saved"]) == ("a.mp4", str(Path("out", "a.gradcam.mp4")))
+    assert explained["text"] == "4 of 4 frames explained"
 
 
 def test_what_does_not_fit_is_an_error_of_one_line(run_command) -> None:

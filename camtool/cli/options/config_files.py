@@ -1,18 +1,19 @@
-"""Options in a YAML file, under the names that they have on the command line."""
+"""Option ``--config``: a YAML file with options, under the names that they have on the command line."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from camtool.arguments.checks import check_no_aliases
+import typer
+
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
 from camtool.runs.stored_files import read_regular
 
-__all__ = ["convert_value", "read_config"]
+__all__ = ["Config", "read_config"]
 
 _MAX_BYTES = 2**20
 
@@ -28,6 +29,8 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
         CamtoolError: The file cannot be read, is no mapping, has a name twice, or one that does not exist.
     """
     import yaml
+
+    from camtool.arguments.checks import check_no_aliases
 
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
@@ -53,7 +56,7 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def convert_value(name: str, value: Any, *, is_flag: bool, is_list: bool) -> Any:
+def _convert_value(name: str, value: Any, *, is_flag: bool, is_list: bool) -> Any:
     """Return a value of YAML as the texts that the command line would have got.
 
     Args:
@@ -90,3 +93,43 @@ def _check_names_once(path: Path, node: Any) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise CamtoolError(f"--config {path}: {twice!r} stands twice; write it once, several values as a list.")
+
+
+def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the entries of a YAML file the defaults of the command's options; those of the command line count more.
+
+    Raises:
+        CamtoolError: The file cannot be read, or has an entry that is no option.
+    """
+    if path is None:
+        return None
+    parameters = {
+        name.lstrip("-"): parameter
+        for parameter in context.command.params
+        for name in parameter.opts
+        # "--help" has no value.
+        if getattr(parameter, "expose_value", True) and parameter.name != "config" and name[:2].count("-") != 1
+    }
+    found = read_config(path, parameters)
+    context.default_map = {
+        str(parameters[name].name): _convert_value(
+            name,
+            value,
+            is_flag=bool(getattr(parameters[name], "is_flag", False)),
+            is_list=parameters[name].nargs == -1 or bool(getattr(parameters[name], "multiple", False)),
+        )
+        for name, value in found.items()
+    }
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=_apply_config,
+        is_eager=True,
+        help="YAML file with options by their names, e.g. 'batch-size: 16'. Those of the command line count more.",
+    ),
+]

@@ -1,15 +1,18 @@
-"""Options of figures: folder, file format, width, and scale of colors."""
+"""Options of figures: scale of colors, width, folder and file format."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["FigureFolder", "FigureFormat", "FigureWidth", "FormatOption", "Scale", "ScaleOption", "parse_width"]
+from camtool.cli.options.output_options import Out
+
+__all__ = ["LAYERS", "FigureOptions", "parse_width"]
 
 
 class FigureFormat(str, Enum):
@@ -27,12 +30,29 @@ class Scale(str, Enum):
     shared = "shared"
 
 
-FigureFolder = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the figures.")]
-FormatOption = Annotated[FigureFormat, typer.Option(help="File format of the figures.")]
-FigureWidth = Annotated[
-    str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
-]
-ScaleOption = Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")]
+LAYERS = typer.Option(
+    "--layer",
+    "--layers",
+    metavar="NAME",
+    help="Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use commas, "
+    "for several.",
+)
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """Options of the figures that a command draws."""
+
+    scale: Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")] = Scale.shared
+    width: Annotated[
+        str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
+    ] = "double"
+    out: Out = Path("figures")
+    format: Annotated[FigureFormat, typer.Option(help="File format of the figures.")] = FigureFormat.png
+
+    def get_style(self) -> dict[str, Any]:
+        """Return the scale and the width, as functions of :mod:`camtool.figures` take them."""
+        return {"scale": self.scale.value, "width": parse_width(self.width)}
 
 
 def parse_width(text: str) -> float | str:

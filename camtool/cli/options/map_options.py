@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from camtool.cli.options.panels import MAP_PANEL
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.targets import AllDetections, Top
 
 __all__ = [
-    "LayerName",
-    "Layers",
-    "Merge",
-    "MethodName",
+    "MapOptions",
     "MethodOptions",
-    "MethodOptionsOfRun",
-    "Methods",
-    "Placement",
-    "PlacementOption",
-    "Targets",
     "find_methods",
     "parse_method_options",
     "parse_targets",
@@ -41,59 +33,62 @@ class Placement(str, Enum):
     stretch = "stretch"
 
 
-MethodName = Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")]
-Methods = Annotated[
-    list[str],
-    typer.Option(
-        metavar="NAME",
-        help="Method; for a list: camtool methods. Repeat it, or use commas, for several.",
-        rich_help_panel=MAP_PANEL,
-    ),
-]
-Targets = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TARGET",
-        help="Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector reports; "
-        "for CLIP-like models a text. Repeat it for several.",
-        show_default="top1",
-        rich_help_panel=MAP_PANEL,
-    ),
-]
-LayerName = Annotated[str | None, typer.Option(metavar="NAME", help="Layer.", show_default="the best one")]
-Layers = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Layer; for a list: camtool layers MODEL. Repeat it for several.",
-        show_default="the best one",
-        rich_help_panel=MAP_PANEL,
-    ),
-]
-Merge = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="How to merge the maps of several layers: mean, max, ...", rich_help_panel=MAP_PANEL
-    ),
-]
-PlacementOption = Annotated[
-    Placement,
-    typer.Option(
-        help="Draw each cell at the center of its receptive field, or stretch the grid.", rich_help_panel=MAP_PANEL
-    ),
-]
+_OPTION = typer.Option(
+    metavar="NAME=VALUE",
+    help="Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several.",
+)
 
 
-def _describe_method_options(panel: str | None = None) -> Any:
-    return typer.Option(
-        metavar="NAME=VALUE",
-        help="Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several.",
-        rich_help_panel=panel,
-    )
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options that choose one method and its layer."""
+
+    panel: ClassVar[str] = "Map"
+
+    method: Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")] = "gradcam"
+    layer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Layer; for a list: camtool layers MODEL.", show_default="the best one"),
+    ] = None
+    option: Annotated[list[str] | None, _OPTION] = None
 
 
-MethodOptions = Annotated[list[str] | None, _describe_method_options()]
-MethodOptionsOfRun = Annotated[list[str] | None, _describe_method_options(MAP_PANEL)]
+@dataclass(frozen=True)
+class MapOptions:
+    """Options that choose methods, targets and layers."""
+
+    panel: ClassVar[str] = "Map"
+
+    method: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="Method; for a list: camtool methods. Repeat it, or use commas, for several."
+        ),
+    ] = field(default_factory=lambda: ["gradcam"])
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TARGET",
+            help="Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector "
+            "reports; for CLIP-like models a text. Repeat it for several.",
+            show_default="top1",
+        ),
+    ] = None
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Layer; for a list: camtool layers MODEL. Repeat it for several.",
+            show_default="the best one",
+        ),
+    ] = None
+    merge: Annotated[
+        str, typer.Option(metavar="NAME", help="How to merge the maps of several layers: mean, max, ...")
+    ] = "mean"
+    placement: Annotated[
+        Placement, typer.Option(help="Draw each cell at the center of its receptive field, or stretch the grid.")
+    ] = Placement.centers
+    option: Annotated[list[str] | None, _OPTION] = None
 
 
 def find_methods(texts: list[str], settings: Mapping[str, Any], reserved: Collection[str]) -> list[str]:

@@ -7,15 +7,15 @@ import json
 import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from camtool.cli import terminal
-from camtool.cli.options.panels import MODEL_PANEL
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
 from camtool.runs.stored_files import read_regular
@@ -28,17 +28,13 @@ __all__ = [
     "WEIGHTS_HELP",
     "BatchSize",
     "Device",
-    "DeviceOption",
-    "DeviceOptionOfRun",
     "Engine",
     "EngineOption",
-    "Labels",
-    "Model",
-    "Weights",
-    "Workers",
+    "LabelOptions",
+    "ModelArgument",
+    "ModelOptions",
     "announce_user_code",
     "choose_device",
-    "load_model",
     "read_labels",
 ]
 
@@ -73,90 +69,85 @@ MODEL_HELP = (
     "own as package.module:factory, whose code is then run."
 )
 
-Model = Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP, rich_help_panel=MODEL_PANEL)]
 WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help=WEIGHTS_HELP,
-        show_default="the pretrained ones, downloaded",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Labels = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Class names: a text file with one a line, or a JSON list.",
-        exists=True,
-        dir_okay=False,
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-
-
-def _describe_device(panel: str | None = None) -> Any:
-    return typer.Option(help="Device the model runs on.", rich_help_panel=panel)
-
-
-DeviceOption = Annotated[Device, _describe_device()]
-DeviceOptionOfRun = Annotated[Device, _describe_device(MODEL_PANEL)]
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Photos in a batch.", rich_help_panel=MODEL_PANEL)]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Threads that read, prepare, draw and write photos while the model runs.",
-        show_default="the cores",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
+BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
 EngineOption = Annotated[
     Engine,
     typer.Option(
-        help="How the model runs: as it is, as a prepared copy, as a compiled graph, or the fastest of these.",
-        rich_help_panel=MODEL_PANEL,
+        metavar="NAME",
+        help=f"How the model runs: {', '.join(Engine)}. See docs/engines.md.",
+        rich_help_panel="Model",
     ),
 ]
 
 
-def load_model(
-    name: str,
-    weights: str | None,
-    *,
-    labels: Path | None = None,
-    device: str = "auto",
-    is_quiet: bool = False,
-    preprocessing: StatedPreprocessing | None = None,
-) -> Loaded:
-    """Load a model with its preprocessing, and show on standard error that it loads, and what decided about it.
+@dataclass(frozen=True)
+class LabelOptions:
+    """Option for the names of the classes."""
 
-    Raises:
-        CamtoolError: The model, the weights, the labels or the device is not available, or the preprocessing does not
-            fit the model.
-    """
-    from camtool.models import StatedPreprocessing, load_with_preprocessing
+    panel: ClassVar[str] = "Labels"
 
-    stated = preprocessing or StatedPreprocessing()
-    where = choose_device(device)
-    label_names = None if labels is None else read_labels(labels)
-    if not is_quiet:
-        announce_user_code(name, stated.transform)
-    # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
-    with (
-        redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {name}"),
-        redirect_stdout(sys.stderr),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.filterwarnings("always", "weights '", UserWarning)
-        loaded = load_with_preprocessing(name, weights, labels=label_names, device=where, preprocessing=stated)
-    for each in caught if not is_quiet else ():
-        terminal.print_note(str(each.message))
-    if loaded.transform_file is not None and not is_quiet:
-        terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
-    return loaded
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Class names: a text file with one a line, or a JSON list.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options that choose the model, and where it runs."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)] = "resnet50"
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
+    ] = None
+    device: Annotated[Device, typer.Option(help="Device the model runs on.")] = Device.auto
+
+    def load(
+        self, labels: Path | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False
+    ) -> Loaded:
+        """Load the model with its preprocessing, and show on standard error that it loads, and what decided about it.
+
+        Raises:
+            CamtoolError: The model, the weights, the labels or the device is not available, or the preprocessing does
+                not fit the model.
+        """
+        from camtool.models import StatedPreprocessing, load_with_preprocessing
+
+        stated = preprocessing or StatedPreprocessing()
+        where = choose_device(self.device.value)
+        label_names = None if labels is None else read_labels(labels)
+        if not is_quiet:
+            announce_user_code(self.model, stated.transform)
+        # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
+        with (
+            redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {self.model}"),
+            redirect_stdout(sys.stderr),
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.filterwarnings("always", "weights '", UserWarning)
+            loaded = load_with_preprocessing(
+                self.model, self.weights, labels=label_names, device=where, preprocessing=stated
+            )
+        for each in caught if not is_quiet else ():
+            terminal.print_note(str(each.message))
+        if loaded.transform_file is not None and not is_quiet:
+            terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
+        return loaded
+
+
+@dataclass(frozen=True)
+class ModelArgument(ModelOptions):
+    """The same with the model as an argument."""
+
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = field()
 
 
 def announce_user_code(model: str, transform: str | None = None) -> None:

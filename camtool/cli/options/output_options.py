@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli.options.map_options import split_names
-from camtool.cli.options.panels import OUTPUT_PANEL
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import SAVE_KINDS
 
@@ -18,26 +18,13 @@ if TYPE_CHECKING:
     from camtool.rendering.regions import PhotoRegion
 
 __all__ = [
-    "Alpha",
-    "AlphaOfRun",
-    "Caption",
-    "ColormapName",
-    "ColormapNameOfRun",
-    "Enlarge",
+    "DrawingOptions",
     "Format",
-    "FormatOption",
-    "Json",
-    "Legend",
-    "MaxSide",
+    "JsonOption",
     "Out",
-    "Overwrite",
-    "Quiet",
-    "Regions",
-    "Report",
-    "RetryFailed",
-    "Save",
-    "Sheet",
-    "Verbose",
+    "OutputOptions",
+    "PictureOptions",
+    "PrintOptions",
     "check_output_folder",
     "check_overlays_are_saved",
     "choose_colormap",
@@ -55,104 +42,84 @@ class Format(str, Enum):
     npz = "npz"
 
 
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the results.", rich_help_panel=OUTPUT_PANEL)]
-Save = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
-        help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-FormatOption = Annotated[
-    Format,
-    typer.Option(
-        help="File format of the images; npz writes the arrays instead, as --save npz.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-Caption = Annotated[
-    bool,
-    typer.Option("--caption", help="Write label, probability and method below overlays.", rich_help_panel=OUTPUT_PANEL),
-]
-Legend = Annotated[
-    bool, typer.Option("--legend", help="Draw below overlays what the colors mean.", rich_help_panel=OUTPUT_PANEL)
-]
-Regions = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[NAME=]REGION",
-        help="Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent "
-        "(0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-Sheet = Annotated[
-    bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.", rich_help_panel=OUTPUT_PANEL)
-]
+Out = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the results.")]
 
 
-def _describe_alpha(panel: str | None = None) -> Any:
-    return typer.Option(
-        metavar="X",
-        min=0,
-        max=1,
-        help="Opacity of the colors of the overlay.",
-        show_default="0.7",
-        rich_help_panel=panel,
+@dataclass(frozen=True)
+class DrawingOptions:
+    """Options of the colors of overlays."""
+
+    panel: ClassVar[str] = "Output"
+
+    alpha: Annotated[
+        float | None,
+        typer.Option(metavar="X", min=0, max=1, help="Opacity of the colors of the overlay.", show_default="0.7"),
+    ] = None
+    colormap: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Color map: heat, turbo, viridis, inferno, gray, ...", show_default="heat"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PictureOptions(DrawingOptions):
+    """Options of the overlays of photos."""
+
+    caption: Annotated[bool, typer.Option("--caption", help="Write label, probability and method below overlays.")] = (
+        False
     )
+    legend: Annotated[bool, typer.Option("--legend", help="Draw below overlays what the colors mean.")] = False
+    enlarge: Annotated[bool, typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.")] = True
+    max_side: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            min=1,
+            help="Longest side of the images, unless the model needs more. Larger photos are read faster.",
+            show_default="as the photo",
+        ),
+    ] = None
 
 
-def _describe_colormap(panel: str | None = None) -> Any:
-    return typer.Option(
-        metavar="NAME",
-        help="Color map: heat, turbo, viridis, inferno, gray, ...",
-        show_default="heat",
-        rich_help_panel=panel,
-    )
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options of the folder of a run, and of the files in it."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: Out = Path("out")
+    save: Annotated[
+        str, typer.Option(metavar="KIND", help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.")
+    ] = "overlay"
+    format: Annotated[
+        Format,
+        typer.Option(
+            metavar="FORMAT",
+            help=f"File format of the images: {', '.join(Format)}; npz writes the arrays instead, as --save npz.",
+        ),
+    ] = Format.png
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove the run that is in the folder, and start anew.")
+    ] = False
 
 
-Alpha = Annotated[float | None, _describe_alpha()]
-AlphaOfRun = Annotated[float | None, _describe_alpha(OUTPUT_PANEL)]
-ColormapName = Annotated[str | None, _describe_colormap()]
-ColormapNameOfRun = Annotated[str | None, _describe_colormap(OUTPUT_PANEL)]
-Enlarge = Annotated[
-    bool,
-    typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.", rich_help_panel=OUTPUT_PANEL),
-]
-MaxSide = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PIXELS",
-        min=1,
-        help="Longest side of the images, unless the model needs more. Larger photos are read faster.",
-        show_default="as the photo",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-Report = Annotated[
-    bool,
-    typer.Option(
-        "--report/--no-report", help="Write index.html, a page with all explanations.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite", help="Remove the run that is in the folder, and start anew.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-RetryFailed = Annotated[
-    bool,
-    typer.Option(
-        "--retry-failed", help="Try photos again that failed in an earlier start.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Verbose = Annotated[
-    bool | None,
-    typer.Option("--verbose/--no-verbose", "-v", help="Print a line for each photo.", show_default="on a terminal"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+@dataclass(frozen=True)
+class JsonOption:
+    """Option for results that other programs read."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False
+
+
+@dataclass(frozen=True)
+class PrintOptions(JsonOption):
+    """Options of what is printed."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+
+    @property
+    def hides_progress(self) -> bool:
+        """True if no progress and no notes are printed."""
+        return self.quiet or self.as_json
 
 
 def choose_colormap(name: str | None) -> str:

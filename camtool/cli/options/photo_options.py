@@ -2,65 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from camtool.cli.options.panels import PHOTOS_PANEL
+from camtool.cli.options.model_options import LabelOptions
 from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
 
 __all__ = [
-    "LabelsCsv",
     "Limit",
-    "OnlyWrong",
-    "Paths",
-    "Recursive",
-    "Seed",
-    "Shuffle",
+    "PhotoOptions",
+    "TruthOptions",
     "check_no_model_names",
     "check_no_other_command",
     "choose_command",
 ]
 
-Paths = Annotated[
-    list[str],
-    typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Explain the first N photos only.", rich_help_panel=PHOTOS_PANEL),
-]
-Shuffle = Annotated[
-    bool,
-    typer.Option(
-        "--shuffle", help="Explain in random order; with --limit a random sample.", rich_help_panel=PHOTOS_PANEL
-    ),
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", help="Number that chooses the random order.", rich_help_panel=PHOTOS_PANEL)
-]
-LabelsCsv = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="True classes: a table with the columns image and label. Adds right or wrong.",
-        rich_help_panel=PHOTOS_PANEL,
-        exists=True,
-        dir_okay=False,
-    ),
-]
-OnlyWrong = Annotated[
-    bool,
-    typer.Option(
-        "--only-wrong",
-        help="Write only photos that are classified wrongly; needs --labels-csv.",
-        rich_help_panel=PHOTOS_PANEL,
-    ),
-]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
+
+
+@dataclass(frozen=True)
+class PhotoOptions:
+    """Arguments and options that choose the photos."""
+
+    panel: ClassVar[str] = "Photos"
+
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
+    ]
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False
+    limit: Limit = None
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Explain in random order; with --limit a random sample.")
+    ] = False
+    seed: Annotated[int, typer.Option(metavar="N", help="Number that chooses the random order.")] = 0
+
+
+@dataclass(frozen=True)
+class TruthOptions(LabelOptions):
+    """Options for the names of the classes, and for the true class of each photo."""
+
+    labels_csv: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="True classes: a table with the columns image and label. Adds right or wrong.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    only_wrong: Annotated[
+        bool,
+        typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --labels-csv."),
+    ] = False
 
 
 def check_no_model_names(paths: list[str]) -> None:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from camtool.cli.options.panels import MODEL_PANEL
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.models import Channels, StatedPreprocessing
 
-__all__ = [
-    "ChannelOrder",
-    "ChannelsOption",
-    "Mean",
-    "Size",
-    "Std",
-    "TransformName",
-    "parse_image_size",
-    "parse_preprocessing",
-]
+__all__ = ["ChannelOrder", "PreprocessingOptions", "parse_image_size"]
 
 
 class ChannelOrder(str, Enum):
@@ -34,73 +25,59 @@ class ChannelOrder(str, Enum):
     gray = "gray"
 
 
-TransformName = Annotated[
-    str | None,
-    typer.Option(
-        "--transform",
-        metavar="NAME",
-        help="Your own preprocessing as package.module:function, whose code is then run. By default the model's.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Mean = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBERS",
-        help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Std = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBERS",
-        help="Standard deviation, as --mean.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-ChannelsOption = Annotated[
-    ChannelOrder | None,
-    typer.Option(
-        "--channels",
-        help="Channels that the model takes: RGB, BGR, or one of gray.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
+@dataclass(frozen=True)
+class PreprocessingOptions:
+    """Options that state how photos become the model's input; by default as the model's own preprocessing does."""
 
+    panel: ClassVar[str] = "Preprocessing"
 
-def parse_preprocessing(
-    transform: str | None, size: str | None, mean: str | None, std: str | None, channels: ChannelOrder | None
-) -> StatedPreprocessing:
-    """Return the preprocessing in the texts of the command line, checked as far as that is possible without the model.
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Your own preprocessing as package.module:function, whose code is then run. By default the model's.",
+        ),
+    ] = None
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
+        ),
+    ] = None
+    mean: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5."),
+    ] = None
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Standard deviation, as --mean.")] = None
+    channels: Annotated[
+        ChannelOrder | None, typer.Option(help="Channels that the model takes: RGB, BGR, or one of gray.")
+    ] = None
 
-    Raises:
-        CamtoolError: A text has another form, or the options contradict each other.
-    """
-    from camtool.models import StatedPreprocessing, scale_statistics
+    def parse(self) -> StatedPreprocessing:
+        """Return the preprocessing, checked as far as that is possible without the model.
 
-    parts = {"--size": size, "--mean": mean, "--std": std, "--channels": channels}
-    given = [name for name, value in parts.items() if value is not None]
-    if transform is not None and given:
-        raise CamtoolError(
-            f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
-            "the transform, or leave out --transform."
-        )
-    if (mean is None) != (std is None):
-        raise CamtoolError(f"{'--mean' if std is None else '--std'} is given alone; give --mean and --std.")
-    means, stds = _parse_numbers("--mean", mean, channels), _parse_numbers("--std", std, channels)
-    if means is not None and stds is not None:
-        scale_statistics(means, stds)
-    order: Channels | None = None if channels is None else channels.value
-    return StatedPreprocessing(transform, None if size is None else parse_image_size(size), means, stds, order)
+        Raises:
+            CamtoolError: A text has another form, or the options contradict each other.
+        """
+        from camtool.models import StatedPreprocessing, scale_statistics
+
+        parts = {"--size": self.size, "--mean": self.mean, "--std": self.std, "--channels": self.channels}
+        given = [name for name, value in parts.items() if value is not None]
+        if self.transform is not None and given:
+            raise CamtoolError(
+                f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
+                "the transform, or leave out --transform."
+            )
+        if (self.mean is None) != (self.std is None):
+            raise CamtoolError(f"{'--mean' if self.std is None else '--std'} is given alone; give --mean and --std.")
+        means = _parse_numbers("--mean", self.mean, self.channels)
+        stds = _parse_numbers("--std", self.std, self.channels)
+        if means is not None and stds is not None:
+            scale_statistics(means, stds)
+        order: Channels | None = None if self.channels is None else self.channels.value
+        size = None if self.size is None else parse_image_size(self.size)
+        return StatedPreprocessing(self.transform, size, means, stds, order)
 
 
 def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from camtool.errors import CamtoolError
 
-__all__ = [
-    "DEFAULT_MAX_PIXELS",
-    "Axis",
-    "AxisOption",
-    "Bands",
-    "Frame",
-    "MaxPixels",
-    "Percentiles",
-    "Slice",
-    "Volume",
-    "Window",
-    "parse_reading_options",
-]
+__all__ = ["DEFAULT_MAX_PIXELS", "Axis", "PixelOptions"]
+
+# Written out, because the reader of images imports numpy, and the help must be shown at once.
+DEFAULT_MAX_PIXELS = 200_000_000
 
 
 class Axis(str, Enum):
@@ -34,70 +26,62 @@ class Axis(str, Enum):
     ras = "ras"
 
 
-_READING_PANEL = "DICOM, NIfTI, GeoTIFF, microscopy"
+@dataclass(frozen=True)
+class PixelOptions:
+    """Options that choose what is read of a photo."""
 
+    panel: ClassVar[str] = "Scientific formats"
 
-def _describe_reading(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=_READING_PANEL)
+    bands: Annotated[
+        str | None, typer.Option(metavar="N,N,N", help="Bands, from 1, e.g. 4,3,2 for red, green and blue.")
+    ] = None
+    window: Annotated[
+        str | None, typer.Option(metavar="CENTER,WIDTH", help="Values from black to white, e.g. 40,400.")
+    ] = None
+    percentiles: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="The same as percentiles of each band, e.g. 2,98.")
+    ] = None
+    slice: Annotated[str | None, typer.Option(metavar="N", help="Slice, page or DICOM frame, from 0, or 'middle'.")] = (
+        None
+    )
+    axis: Annotated[
+        Axis | None, typer.Option(metavar="AXIS", help="Slices of NIfTI: axial, coronal, sagittal, ras.")
+    ] = None
+    frame: Annotated[int | None, typer.Option(metavar="N", help="Time step, from 0.")] = None
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Most pixels of a photo; larger ones are not decoded, and fail.",
+            rich_help_panel="Photos",
+        ),
+    ] = DEFAULT_MAX_PIXELS
 
+    def parse(self) -> dict[str, Any]:
+        """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
 
-Bands = Annotated[str | None, _describe_reading("N,N,N", "Bands, from 1, e.g. 4,3,2 for red, green and blue.")]
-Window = Annotated[str | None, _describe_reading("CENTER,WIDTH", "Values from black to white, e.g. 40,400.")]
-Percentiles = Annotated[str | None, _describe_reading("LOW,HIGH", "The same as percentiles of each band, e.g. 2,98.")]
-Slice = Annotated[str | None, _describe_reading("N", "Slice, page or DICOM frame, from 0, or 'middle'.")]
-Frame = Annotated[int | None, _describe_reading("N", "Time step, from 0.")]
-AxisOption = Annotated[Axis | None, _describe_reading("AXIS", "Slices of NIfTI: axial, coronal, sagittal, ras.")]
+        Raises:
+            CamtoolError: A text is no list of numbers, or an option is not allowed.
+        """
+        from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
 
-Volume = Annotated[
-    bool,
-    typer.Option(
-        "--volume",
-        help="Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each file.",
-        rich_help_panel=_READING_PANEL,
-    ),
-]
-
-# Written out, because the reader of images imports numpy, and the help must be shown at once.
-DEFAULT_MAX_PIXELS = 200_000_000
-MaxPixels = Annotated[
-    int,
-    typer.Option(
-        "--max-pixels", metavar="N", min=1, help="Most pixels of a photo; larger ones are not decoded, and fail."
-    ),
-]
-
-
-def parse_reading_options(
-    *,
-    bands: str | None,
-    window: str | None,
-    percentiles: str | None,
-    slice: str | None,  # noqa: A002
-    axis: Axis | None,
-    frame: int | None,
-    max_pixels: int,
-) -> dict[str, Any]:
-    """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
-
-    Raises:
-        CamtoolError: A text is no list of numbers, or an option is not allowed.
-    """
-    from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
-
-    options = {
-        "bands": _parse_numbers("--bands", bands, "4,3,2", int),
-        "window": _parse_numbers("--window", window, "40,400", float),
-        "percentiles": _parse_numbers("--percentiles", percentiles, "2,98", float),
-        "slice": slice if slice is None or slice == "middle" else _parse_numbers("--slice", slice, "45", int)[0],
-        "axis": None if axis is None else axis.value,
-        "frame": frame,
-        "max_pixels": max_pixels,
-        "max_memory": RUN_MEMORY if max_pixels <= DEFAULT_MAX_PIXELS else None,
-        "max_drawn": MAX_DRAWN,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    ReadingOptions.from_user(given)
-    return given
+        options = {
+            "bands": _parse_numbers("--bands", self.bands, "4,3,2", int),
+            "window": _parse_numbers("--window", self.window, "40,400", float),
+            "percentiles": _parse_numbers("--percentiles", self.percentiles, "2,98", float),
+            "slice": self.slice
+            if self.slice in (None, "middle")
+            else _parse_numbers("--slice", self.slice, "45", int)[0],
+            "axis": None if self.axis is None else self.axis.value,
+            "frame": self.frame,
+            "max_pixels": self.max_pixels,
+            "max_memory": RUN_MEMORY if self.max_pixels <= DEFAULT_MAX_PIXELS else None,
+            "max_drawn": MAX_DRAWN,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        ReadingOptions.from_user(given)
+        return given
 
 
 def _parse_numbers(option: str, text: str | None, example: str, kind: Callable[[str], Any]) -> Any:

@@ -6,7 +6,6 @@ this one continues.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
@@ -219,7 +218,7 @@ class RunReport:
         totals = self._sum_up()
         if self._as_json:
             summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
-            terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
+            terminal.print_json(summary)
             return
         if not self._quiet:
             if interrupted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -20,14 +19,13 @@ from camtool.cli.options import model_options
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
-from camtool.cli.run_folders.cluster_options import is_given
+from camtool.cli.run_folders.cluster_options import ClusterOptions
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
-from camtool.cli.run_folders.run_request import RunRequest
+from camtool.cli.run_folders.run_request import RunRequest, is_given
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 
 if TYPE_CHECKING:
-    from camtool.models import Loaded
     from camtool.runs.cluster.cluster_run import ClusterRun
     from camtool.runs.cluster.plan import ClusterInputs
     from camtool.runs.cluster.shard_worker import ShardOutcome
@@ -41,7 +39,7 @@ _SECONDS_BETWEEN_LINES = 10
 """Time between two lines of progress where there is no terminal."""
 
 
-def run_on_cluster(context: typer.Context, request: RunRequest) -> int:
+def run_on_cluster(context: typer.Context, request: RunRequest, cluster: ClusterOptions) -> int:
     """Plan a run on a cluster, follow it, print the summary, and return the exit code.
 
     Raises:
@@ -54,74 +52,60 @@ def run_on_cluster(context: typer.Context, request: RunRequest) -> int:
     from camtool.runs.cluster.plan import divide_inputs
     from camtool.runs.cluster.ray_run import Resources
 
-    asked, is_quiet = request.options, request.options["quiet"] or request.options["as_json"]
+    options, is_quiet = request.options, request.options.printed.hides_progress
     folder = OutputFolder.find(to_uri(request.output.folder))
-    if not asked["overwrite"]:
+    if not options.output.overwrite:
         folder.check_unchanged(describe_command(request.command))
-    listed = _list_inputs(request, is_quiet=is_quiet)
-    loaded = _load_model(request, is_quiet=is_quiet)
-    true_classes = read_true_classes(asked["labels_csv"], listed.files, loaded)
-    inputs = replace(listed, files=select_photos(asked, listed.files, true_classes))
+    listed = _list_inputs(request, cluster.image_column)
+    # On this machine, which may lack the device of the workers.
+    model = replace(options.model, device=model_options.Device.auto)
+    loaded = model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
+    true_classes = read_true_classes(options.truth.labels_csv, listed.files, loaded)
+    inputs = replace(listed, files=select_photos(options, listed.files, true_classes))
     notes = true_classes.describe_gaps(listed.files)
-    if asked["caption"]:
+    if options.pictures.caption:
         notes += describe_undrawable_labels(loaded)
     run = ClusterRun(
-        divide_inputs(inputs, asked["shard_size"], true_classes.by_photo),
+        divide_inputs(inputs, cluster.shard_size, true_classes.by_photo),
         folder,
         _build_settings(request),
         command=request.command,
-        resources=Resources(asked["gpus_per_worker"], asked["cpus_per_worker"], asked["cluster_workers"]),
-        address=asked["address"],
+        resources=Resources(cluster.gpus_per_worker, cluster.cpus_per_worker, cluster.cluster_workers),
+        address=cluster.address,
         pictures=request.output if is_given(context, "save") else None,
-        only_wrong=asked["only_wrong"],
-        overwrite=asked["overwrite"],
+        only_wrong=options.truth.only_wrong,
+        overwrite=options.output.overwrite,
         loaded=loaded,
     )
     return _Follower(run, notes, has_classes=true_classes.path is not None, request=request).follow()
 
 
-def _list_inputs(request: RunRequest, *, is_quiet: bool) -> ClusterInputs:
+def _list_inputs(request: RunRequest, image_column: str | None) -> ClusterInputs:
     """List the photos; check that options which need their names get them."""
     from camtool.runs.cluster.plan import list_inputs
 
-    asked = request.options
-    with show_activity("Listing photos", is_quiet=is_quiet):
+    photos, truth = request.options.photos, request.options.truth
+    with show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
         listed = list_inputs(
-            asked["paths"],
-            recursive=asked["recursive"],
-            out=request.output.folder,
-            image_column=asked["image_column"],
+            photos.paths, recursive=photos.recursive, out=request.output.folder, image_column=image_column
         )
-    for name in ("labels_csv", "limit", "shuffle"):
-        if asked[name]:
-            listed.check_files_only(f"--{name.replace('_', '-')}")
+    for name, value in (("labels-csv", truth.labels_csv), ("limit", photos.limit), ("shuffle", photos.shuffle)):
+        if value:
+            listed.check_files_only(f"--{name}")
     return listed
-
-
-def _load_model(request: RunRequest, *, is_quiet: bool) -> Loaded:
-    """Load the model on this machine, which may lack the device of the workers."""
-    asked = request.options
-    return model_options.load_model(
-        asked["model"],
-        asked["weights"],
-        labels=asked["labels"],
-        is_quiet=is_quiet,
-        preprocessing=request.preprocessing,
-    )
 
 
 def _build_settings(request: RunRequest) -> dict[str, Any]:
     """Return the settings of the batch class on the workers. They run in other folders, so paths are absolute."""
-    asked = request.options
-    labels, weights = asked["labels"], asked["weights"]
+    model, labels = request.options.model, request.options.truth.labels
     return {
         **request.settings,
         "method": request.methods,
         "target": request.targets,
-        "model": asked["model"],
-        "weights": None if weights is None else str(Path(weights).absolute()),
+        "model": model.model,
+        "weights": None if model.weights is None else str(Path(model.weights).absolute()),
         "labels": None if labels is None else model_options.read_labels(labels),
-        "device": asked["device"].value,
+        "device": model.device.value,
         "max_side": request.output.max_side,
         "preprocessing": request.preprocessing,
     }
@@ -144,7 +128,7 @@ class _Follower:
 
     def __init__(self, run: ClusterRun, notes: list[str], *, has_classes: bool, request: RunRequest) -> None:
         self._run, self._notes, self._has_classes = run, notes, has_classes
-        self._quiet, self._as_json = request.options["quiet"], request.options["as_json"]
+        self._quiet, self._as_json = request.options.printed.quiet, request.options.printed.as_json
         self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
         self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
@@ -210,8 +194,7 @@ class _Follower:
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
         if self._as_json:
-            summary = self._build_json_summary(seconds, interrupted=interrupted)
-            terminal.out.print_json(json.dumps(summary), ensure_ascii=True)
+            terminal.print_json(self._build_json_summary(seconds, interrupted=interrupted))
             return
         if not self._quiet:
             if interrupted:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import model_options
+from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.activity import show_activity
 from camtool.cli.run_folders import report_command
-from camtool.cli.run_folders.run_request import RunRequest
+from camtool.cli.run_folders.run_request import LocalOptions, RunOptions, RunRequest
 from camtool.runs.run_folder import description, sheets
 
 if TYPE_CHECKING:
@@ -26,70 +25,59 @@ if TYPE_CHECKING:
 __all__ = ["describe_undrawable_labels", "read_true_classes", "run_here", "select_photos"]
 
 
-def run_here(context: typer.Context, request: RunRequest) -> int:
+def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -> int:
     """Explain the photos on this machine, print the progress and the summary, and return the exit code.
 
     Raises:
         CamtoolError: The request cannot be served.
     """
     from camtool.explainer import Explainer
+    from camtool.runs import job_list
     from camtool.runs.run_folder.replay import Replayer
     from camtool.runs.run_folder.run_folder import RunStart
 
-    asked, out = request.options, request.output.folder
-    if asked["sheet"]:
+    options, out = request.options, request.output.folder
+    if local.sheet:
         sheets.check_sheets(out)
-    is_quiet = asked["quiet"] or asked["as_json"]
+    printed, is_quiet = options.printed, options.printed.hides_progress
     # Photos are listed before the model is loaded, which may take minutes.
-    listed = _list_photos(asked, out, is_quiet=is_quiet)
+    with show_activity("Listing photos", is_quiet=is_quiet):
+        photos = options.photos
+        listed = job_list.plan_run(photos.paths, recursive=photos.recursive, out=out, as_volumes=local.volume)
     if not is_quiet:
-        _tell_series(listed, is_joined=asked["volume"])
-    loaded = model_options.load_model(
-        asked["model"],
-        asked["weights"],
-        labels=asked["labels"],
-        device=asked["device"].value,
-        is_quiet=is_quiet,
-        preprocessing=request.preprocessing,
-    )
+        _tell_series(listed, is_joined=local.volume)
+    loaded = options.model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
     explainer = Explainer(loaded, request.methods, **request.settings)
-    true_classes = read_true_classes(asked["labels_csv"], listed, loaded)
-    planned, notes = select_photos(asked, listed, true_classes), true_classes.describe_gaps(listed)
-    if asked["caption"] or asked["sheet"]:
+    true_classes = read_true_classes(options.truth.labels_csv, listed, loaded)
+    planned, notes = select_photos(options, listed, true_classes), true_classes.describe_gaps(listed)
+    if options.pictures.caption or local.sheet:
         notes += describe_undrawable_labels(loaded)
     output = replace(request.output, true_classes=true_classes.by_photo)
     described = description.describe_run(loaded, request.methods, request.settings, request.command)
     if isinstance(context.obj, Replayer):  # called by `camtool replay`
-        context.obj.replay(explainer, request.targets, output, asked["batch_size"], described)
+        context.obj.replay(explainer, request.targets, output, options.batch_size, described)
         return 0
-    if not asked["overwrite"]:
+    if not options.output.overwrite:
         run_summary.print_machine_changes(description.list_machine_changes(out, described))
     start = RunStart(
         described,
-        overwrite=asked["overwrite"],
-        retry_failed=asked["retry_failed"],
+        overwrite=options.output.overwrite,
+        retry_failed=local.retry_failed,
         listed=frozenset(str(job.source) for job in listed.jobs),
     )
     report = run_summary.RunReport(
         planned,
         output,
-        quiet=asked["quiet"],
-        verbose=_shows_lines(asked),
-        as_json=asked["as_json"],
-        has_sheet=asked["sheet"],
+        quiet=printed.quiet,
+        verbose=_shows_lines(local.verbose, printed),
+        as_json=printed.as_json,
+        has_sheet=local.sheet,
         notes=notes,
     )
-    code = report.follow_run(explainer, request.targets, asked["batch_size"], asked["workers"], start)
-    if asked["page"]:
+    code = report.follow_run(explainer, request.targets, options.batch_size, local.workers, start)
+    if local.page:
         report_command.write_after_run(out, is_stopped=code not in (0, 1), quiet=is_quiet)
     return code
-
-
-def _list_photos(asked: Mapping[str, Any], out: Path, *, is_quiet: bool) -> Plan:
-    from camtool.runs import job_list
-
-    with show_activity("Listing photos", is_quiet=is_quiet):
-        return job_list.plan_run(asked["paths"], recursive=asked["recursive"], out=out, as_volumes=asked["volume"])
 
 
 def _tell_series(plan: Plan, *, is_joined: bool) -> None:
@@ -108,13 +96,14 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
         )
 
 
-def select_photos(asked: Mapping[str, Any], listed: Plan, true_classes: TrueClasses) -> Plan:
+def select_photos(options: RunOptions, listed: Plan, true_classes: TrueClasses) -> Plan:
     """Return the photos that the options choose: those with a true class, a random sample, the first ones."""
     from camtool.runs import job_list
 
-    if asked["only_wrong"]:
+    if options.truth.only_wrong:
         listed = replace(listed, jobs=[job for job in listed.jobs if job.source in true_classes.by_photo])
-    return job_list.select_jobs(listed, limit=asked["limit"], shuffle=asked["shuffle"], seed=asked["seed"])
+    photos = options.photos
+    return job_list.select_jobs(listed, limit=photos.limit, shuffle=photos.shuffle, seed=photos.seed)
 
 
 def read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueClasses:
@@ -142,9 +131,8 @@ def describe_undrawable_labels(loaded: Loaded) -> list[str]:
     return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
 
 
-def _shows_lines(asked: Mapping[str, Any]) -> bool:
+def _shows_lines(verbose: bool | None, printed: PrintOptions) -> bool:
     """Return True if a line for each photo is printed: by default on a terminal, where the user watches."""
-    if asked["as_json"]:
+    if printed.as_json:
         return False
-    verbose: bool | None = asked["verbose"]
-    return verbose if verbose is not None else terminal.out.is_terminal and not asked["quiet"]
+    return verbose if verbose is not None else terminal.out.is_terminal and not printed.quiet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,9 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.run_folders import cluster_options, run_request
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.run_folders import run_request
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 
+@takes_options
 def replay(
+    *,
     context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
     image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
@@ -38,7 +41,7 @@ def replay(
     transform: Annotated[
         str | None, typer.Option(metavar="NAME", help="The transform of the run, if it is code that you trust.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    printed: PrintOptions,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
 
@@ -49,10 +52,12 @@ def replay(
     replayer = Replayer(run, image)
     _check_trusted(replayer, image, {"model": model, "transform": transform}, allow_code=allow_code)
     with TemporaryDirectory(prefix="camtool-replay-") as folder:
-        _repeat_run(context, replayer, [f"--out={folder}", "--quiet"] if as_json else [f"--out={folder}"])
-    if as_json:
-        terminal.out.print_json(json.dumps(_build_json(replayer)), ensure_ascii=True)
-    else:
+        _repeat_run(
+            context, replayer, [f"--out={folder}", "--quiet"] if printed.hides_progress else [f"--out={folder}"]
+        )
+    if printed.as_json:
+        terminal.print_json(_build_json(replayer))
+    elif not printed.quiet or not replayer.is_identical:
         _print_result(replayer)
     raise typer.Exit(0 if replayer.is_identical else 1)
 
@@ -101,8 +106,7 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         CamtoolError: The command has no such option, as the run was made by another version of camtool.
     """
     # The description of a run holds no others. They could name an output folder or a file of further options.
-    hidden = run_request.WITHOUT_EFFECT | cluster_options.ALL
-    known = {each.name: each for each in command.params if each.name not in hidden}
+    known = {each.name: each for each in command.params if each.name not in run_request.WITHOUT_EFFECT}
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import output_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["report", "write_after_run"]
 
 
+@takes_options
 def report(
+    *,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Output folder of a run, or Parquet shards of a cluster run.")
     ],
@@ -38,11 +42,13 @@ def report(
         bool,
         typer.Option("--copy-photos", help="Put reduced copies of the photos beside the page, to give it to others."),
     ] = False,
-    quiet: output_options.Quiet = False,
+    printed: PrintOptions,
 ) -> None:
     """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
-    written = _write(run, photos=photos, copy_photos=copy_photos, quiet=quiet)
-    if not quiet:
+    written = _write(run, photos=photos, copy_photos=copy_photos, quiet=printed.hides_progress)
+    if printed.as_json:
+        terminal.print_json({**asdict(written), "path": str(written.path)})
+    elif not printed.quiet:
         failures = f" and {format_count(written.failures, 'failure')}" if written.failures else ""
         print_line(
             f"[bold green]{format_count(written.explanations, 'explanation')}[/]{failures} are in "

@@ -4,27 +4,108 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.cli.options import map_options, output_options, photo_options, preprocessing_options, reading_options
-from camtool.cli.run_folders import cluster_options
+from camtool.cli.options import (
+    config_files,
+    map_options,
+    model_options,
+    output_options,
+    photo_options,
+    preprocessing_options,
+    reading_options,
+)
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
     from camtool.models import StatedPreprocessing
 
-__all__ = ["WITHOUT_EFFECT", "RunRequest", "read_request"]
+__all__ = ["WITHOUT_EFFECT", "LocalOptions", "RunOptions", "RunRequest", "is_given", "read_request"]
 
 WITHOUT_EFFECT = frozenset(
-    {"out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config"}
+    {
+        *("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config"),
+        *("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers"),
+    }
 )
 """Options that change no result, so that they may differ when a run is continued. All others may not."""
 
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading")
 """Settings of the explainer that are not options of a method."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options that mean the same here and on a cluster."""
+
+    photos: photo_options.PhotoOptions
+    model: model_options.ModelOptions
+    truth: photo_options.TruthOptions
+    preprocessing: preprocessing_options.PreprocessingOptions
+    pixels: reading_options.PixelOptions
+    map: map_options.MapOptions
+    output: output_options.OutputOptions
+    pictures: output_options.PictureOptions
+    printed: output_options.PrintOptions
+    batch_size: model_options.BatchSize = 8
+    engine: model_options.EngineOption = model_options.Engine.eager
+    config: config_files.Config = None
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Options of a run on this machine."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Threads that read, prepare, draw and write photos while the model runs.",
+            show_default="the cores",
+            rich_help_panel="Model",
+        ),
+    ] = None
+    volume: Annotated[
+        bool,
+        typer.Option(
+            "--volume",
+            help="Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each "
+            "file.",
+            rich_help_panel="Scientific formats",
+        ),
+    ] = False
+    region: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]REGION",
+            help="Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent "
+            "(0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.",
+            rich_help_panel="Output",
+        ),
+    ] = None
+    sheet: Annotated[
+        bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.", rich_help_panel="Output")
+    ] = False
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report", help="Write index.html, a page with all explanations.", rich_help_panel="Output"
+        ),
+    ] = True
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Try photos again that failed in an earlier start.", rich_help_panel="Output"
+        ),
+    ] = False
+    verbose: Annotated[
+        bool | None,
+        typer.Option("--verbose/--no-verbose", "-v", help="Print a line for each photo.", show_default="on a terminal"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +119,7 @@ class RunRequest:
         preprocessing: The preprocessing that the user stated.
         output: What is written, where, and how.
         command: The options that results depend on, by name, as the user wrote them.
-        options: All options by name.
+        options: The options.
     """
 
     methods: list[str]
@@ -47,15 +128,16 @@ class RunRequest:
     preprocessing: StatedPreprocessing
     output: OutputSettings
     command: Mapping[str, Any]
-    options: Mapping[str, Any]
+    options: RunOptions
 
 
-def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest:
+def read_request(context: typer.Context, options: RunOptions, local: LocalOptions | None = None) -> RunRequest:
     """Return the request in the options of the command. Everything that can be wrong is checked.
 
     Args:
         context: The call of the command.
-        asked: Its options by name, as values of their types.
+        options: Its options.
+        local: Those of a run on this machine; None for one on a cluster.
 
     Raises:
         CamtoolError: Something is.
@@ -63,66 +145,67 @@ def read_request(context: typer.Context, asked: Mapping[str, Any]) -> RunRequest
     from camtool.runs import job_list
     from camtool.runs.run_folder import description, replaced_run
 
-    cluster_options.check_options(context)
-    output = _read_output(context, asked)
-    photo_options.check_no_model_names(asked["paths"])
+    output, paths = _read_output(context, options, local), options.photos.paths
+    photo_options.check_no_model_names(paths)
     # Before the output folder, whose run a mistyped path does not fit either.
-    job_list.check_existence(asked["paths"])
-    preprocessing = preprocessing_options.parse_preprocessing(
-        *(asked[name] for name in ("transform", "size", "mean", "std", "channels"))
-    )
-    hidden = WITHOUT_EFFECT | (cluster_options.WITHOUT_EFFECT if asked["cluster"] else cluster_options.ALL)
-    command = {name: value for name, value in context.params.items() if name not in hidden}
-    if not asked["cluster"]:
-        photo_options.check_no_other_command(asked["paths"])
-        if not asked["overwrite"] and not replaced_run.is_interrupted(asked["out"]):
-            description.check_unchanged(asked["out"], description.describe_command(command))
+    job_list.check_existence(paths)
+    preprocessing = options.preprocessing.parse()
+    command = {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT}
+    if local is not None:
+        photo_options.check_no_other_command(paths)
+        if not options.output.overwrite and not replaced_run.is_interrupted(output.folder):
+            description.check_unchanged(output.folder, description.describe_command(command))
     settings: dict[str, Any] = {
-        "layer": asked["layer"],
-        "merge": asked["merge"],
-        "batch_size": asked["batch_size"],
-        "placement": asked["placement"].value,
-        "engine": asked["engine"].value,
-        "reading": reading_options.parse_reading_options(
-            **{name: asked[name] for name in ("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels")}
-        ),
+        "layer": options.map.layer,
+        "merge": options.map.merge,
+        "batch_size": options.batch_size,
+        "placement": options.map.placement.value,
+        "engine": options.engine.value,
+        "reading": options.pixels.parse(),
     }
-    settings |= map_options.parse_method_options(asked["option"], _SETTINGS)
+    settings |= map_options.parse_method_options(options.map.option, _SETTINGS)
     return RunRequest(
-        methods=map_options.find_methods(asked["method"], settings, _SETTINGS),
-        targets=map_options.parse_targets(asked["target"]),
+        methods=map_options.find_methods(options.map.method, settings, _SETTINGS),
+        targets=map_options.parse_targets(options.map.target),
         settings=settings,
         preprocessing=preprocessing,
         output=output,
         command=command,
-        options=asked,
+        options=options,
     )
 
 
-def _read_output(context: typer.Context, asked: Mapping[str, Any]) -> OutputSettings:
+def _read_output(context: typer.Context, options: RunOptions, local: LocalOptions | None) -> OutputSettings:
     """Return what is written, and check that what options ask for is written at all."""
-    as_arrays = asked["format"] is output_options.Format.npz
-    save = "npz" if as_arrays and not cluster_options.is_given(context, "save") else asked["save"]
-    kinds = output_options.parse_kinds(save, asked["format"])
-    if asked["cluster"]:
-        cluster_options.check_kinds(
-            kinds, caption=asked["caption"], has_pictures=cluster_options.is_given(context, "save")
+    output, pictures, has_kinds = options.output, options.pictures, is_given(context, "save")
+    as_arrays = output.format is output_options.Format.npz
+    kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
+    if local is None and kinds != ["overlay"]:
+        raise CamtoolError(
+            f"--save {','.join(kinds)}: camtool cluster writes Parquet, and pictures with --save overlay."
         )
-    output_options.check_overlays_are_saved(
-        kinds, caption=asked["caption"], sheet=asked["sheet"], legend=asked["legend"]
-    )
-    if asked["only_wrong"] and asked["labels_csv"] is None:
+    if local is None and pictures.caption and not has_kinds:
+        raise CamtoolError("--caption needs overlays, which camtool cluster writes with --save overlay.")
+    has_sheet = local is not None and local.sheet
+    output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
+    if options.truth.only_wrong and options.truth.labels_csv is None:
         raise CamtoolError("--only-wrong needs the true classes; give them with --labels-csv FILE.")
     return OutputSettings(
-        folder=asked["out"],
+        folder=output.out,
         kinds=kinds,
-        format="png" if as_arrays else asked["format"].value,
-        alpha=asked["alpha"],
-        colormap=output_options.choose_colormap(asked["colormap"]),
-        enlarge=asked["enlarge"],
-        max_side=asked["max_side"],
-        has_captions=asked["caption"],
-        only_wrong=asked["only_wrong"],
-        regions=output_options.parse_regions(asked["region"], asked["max_side"]),
-        has_legend=asked["legend"],
+        format="png" if as_arrays else output.format.value,
+        alpha=pictures.alpha,
+        colormap=output_options.choose_colormap(pictures.colormap),
+        enlarge=pictures.enlarge,
+        max_side=pictures.max_side,
+        has_captions=pictures.caption,
+        only_wrong=options.truth.only_wrong,
+        regions=output_options.parse_regions(local.region if local else None, pictures.max_side),
+        has_legend=pictures.legend,
     )
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return True if the user set an option, on the command line, in the environment or in a file of options."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

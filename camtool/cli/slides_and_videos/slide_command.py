@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli.options import map_options, model_options, output_options
-from camtool.cli.progress.file_progress import FileProgress
-from camtool.cli.slides_and_videos import file_results
-from camtool.errors import ImageError
+from camtool.cli.options import map_options, model_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import (
+    DrawingOptions,
+    Out,
+    PrintOptions,
+    check_output_folder,
+    choose_colormap,
+)
+from camtool.cli.slides_and_videos.file_results import FileResult, explain_files
 
 __all__ = ["explain_slides"]
 
@@ -26,16 +31,14 @@ class Background(str, Enum):
     none = "none"
 
 
+@takes_options
 def explain_slides(
+    *,
     slides: Annotated[list[str], typer.Argument(metavar="SLIDE", help="Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...")],
     target: Annotated[str, typer.Option(metavar="CLASS", help="Class index or name, explained on all tiles.")],
-    model: model_options.Model = "resnet50",
-    weights: model_options.Weights = None,
-    labels: model_options.Labels = None,
-    device: model_options.DeviceOption = model_options.Device.auto,
-    method: map_options.MethodName = "gradcam",
-    layer: map_options.LayerName = None,
-    option: map_options.MethodOptions = None,
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    map_: map_options.MethodOptions,
     mpp: Annotated[
         float | None,
         typer.Option(
@@ -58,40 +61,29 @@ def explain_slides(
     min_tissue: Annotated[
         float, typer.Option(metavar="X", min=0, max=1, help="Smallest share of tissue in a tile.")
     ] = 0.05,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Tiles in a batch.")] = 32,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; each slide gets a folder in it.")] = Path("out"),
-    alpha: output_options.Alpha = None,
-    colormap: output_options.ColormapName = None,
-    quiet: output_options.Quiet = False,
+    batch_size: model_options.BatchSize = 32,
+    engine: model_options.EngineOption = model_options.Engine.eager,
+    out: Out = Path("out"),
+    drawing: DrawingOptions,
+    printed: PrintOptions,
 ) -> None:
     """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
     from camtool.slides.explaining import explain_slide
 
-    colormap = output_options.choose_colormap(colormap)
-    output_options.check_output_folder(out)
+    style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
+    check_output_folder(out)
     settings: dict[str, Any] = {
-        "layer": layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
-        "batch_size": batch_size, "background": background.value,
+        "layer": map_.layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
+        "batch_size": batch_size, "background": background.value, "engine": engine.value,
     }  # fmt: skip
-    settings |= map_options.parse_method_options(option, tuple(settings))
-    loaded = model_options.load_model(model, weights, labels=labels, device=device.value, is_quiet=quiet)
+    settings |= map_options.parse_method_options(map_.option, tuple(settings))
+    loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
     (asked,) = map_options.parse_targets([target])
-    is_any_failed = False
-    with file_results.stop_on_signal():
-        for slide, name in zip(slides, file_results.name_results(slides), strict=True):
-            started = time.perf_counter()
-            try:
-                with FileProgress(Path(slide).name, is_quiet=quiet):
-                    result = explain_slide(loaded, slide, asked, method=method, **settings)  # type: ignore[arg-type]
-                    (out / name).mkdir(parents=True, exist_ok=True)  # a name with a dot would be that of a file
-                    folder = result.save(out / name, alpha=alpha, colormap=colormap)
-            except ImageError as error:
-                file_results.print_failure(slide, error)
-                is_any_failed = True
-                continue
-            if not quiet:
-                tiles = (
-                    f"{result.label}: {format_count(len(result.tiles), 'tile')} explained, {result.skipped:,} skipped"
-                )
-                file_results.print_result(tiles, started, result.layer, folder, result.warnings)
-    raise typer.Exit(1 if is_any_failed else 0)
+
+    def explain(path: str, name: str) -> FileResult:
+        result = explain_slide(loaded, path, asked, method=map_.method, **settings)  # type: ignore[arg-type]
+        (out / name).mkdir(parents=True, exist_ok=True)  # a name with a dot would be that of a file
+        tiles = f"{result.label}: {format_count(len(result.tiles), 'tile')} explained, {result.skipped:,} skipped"
+        return FileResult(tiles, result.layer, result.save(out / name, **style), result.warnings)
+
+    explain_files(slides, printed, explain)

@@ -177,8 +177,8 @@ class OutputFolder:
         """
         if self._holds_local_run():
             raise CamtoolError(
-                f"out {self.name!r} holds a run without --cluster, which --overwrite removes only without it; give "
-                "another folder with --out."
+                f"out {self.name!r} holds a run of camtool run, which only that command removes; give another "
+                "folder with --out."
             )
         self.remove_traces()
         for name in filter(is_shard_name, sorted(self.list_files())):

@@ -201,7 +201,7 @@ def _describe_deaths(shard: Shard) -> str:
     first = next(iter(shard.source.names), shard.name)
     return (
         f"shard {shard.name}, which begins with {first}: its workers died several times. A photo may need more memory "
-        "than a worker has, or crash a decoder; explain these photos with a run without --cluster to find it."
+        "than a worker has, or crash a decoder; explain these photos with camtool run to find it."
     )
 
 

@@ -182,7 +182,7 @@ def _check_shape(description: Mapping[str, Any], path: Path) -> None:
     if not isinstance(model, str) or not isinstance(weights, str | None):
         raise CamtoolError(f"{path} is damaged: its command names no valid model or weights.")
     if is_cluster_run(description):
-        raise CamtoolError(f"{path} is of a run with --cluster, which cannot be replayed.")
+        raise CamtoolError(f"{path} is of camtool cluster, whose runs cannot be replayed.")
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:

@@ -246,7 +246,7 @@ def _check_no_cluster_run(folder: Path) -> None:
     """
     if is_cluster_run(read_description(folder) or {}):
         raise CamtoolError(
-            f"out {str(folder)!r} holds a run with --cluster, which --overwrite removes only with it; give another "
+            f"out {str(folder)!r} holds a run of camtool cluster, which only that command removes; give another "
             "folder with --out."
         )
 

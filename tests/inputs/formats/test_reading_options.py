@@ -11,7 +11,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
-from camtool.cli.options import reading_options
+from camtool.cli.options.reading_options import Axis, PixelOptions
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
 from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
@@ -178,14 +178,12 @@ def test_wrong_options_end_the_command(
 
 
 def test_the_texts_of_the_command_line_become_options() -> None:
-    empty = {"bands": None, "window": None, "percentiles": None, "slice": None, "axis": None, "frame": None}
-    empty["max_pixels"] = 10**8
     limits = {"max_pixels": 10**8, "max_memory": RUN_MEMORY, "max_drawn": MAX_DRAWN}
-    assert reading_options.parse_reading_options(**empty) == limits  # type: ignore[arg-type]
-    raised = reading_options.parse_reading_options(**(empty | {"max_pixels": 10**9}))  # type: ignore[arg-type]
+    assert PixelOptions(max_pixels=10**8).parse() == limits
+    raised = PixelOptions(max_pixels=10**9).parse()
     assert raised == {"max_pixels": 10**9, "max_drawn": MAX_DRAWN}
-    given = {"bands": "4,3,2", "window": "40,400", "slice": "middle", "axis": reading_options.Axis.coronal, "frame": 1}
-    assert reading_options.parse_reading_options(**(empty | given)) == {  # type: ignore[arg-type]
+    given = PixelOptions("4,3,2", "40,400", slice="middle", axis=Axis.coronal, frame=1, max_pixels=10**8)
+    assert given.parse() == {
         "bands": (4, 3, 2),
         "window": (40, 400),
         "slice": "middle",
@@ -194,4 +192,4 @@ def test_the_texts_of_the_command_line_become_options() -> None:
         **limits,
     }
     with pytest.raises(CamtoolError, match=r"--slice .1\.5. is not a list"):
-        reading_options.parse_reading_options(**(empty | {"slice": "1.5"}))  # type: ignore[arg-type]
+        PixelOptions(slice="1.5").parse()

@@ -146,7 +146,7 @@ def test_the_expected_versions_and_weights_are_accepted(tmp_path, shards, demo):
 
 
 def describe(demo, method="gradcam", **changes):
-    command = {"paths": ["/photos"], "method": [method], "cluster": "ray", **changes}
+    command = {"paths": ["/photos"], "method": [method], "shard_size": 9, **changes}
     return {**describe_run(demo, [method], {}, command), "inputs": {"shards": 2, "sha256": "ab"}}
 
 
@@ -162,11 +162,11 @@ def test_the_same_settings_continue_and_others_are_refused_by_name(folder, demo)
 
 def test_a_local_run_is_not_continued_on_a_cluster_and_not_removed(folder, demo):
     local = describe(demo)
-    del local["inputs"], local["command"]["cluster"]
+    del local["inputs"], local["command"]["shard_size"]
     folder.write("run.json", encode_description(local))
-    with pytest.raises(camtool.CamtoolError, match="--cluster: none then, ray now"):
+    with pytest.raises(camtool.CamtoolError, match="--shard-size: none then, 9 now"):
         folder.check_unchanged(describe(demo))
-    with pytest.raises(camtool.CamtoolError, match="a run without --cluster"):
+    with pytest.raises(camtool.CamtoolError, match="a run of camtool run"):
         folder.remove_run()
     assert folder.list_files() == {"run.json"}
 

@@ -108,9 +108,9 @@ def test_the_command_gives_the_rows_of_a_local_run_and_skips_what_is_finished(
 ):
     def run(*options: object) -> tuple[int, str, str]:
         method = () if "--method" in options else ("--method", "gradcam,layercam")
-        settings = ["--model", "demo", "--target", "top2", "--batch-size", 4, "--cluster", "ray", "--shard-size", 4]
+        settings = ["--model", "demo", "--target", "top2", "--batch-size", 4, "--shard-size", 4]
         arguments = [*inputs, *settings, *method, "--out", tmp_path / "out", *options]
-        monkeypatch.setattr(sys, "argv", ["camtool", "run", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["camtool", "cluster", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             app.main()
         return int(end.value.code or 0), *capsys.readouterr()
@@ -141,8 +141,8 @@ def test_true_classes_and_the_preprocessing_reach_the_workers(cluster, inputs, t
     options = ["--size", "96x112", "--mean", 0.4, "--std", 0.3, "--labels-csv", labels, "--only-wrong"]
 
     def run(out: str) -> list[dict]:
-        arguments = [inputs[0], "--model", "demo", "--cluster", "ray", "--shard-size", 6, *options]
-        monkeypatch.setattr(sys, "argv", ["camtool", "run", *map(str, arguments), "--out", str(tmp_path / out)])
+        arguments = [inputs[0], "--model", "demo", "--shard-size", 6, *options]
+        monkeypatch.setattr(sys, "argv", ["camtool", "cluster", *map(str, arguments), "--out", str(tmp_path / out)])
         with pytest.raises(SystemExit):
             app.main()
         assert "photos without a row in" in capsys.readouterr().out

@@ -58,7 +58,7 @@ def run(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str]]:
     monkeypatch.setattr(cluster_run, "run_on_ray", compute_here)
 
     def command(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["camtool", "run", "--model", "demo", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["camtool", *map(str, arguments), "--model", "demo"])
         with pytest.raises(SystemExit) as end:
             app.main()
         return int(end.value.code or 0), "".join(capsys.readouterr())
@@ -92,7 +92,7 @@ def assert_same(cluster: Path, local: Path) -> int:
 def compare(run: Callable[..., tuple[int, str]], *arguments: object) -> int:
     """Run a command here and on workers, and check that both wrote the same; return the number of explanations."""
     local, _ = run("photos", "--out", "local", "--no-report", "--save", "overlay", *arguments)
-    code, text = run("photos", "--cluster", "ray", "--out", "cluster", "--save", "overlay", *arguments)
+    code, text = run("cluster", "photos", "--out", "cluster", "--save", "overlay", *arguments)
     assert code == local, text
     return assert_same(Path("cluster"), Path("local"))
 
@@ -132,7 +132,7 @@ def test_rows_and_pictures_are_those_of_a_local_run(run, scenes, options):
 def test_the_options_of_the_preprocessing_change_the_rows(run, scenes):
     def scores(*options: object) -> list[float]:
         shutil.rmtree("cluster", ignore_errors=True)
-        assert run("photos", "--cluster", "ray", "--out", "cluster", *options)[0] == 1
+        assert run("cluster", "photos", "--out", "cluster", *options)[0] == 1
         return [row["score"] for row in read_shards(Path("cluster")) if row["failure"] is None]
 
     found = [
@@ -182,7 +182,7 @@ def test_true_classes_are_those_of_a_local_run(run, scenes, labels, options):
 
 def test_the_summary_says_how_many_are_right_and_what_is_missing(run, scenes, labels):
     run("photos", "--out", "local", "--labels-csv", labels)
-    _, text = run("photos", "--out", "cluster", "--cluster", "ray", "--labels-csv", labels)
+    _, text = run("cluster", "photos", "--out", "cluster", "--labels-csv", labels)
     _, local = run("photos", "--out", "local", "--labels-csv", labels)
     (accuracy,) = (line for line in local.splitlines() if line.startswith("Accuracy"))
     assert accuracy in text
@@ -193,13 +193,13 @@ def test_the_summary_says_how_many_are_right_and_what_is_missing(run, scenes, la
 def test_photos_in_an_archive_have_no_names_that_a_table_could_match(run, scenes, labels):
     shutil.make_archive("more", "tar", scenes)
     for options in (["--labels-csv", labels], ["--limit", 3], ["--shuffle"]):
-        code, text = run("photos", "more.tar", "--cluster", "ray", *options)
+        code, text = run("cluster", "photos", "more.tar", *options)
         assert (code, f"{options[0]} needs the names of all photos" in text) == (2, True)
     assert not Path("out").exists()
 
 
 def test_a_run_is_overwritten_only_if_that_is_asked_for(run, scenes):
-    options = ("photos", "--cluster", "ray", "--shard-size", 4, "--save", "overlay")
+    options = ("cluster", "photos", "--shard-size", 4, "--save", "overlay")
     assert run(*options)[0] == 1
     Path("out", "mine.txt").write_text("stays")
     first = {path.name for path in Path("out").glob("overlays/*/*")}
@@ -218,34 +218,34 @@ def test_a_run_is_overwritten_only_if_that_is_asked_for(run, scenes):
 def test_a_run_of_one_kind_does_not_overwrite_one_of_the_other(run, scenes):
     compare(run)
     code, text = run("photos", "--out", "cluster", "--overwrite")
-    assert (code, "holds a run with --cluster" in text) == (2, True)
-    code, text = run("photos", "--out", "local", "--overwrite", "--cluster", "ray")
-    assert (code, "holds a run without --cluster" in text) == (2, True)
+    assert (code, "holds a run of camtool cluster" in text) == (2, True)
+    code, text = run("cluster", "photos", "--out", "local", "--overwrite")
+    assert (code, "holds a run of camtool run" in text) == (2, True)
     assert assert_same(Path("cluster"), Path("local")) == 6
 
 
 def test_a_description_that_may_be_the_users_is_not_overwritten(run, scenes):
-    run("photos", "--cluster", "ray")
+    run("cluster", "photos")
     for content in ("{", '{"name": "my experiment"}'):
         Path("out", "run.json").write_text(content)
         for options in ([], ["--overwrite"]):
-            code, text = run("photos", "--cluster", "ray", *options)
+            code, text = run("cluster", "photos", *options)
             assert (code, "run.json" in text, "Move it" in text) == (2, True, True)
         assert Path("out", "run.json").read_text() == content
     Path("out", "run.json").unlink()
-    assert run("photos", "--cluster", "ray", "--overwrite")[0] == 1
+    assert run("cluster", "photos", "--overwrite")[0] == 1
 
 
 def test_failures_of_an_earlier_start_are_counted(run, scenes):
-    assert run("photos", "--cluster", "ray", "--shard-size", 3)[0] == 1
+    assert run("cluster", "photos", "--shard-size", 3)[0] == 1
     Path(max(Path("out").glob("shard-*"))).unlink()
     for _ in range(2):
-        code, text = run("photos", "--cluster", "ray", "--shard-size", 3)
+        code, text = run("cluster", "photos", "--shard-size", 3)
         assert code == 1
         assert "1 photo could not be explained" in text
         assert "002.png" in text
     Path(min(Path("out").glob("shard-*"))).write_bytes(b"damaged")
-    code, text = run("photos", "--cluster", "ray", "--shard-size", 3)
+    code, text = run("cluster", "photos", "--shard-size", 3)
     assert (code, "is damaged, or no shard of camtool" in text) == (2, True)
 
 
@@ -254,21 +254,21 @@ def test_run_json_has_the_keys_of_a_local_run_and_changes_are_noticed(run, scene
     local, found = (json.loads(Path(name, "run.json").read_text()) for name in ("local", "cluster"))
     assert {*found} - {*local} == {"inputs"}
     assert {*local} <= {*found}
-    assert {*found["command"]} - {*local["command"]} == {"cluster", "shard_size", "image_column"}
-    assert {*local["command"]} <= {*found["command"]}
+    assert {*found["command"]} - {*local["command"]} == {"shard_size", "image_column"}
+    assert {*local["command"]} - {*found["command"]} == {"volume", "region"}
     for key in ("model", "method", "options", "seeds", "engine", "versions", "directory", "sha256"):
         assert found[key] == local[key], key
 
     labels.write_text(labels.read_text().replace("000.png", "001.png"))
-    command = ("photos", "--cluster", "ray", "--out", "cluster", "--save", "overlay", "--labels-csv", labels)
+    command = ("cluster", "photos", "--out", "cluster", "--save", "overlay", "--labels-csv", labels)
     code, text = run(*command)
     assert (code, "sha256 labels csv: " in text) == (2, True)
     code, text = run("photos", "--out", "cluster")
-    assert (code, "--cluster: ray then, none now" in text) == (2, True)
+    assert (code, "--shard-size: 1000 then, none now" in text) == (2, True)
 
 
 def test_another_photo_in_the_folder_is_another_run(run, scenes):
-    command = ("photos", "--cluster", "ray")
+    command = ("cluster", "photos")
     assert run(*command)[0] == 1
     shutil.copy(scenes / "000.png", scenes / "new.png")
     code, text = run(*command)
@@ -286,7 +286,7 @@ def stop_after_three(shards, *arguments, **options):
 
 
 def test_a_stopped_run_says_what_is_written_and_continues(run, scenes, labels, monkeypatch):
-    command = ("photos", "--cluster", "ray", "--shard-size", 2, "--labels-csv", labels)
+    command = ("cluster", "photos", "--shard-size", 2, "--labels-csv", labels)
     with monkeypatch.context() as patched:
         patched.setattr(cluster_run, "run_on_ray", stop_after_three)
         code, text = run(*command)
@@ -304,13 +304,13 @@ def test_a_stopped_run_says_what_is_written_and_continues(run, scenes, labels, m
 
 
 def test_a_run_that_is_stopped_before_it_overwrites_counts_no_earlier_shard(run, scenes, monkeypatch):
-    assert run("photos", "--cluster", "ray", "--shard-size", 2)[0] == 1
+    assert run("cluster", "photos", "--shard-size", 2)[0] == 1
     before = {path.name: path.read_bytes() for path in Path("out").glob("shard-*")}
 
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cluster_run, "_check_request", stop)
-    code, text = run("photos", "--cluster", "ray", "--shard-size", 2, "--method", "layercam", "--overwrite")
+    code, text = run("cluster", "photos", "--shard-size", 2, "--method", "layercam", "--overwrite")
     assert (code, "Stopped after 0 of 4 shards" in text) == (130, True)
     assert {path.name: path.read_bytes() for path in Path("out").glob("shard-*")} == before
