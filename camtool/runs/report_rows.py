@@ -32,7 +32,8 @@ class ManifestLine:
         score: The score of the target.
         probability: The probability of the class; None if unknown.
         warnings: Reasons not to trust the map.
-        box: ``(x0, y0, x1, y1)`` on the photo in pixels, of the explained detection; None for other targets.
+        box: ``(x0, y0, x1, y1)``, of the explained detection, in pixels of the photo as it was read: a large one is
+            reduced, see ``photo-reduced``. None for other targets.
         files: Kind → path of the file, relative to the output folder.
         warning_codes: The codes of the warnings, in the same order.
         predicted_label: The label of the model's top class, which may differ from the explained one; None if it

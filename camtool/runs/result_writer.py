@@ -147,6 +147,9 @@ class ResultWriter:
         size = _get_size([explanation])
         if size is None:
             raise CamtoolError("--region needs photos, and this is a signal, a volume or a clip")
+        is_reduced = any(warning.code == "photo-reduced" for warning in explanation.warnings)
+        if is_reduced and not isinstance(region, Path) and not region.in_percent:
+            raise CamtoolError("--region is in pixels, and the photo was reduced to save memory; give percent")
         mask = find_mask(region, Path(job.source), size) if isinstance(region, Path) else region.to_mask(*size)
         share = math.nan if mask is None else compute_heat_share(explanation.heatmap, mask)
         return None if math.isnan(share) else share

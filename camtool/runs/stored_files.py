@@ -142,7 +142,13 @@ def _parse_float(text: str) -> float:
     return number if abs(number) < float("inf") else _refuse_number(text)
 
 
-_FINITE, _ANY = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_parse_float), json.JSONDecoder()
+def _parse_int(text: str) -> int:
+    _parse_float(text)
+    return int(text)
+
+
+_FINITE = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_parse_float, parse_int=_parse_int)
+_ANY = json.JSONDecoder()
 
 
 def _check_depth(value: Any, most: int) -> None:

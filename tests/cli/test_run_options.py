@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import camtool
+from camtool.inputs.formats import reading_options
 from tests.cli.test_commands import (
     LABELS,
     assert_refused,
@@ -218,6 +219,15 @@ def test_a_mask_of_other_proportions_fails_its_photo(explained, photos):
     result = explained("photos/a.png", "--region", "object=masks")
     assert result.code == 1
     assert "the mask masks/a.png is 10 x 90, the photo" in Path("out/failures.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_region_in_pixels_is_not_measured_on_a_photo_that_was_reduced(explained, photos, monkeypatch):
+    monkeypatch.setattr(reading_options, "MAX_DRAWN", 300)
+    for region, code in (("logo=0,0,5,5", 1), ("logo=0%,0%,25%,25%", 0)):
+        assert explained("photos/a.png", "--region", region, "--overwrite").code == code
+    assert read_lines()[0]["warning_codes"].count("photo-reduced") == 1
+    result = explained("photos/a.png", "--region", "0,0,5,5", "--overwrite")
+    assert "photos/a.png: --region is in pixels, and the photo was reduced to save memory; give percent" in result.err
 
 
 @pytest.mark.parametrize(

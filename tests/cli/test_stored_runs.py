@@ -206,7 +206,7 @@ MUTATIONS = [
     *(put("files", value) for value in (5, [], {"a.png": 5}, {"a.png": {}}, {"../a": {"bytes": 1, "sha256": ""}})),
     *(put_row(name, None) for name in ("image", "method", "layer", "label", "warnings", "files")),
     *(put_row(name, [5]) for name in ("index", "score", "box", "warnings", "files", "warning_codes", "correct")),
-    *(put_row("score", value) for value in (float("nan"), float("inf"), "1e999")),
+    *(put_row("score", value) for value in (float("nan"), float("inf"), "1e999", 10**400)),
     put_row("files", {"overlay": "../../a.png"}),
     put("new", 1),
 ]
@@ -263,7 +263,7 @@ def test_a_line_of_a_stored_run_that_is_damaged_is_a_sentence_or_is_made_again(s
 def test_lines_of_the_list_that_are_damaged_are_counted_in_the_report(stored, camtool_):
     good = (stored / "explanations.jsonl").read_bytes().splitlines(keepends=True)
     row = json.loads(good[0])
-    values = (None, 5, "\ud800", "a\0", [5], {"overlay": "a\0.png"}, {"overlay": "loop.png"}, {"a": 5})
+    values = (None, 5, 10**400, "\ud800", "a\0", [5], {"overlay": "a\0.png"}, {"overlay": "loop.png"}, {"a": 5})
     (stored / "loop.png").symlink_to("loop.png")
     edited = [json.dumps({**row, name: value}).encode() + b"\n" for name in row for value in values]
     # The last one is cut.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,7 +100,8 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
 def read_number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]  # is_number
+    # A whole number may be too large for a float, and NaN is in no range.
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None  # type: ignore[arg-type]
 
 
 def _read_lines(

@@ -62,7 +62,7 @@ def test_damaged_lines_are_counted_and_the_others_read(tmp_path: Path) -> None:
     assert contents.notices == ["5 lines of the run's files cannot be read."]
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", '"high"', "null", "true", "[1]"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1" + "0" * 400, '"high"', "null", "true", "[1]"])
 def test_what_is_no_finite_number_is_unknown(tmp_path: Path, value: str) -> None:
     out = write_run(tmp_path, [{}])
     line = (out / "explanations.jsonl").read_text().replace('"score": 3.0', f'"score": {value}')
