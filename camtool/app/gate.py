@@ -302,9 +302,17 @@ def _get_name(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _get_network(scope: Scope) -> str:
-    """Return the address of a caller. Of IPv6 it is the network, which one caller may have as a whole."""
-    address = str((scope.get("client") or ("",))[0])
-    return ":".join(ipaddress.ip_address(address).exploded.split(":")[:4]) if ":" in address else address
+    """Return the address of a caller, without the port that some proxies add.
+
+    Of IPv6 it is the network, which one caller may have as a whole, except for addresses of IPv4 that are written so.
+    """
+    text = str((scope.get("client") or ("",))[0])
+    try:
+        address = ipaddress.ip_address(_get_name(_AUTHORITY, text) or text)
+    except ValueError:
+        return text
+    address = getattr(address, "ipv4_mapped", None) or address
+    return str(address) if address.version == 4 else f"{int(address) >> 64:x}"
 
 
 def _get_boundary(scope: Scope) -> bytes:

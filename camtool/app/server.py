@@ -39,6 +39,9 @@ _MAX_SESSIONS = 500
 _UPLOADS = "GRADIO_TEMP_DIR"
 """Variable in which Gradio looks for the folder of uploads and of files that it gives out."""
 
+_PROXIES = "FORWARDED_ALLOW_IPS"
+"""Variable in which the web server looks for the addresses of proxies, which say who calls."""
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -96,12 +99,12 @@ class AppServer:
         self._folder = None if settings.folder is None else ImageFolder(settings.folder)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._blocks: Any = None
-        self._earlier: str | None = None
+        self._earlier: dict[str, str | None] = {}
         self.url = ""
 
     def __enter__(self) -> AppServer:
         self._temporary = tempfile.TemporaryDirectory(prefix="camtool-app-")
-        self._earlier = os.environ.get(_UPLOADS)
+        self._earlier = {name: os.environ.get(name) for name in (_UPLOADS, _PROXIES)}
         try:
             self._start(Path(self._temporary.name))
         except BaseException:
@@ -114,10 +117,10 @@ class AppServer:
     ) -> None:
         if self._blocks is not None:
             self._blocks.close(verbose=False)
-        if self._earlier is None:
-            os.environ.pop(_UPLOADS, None)
-        else:
-            os.environ[_UPLOADS] = self._earlier
+        for name, value in self._earlier.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -222,10 +225,10 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
 def _prepare_environment(cache: Path, *, is_behind_proxy: bool) -> None:
     """Set what Gradio reads when it is imported: no telemetry, and files only in this folder.
 
-    Callers name their own address in a header that the web server heeds by default.
+    Without a proxy, the web server must not take a caller's address from a header that the caller writes.
     """
     if not is_behind_proxy:
-        os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
+        os.environ.setdefault(_PROXIES, "")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ[_UPLOADS] = str(cache)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

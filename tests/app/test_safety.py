@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -91,13 +92,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
+@contextmanager
+def serve(folder: Path, *options: str) -> Iterator[str]:
+    """Start the command, and yield the address of its page."""
     weights = ["--weights", folder / "weights.pt", "--weights", folder / "none.pt"]
     models = ["--model", "squeezenet1_1", "--model", "alexnet", "--model", "demo"]
     command = ["app", folder / "photos", "--port", "0", "--max-upload", "1", "--max-disk", "4", "--max-memory", "200"]
     with subprocess.Popen(
-        [sys.executable, "-m", "camtool", *map(str, [*command, *models, *weights])],
+        [sys.executable, "-m", "camtool", *map(str, [*command, *models, *weights, *options])],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -108,6 +110,12 @@ def url(folder: Path) -> Iterator[str]:
         assert found
         yield found[0]
         process.terminate()
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with serve(folder) as found:
+        yield found
 
 
 @pytest.fixture
@@ -307,6 +315,23 @@ def test_a_stranger_who_guesses_passwords_keeps_nobody_else_out(url: str) -> Non
         assert httpx.post(f"{url}login", data=correct, timeout=120).status_code == 200
         assert not all(each.done() for each in guesses)
         assert {each.result() for each in guesses} == {400, 429}
+
+
+def test_users_behind_a_proxy_wait_for_their_own_guesses_alone(folder: Path) -> None:
+    with serve(folder, "--allow-host", "camtool.example") as url:
+
+        def log_in(address: str, password: str = "guess") -> int:
+            form, headers = {"username": "anna", "password": password}, {"x-forwarded-for": address}
+            return httpx.post(f"{url}login", data=form, headers=headers, timeout=120).status_code
+
+        assert {log_in(address) for address in ("unknown", "::1::", "[2001:db8::1]:443", "::ffff:9.9.9.9")} == {400}
+        with ThreadPoolExecutor(8) as pool:
+            # A proxy writes an address of IPv4 in several ways, and the port is another in each request.
+            forms = ("1.2.3.4", "::ffff:1.2.3.4", "1.2.3.4:{}", "[::ffff:1.2.3.4]:{}")
+            guesses = [pool.submit(log_in, forms[number % 4].format(5000 + number)) for number in range(8)]
+            time.sleep(0.5)
+            assert log_in("::ffff:5.6.7.8", "secret") == 200
+            assert {each.result() for each in guesses} == {400, 429}
 
 
 def test_a_repeated_method_is_compared_once(caller: Caller) -> None:
