@@ -222,17 +222,19 @@ def _find_source(name: str) -> tuple[Source, str]:
     Raises:
         ModelError: No source knows the name.
     """
-    name = name.removeprefix("torchvision:")  # as those of other libraries have a prefix
     first, colon, rest = name.partition(":")
-    check_not_url("model", rest if _has_known_prefix(name) else name, ModelError)
+    has_prefix = bool(colon) and _has_known_prefix(name)
+    plain = rest if has_prefix else name
+    check_not_url("model", plain, ModelError)
     for source in SOURCES:
-        if colon and source.prefix == first:
-            return source, rest
-        if source.prefix is None and name in source.list_names():
-            return source, name
-    if colon:
+        if has_prefix and source.prefix != first:
+            continue
+        names = source.list_names()
+        if plain in names or (has_prefix and not names):
+            return source, plain
+    if colon and not has_prefix:
         return FACTORY, name
-    hint = _describe_file_hint(name) or suggest_names(name, _list_plain_names())
+    hint = _describe_file_hint(plain) or suggest_names(plain, _list_plain_names())
     *usages, last = (source.usage for source in SOURCES)
     raise ModelError(f"model {name!r} is unknown.{hint} Give {', '.join(usages)}, or {last}.")
 

@@ -21,7 +21,14 @@ from camtool.private_torch import set_state_version
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["count_classes", "load_state", "match_names", "read_state"]
+__all__ = ["WeightsWarning", "count_classes", "load_state", "match_names", "read_state"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
+
+
+class WeightsWarning(UserWarning):
+    """Weights that were loaded in another way than they are in the file."""
 
 
 def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
@@ -42,14 +49,12 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    state = {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, Tensor)}
+    if not state:
         kind = add_article(type(found).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
-    return {key: value for key, value in found.items() if isinstance(value, Tensor)}
-
-
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
+    return state
 
 
 def match_names(
@@ -67,7 +72,8 @@ def match_names(
     while prefix := next((each for each in known if all(name.startswith(each) for name in matched)), ""):
         matched, removed = {name[len(prefix) :]: tensor for name, tensor in matched.items()}, removed + prefix
     if removed:
-        warnings.warn(f"weights {str(path)!r}: the prefix {removed!r} of the names is left out.", stacklevel=2)
+        text = f"weights {str(path)!r}: the prefix {removed!r} of the names is left out."
+        warnings.warn(text, WeightsWarning, stacklevel=2)
     return matched
 
 

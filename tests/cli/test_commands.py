@@ -338,6 +338,15 @@ def test_weights_come_from_a_file(explained, photos, suffix, tmp_path):
     assert {line["label"] for line in read_lines()} == {"dog"}
 
 
+def test_a_prefix_in_weights_is_told_for_every_name_of_a_file(explained, photos):
+    torch.save({f"module.{name}": value for name, value in Net().state_dict().items()}, "it's.pt")
+    result = explained("photos/a.png", "--weights", "it's.pt")
+    assert (result.code, result.notes[1:]) == (
+        0,
+        ["""weights "it's.pt": the prefix 'module.' of the names is left out."""],
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -345,12 +354,23 @@ def test_weights_come_from_a_file(explained, photos, suffix, tmp_path):
         ("names.txt", "\ufeffAmeise\r\nBiene\r\nKätzchen\r\nHund"),
         ("names.txt", "Ameise\nBiene\nKätzchen\nHund\n\n\n"),
         ("names.txt", "{0: 'Ameise',\n 1: 'Biene',\n 2: 'Kätzchen',\n 3: 'Hund'}\n"),
+        ("names.txt", "{0: ('n1', 'Ameise'), 1: ('n2', 'Biene'), 2: ('n3', 'Kätzchen'), 3: ('n4', 'Hund')}"),
         ("names.json", '["Ameise", "Biene", "Kätzchen", "Hund"]'),
         ("names.json", '{"2": "Kätzchen", "0": "Ameise", "1": "Biene", "3": "Hund"}'),
         ("names.json", '{"Kätzchen": 2, "Ameise": 0, "Biene": 1, "Hund": 3}'),
         ("names.json", '{"0": ["n1", "Ameise"], "1": ["n2", "Biene"], "2": ["n3", "Kätzchen"], "3": ["n4", "Hund"]}'),
     ],
-    ids=["lines", "byte order mark", "blank lines", "Python", "json", "by index", "class_to_idx", "Keras"],
+    ids=[
+        "lines",
+        "byte order mark",
+        "blank lines",
+        "Python",
+        "Python's Keras",
+        "json",
+        "by index",
+        "class_to_idx",
+        "Keras",
+    ],
 )
 def test_labels_come_from_a_file(explained, photos, name, content):
     Path(name).write_text(content, encoding="utf-8", newline="")

@@ -8,7 +8,7 @@ import pytest
 
 import camtool
 from camtool import ModelError
-from camtool.models import build_untrained
+from camtool.models import build_untrained, is_model_name
 from tests.models.torchvision_nets import NAME, assert_one_line, build_net, save_weights
 
 
@@ -39,8 +39,17 @@ def test_a_file_instead_of_a_name_gets_a_hint(name, hint):
 
 def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():
     assert type(build_untrained("torchvision:squeezenet1_1")) is type(build_untrained("squeezenet1_1"))
-    with pytest.raises(ModelError, match=r"'squeezenet' is unknown. Did you mean"):
+    with pytest.raises(ModelError, match=r"'torchvision:squeezenet' is unknown. Did you mean"):
         build_untrained("torchvision:squeezenet")
+    assert is_model_name("torchvision:squeezenet1_1")
+
+
+@pytest.mark.parametrize(
+    "rest", ["hf:org/x", "timm:resnet18", "demo", "tests.cli.test_commands:tiny", "torchvision:resnet18"]
+)
+def test_behind_the_name_of_a_library_stands_none_of_another_one(rest):
+    with pytest.raises(ModelError, match=f"'torchvision:{rest}' is unknown"):
+        camtool.load(f"torchvision:{rest}")
 
 
 def test_an_unknown_name_suggests_similar_names():

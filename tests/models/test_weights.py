@@ -16,7 +16,7 @@ from torch import nn
 import camtool
 from camtool import ModelError
 from camtool.models import read_state
-from camtool.models.weights import load_state, match_names
+from camtool.models.weights import WeightsWarning, load_state, match_names
 from tests.models.torchvision_nets import NAME, assert_one_line, build_net, save_weights
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_read_or_raises_a_model_error(tmp_path, name):
     assert refused > 50
 
 
-@pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"epoch": 3}, {"state_dict": {}}, {}])
+@pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"epoch": 3}, {"state_dict": {}}, {}, {0: torch.ones(3)}])
 def test_a_file_without_tensors_by_name_is_refused(tmp_path, content):
     with pytest.raises(ModelError, match=r"hold an? \w+, not tensors by name; save model\.state_dict"):
         read_state(save_weights(tmp_path, content))
@@ -155,7 +155,7 @@ def test_the_error_shows_a_prefix_of_the_model():
 def test_prefixes_of_wrappers_are_left_out_with_a_line(tmp_path: Path, prefix: str) -> None:
     state = build_net(NAME).state_dict()
     path = save_weights(tmp_path, {"state_dict": {prefix + name: value for name, value in state.items()}})
-    with pytest.warns(UserWarning, match=re.escape(f"the prefix {prefix!r} of the names is left out")):
+    with pytest.warns(WeightsWarning, match=re.escape(f"the prefix {prefix!r} of the names is left out")):
         loaded = camtool.load(NAME, path)
     assert all(torch.equal(value, state[name]) for name, value in loaded.model.state_dict().items())
 

@@ -125,9 +125,9 @@ def parse_targets(texts: list[str] | None) -> list[Top | AllDetections | int | s
     from camtool.targets import AllDetections, Top
 
     def parse(text: str) -> Top | AllDetections | int | str:
-        name, _, confidence = text.partition(":")
-        if name == "detections":
-            return AllDetections(_parse_confidence(text, confidence) if _ else None)
+        detections = re.fullmatch(r"detections(?::(.*))?", text)
+        if detections:
+            return AllDetections(None if detections[1] is None else _parse_confidence(text, detections[1]))
         top = re.fullmatch(r"top(\d+)", text)
         if top and int(top[1]) > 0:
             return Top(int(top[1]))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from camtool.arguments.messages import add_article
 from camtool.cli import terminal
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
@@ -41,6 +42,9 @@ __all__ = [
 
 _MAX_LABELS_BYTES = 2**26
 """Bytes of a file of class names: a million names."""
+
+_MAX_PYTHON = 2**22
+"""Characters of names that are written in Python: its parser takes a hundred bytes for each."""
 
 
 class Device(str, Enum):
@@ -120,6 +124,7 @@ class ModelOptions:
                 not fit the model.
         """
         from camtool.models import StatedPreprocessing, load_with_preprocessing
+        from camtool.models.weights import WeightsWarning
 
         stated = preprocessing or StatedPreprocessing()
         where = choose_device(self.device.value)
@@ -132,7 +137,7 @@ class ModelOptions:
             redirect_stdout(sys.stderr),
             warnings.catch_warnings(record=True) as caught,
         ):
-            warnings.filterwarnings("always", "weights '", UserWarning)
+            warnings.simplefilter("always", WeightsWarning)
             loaded = load_with_preprocessing(
                 self.model, self.weights, labels=label_names, device=where, preprocessing=stated
             )
@@ -184,6 +189,8 @@ def read_labels(path: Path) -> list[str]:
         text = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
         # ImageNet's names are often a dictionary as Python writes it.
         is_python = path.suffix != ".json" and text.startswith("{") and text.endswith("}")
+        if is_python and len(text) > _MAX_PYTHON:
+            raise ValueError(f"it is a Python dictionary of more than {_MAX_PYTHON:,} characters; save it as .json")
         labels = (
             json.loads(text) if path.suffix == ".json" else ast.literal_eval(text) if is_python else text.splitlines()
         )
@@ -192,7 +199,7 @@ def read_labels(path: Path) -> list[str]:
     if isinstance(labels, dict):
         labels = _order_labels(path, labels)
     if not isinstance(labels, list):
-        raise CamtoolError(f"--labels {path} holds a JSON {type(labels).__name__}; give a JSON list of names.")
+        raise CamtoolError(f"--labels {path} holds {add_article(type(labels).__name__)}; give a list of names.")
     return [str(label) for label in labels]
 
 
@@ -213,4 +220,5 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
             '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
         )
     # Keras writes an identifier and a name.
-    return [names[index][-1] if isinstance(names[index], list) and names[index] else names[index] for index in order]
+    ordered = [names[index] for index in order]
+    return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in ordered]

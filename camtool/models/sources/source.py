@@ -28,7 +28,7 @@ class Source(ABC):
 
     Attributes:
         prefix: What stands before the colon in the names of the family: ``"timm"`` in ``"timm:resnet50"``. None if the
-            names have no prefix; :meth:`list_names` lists them then.
+            names have no prefix. Those that :meth:`list_names` lists need none.
         usage: How a user writes a name of the family, for help and errors.
         has_own_weights: True if :meth:`build_untrained` returns a model with the weights it was made with.
     """
@@ -61,7 +61,7 @@ class Source(ABC):
         """
 
     def list_names(self) -> Sequence[str]:
-        """List the names of a family without a prefix."""
+        """List all names of a family whose names need no prefix; none for another family."""
         return ()
 
     def runs_code(self, name: str) -> bool:

@@ -33,8 +33,9 @@ __all__ = [
 
 
 class TorchvisionSource(Source):
-    """Models of torchvision, whose names have no prefix: ``"resnet50"``."""
+    """Models of torchvision, whose names need no prefix: ``"resnet50"`` or ``"torchvision:resnet50"``."""
 
+    prefix = "torchvision"
     usage = "a torchvision name such as 'resnet50'"
 
     def list_names(self) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -30,6 +31,13 @@ __all__ = ["Letterbox", "UltralyticsSource"]
 
 _PADDING = 114
 """Gray level with which YOLO models are trained to see padding."""
+
+_YAML = (".yaml", ".yml")
+
+_SCALE = re.compile(r"(\d+)([nslmx])(.+)?$")
+"""The letter of a model's size in the name of a file, as Ultralytics removes it."""
+
+_SAFE_LOAD = "SAFE_LOAD"
 
 
 class Letterbox:
@@ -92,7 +100,9 @@ class UltralyticsSource(Source):
 
         It evaluates expressions in a YAML file. Those that it brings along are not in a folder of the user's.
         """
-        return _is_own_yaml(name) or not (name.lower().endswith(_YAML) or _can_load_safely())
+        if name.lower().endswith(_YAML):
+            return _find_own_yaml(name) is not None
+        return not _can_load_safely()
 
     def build_untrained(self, name: str) -> nn.Module:
         """Build the model that a file describes."""
@@ -101,8 +111,8 @@ class UltralyticsSource(Source):
         library = _import_ultralytics()
         kind = library.RTDETR if "rtdetr" in name.lower() else library.YOLO
         try:
-            if _is_own_yaml(name):
-                check_no_aliases(Path(name).read_text(encoding="utf-8", errors="ignore"))
+            if (path := _find_own_yaml(name)) is not None:
+                check_no_aliases(path.read_text(encoding="utf-8", errors="ignore"))
             with _load_safely():
                 model = kind(name).model
         except (
@@ -147,12 +157,16 @@ class UltralyticsSource(Source):
         return to_height_and_width(_read_size(model)) if _is_of_ultralytics(model) else None
 
 
-_YAML = (".yaml", ".yml")
+def _find_own_yaml(name: str) -> Path | None:
+    """Return the YAML file of the user's that Ultralytics reads; None if it reads one that it brings along.
 
-
-def _is_own_yaml(name: str) -> bool:
-    """Return True for a YAML file of the user's, False for one that Ultralytics brings along."""
-    return name.lower().endswith(_YAML) and Path(name).is_file()
+    If there is no ``yolo11n.yaml``, it looks for ``yolo11.yaml``, also in the working directory.
+    """
+    if not name.lower().endswith(_YAML):
+        return None
+    newer = re.sub(r"(\d+[nslmx])6(?=\.[^.]*$)", r"\1-p6", name)  # it renames "yolov8n6.yaml"
+    names = (name, newer, *(_SCALE.sub(r"\1\3", each) for each in (name, newer)))
+    return next((Path(each) for each in names if Path(each).is_file()), None)
 
 
 def _import_ultralytics() -> Any:
@@ -186,9 +200,6 @@ def _load_safely() -> Iterator[None]:
         yield
     finally:
         setattr(tasks, _SAFE_LOAD, before)
-
-
-_SAFE_LOAD = "SAFE_LOAD"
 
 
 def _is_of_ultralytics(model: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from camtool import ModelError
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.unknown_transforms import probe_geometry
-from camtool.models import find_input_size, find_labels, find_transform
+from camtool.models import find_input_size, find_labels, find_transform, may_run_code
 from camtool.models.sources.ultralytics import Letterbox
 from camtool.targets import Box, Detection
 
@@ -113,6 +113,16 @@ def test_aliases_in_a_description_are_refused(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("backbone: &a [*a]\n")
     with pytest.raises(ModelError, match=r"own.yaml' cannot be loaded: aliases of YAML"):
         camtool.load(f"ultralytics:{tmp_path / 'own.yaml'}")
+
+
+@pytest.mark.parametrize(("name", "read"), [("yolo11n.yaml", "yolo11.yaml"), ("yolov8n6.yaml", "yolov8-p6.yaml")])
+def test_a_file_that_ultralytics_finds_by_a_shorter_name_is_the_users(tmp_path, monkeypatch, name, read) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not may_run_code(f"ultralytics:{name}")
+    (tmp_path / read).write_text("backbone: &a [*a]\n")
+    assert may_run_code(f"ultralytics:{name}")
+    with pytest.raises(ModelError, match="aliases of YAML"):
+        camtool.load(f"ultralytics:{name}")
 
 
 def test_what_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
