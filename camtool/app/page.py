@@ -25,7 +25,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -35,16 +34,17 @@ from camtool.app import fragments, saving
 from camtool.app.actions import Actions, Changed, Shown
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.drawing import VIEWS, Look
+from camtool.app.panels.panel import read_asset
 from camtool.app.panels.tabs import build_panels
 from camtool.app.sentences import to_sentence
 from camtool.app.workbench import list_methods
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 
-__all__ = ["ASSETS", "build_page"]
+__all__ = ["build_page", "build_theme"]
 
-ASSETS = Path(__file__).parent / "assets"
-"""The style and the scripts of the page."""
+_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
+_CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 _AT_ONCE: dict[str, Any] = {
     "queue": False,
@@ -115,7 +115,7 @@ class _Page:
         )
 
     def _build_map(self) -> None:
-        self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=_read("picture.js"))
+        self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=read_asset("picture.js"))
         with gr.Row(elem_id="look"):
             self._named["view"] = gr.Radio(
                 [*VIEWS], value="overlay", label="View", show_label=False, elem_id="view", container=False
@@ -143,9 +143,9 @@ class _Page:
 
     def _build_image_box(self) -> None:
         with gr.Column(elem_id="image-box", elem_classes="box"):
-            gr.HTML(_read("sources.html"), elem_id="sources", js_on_load=_read("sources.js"))
+            gr.HTML(read_asset("sources.html"), elem_id="sources", js_on_load=read_asset("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
-            self._named["thumbnails"] = gr.HTML(elem_id="thumbnails", js_on_load=_read("clicks.js"))
+            self._named["thumbnails"] = gr.HTML(elem_id="thumbnails", js_on_load=read_asset("clicks.js"))
             self._folder, photos = None, self._actions.photos
             if photos:
                 label = f"Folder, {format_count(len(photos), 'photo')}"
@@ -153,7 +153,7 @@ class _Page:
 
     def _build_question_box(self) -> None:
         with gr.Column(elem_id="question-box", elem_classes="box"):
-            self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=_read("clicks.js"))
+            self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=read_asset("clicks.js"))
             self._named["class"] = gr.Dropdown([], label="Class", elem_id="class", filterable=True)
             self._named["method"] = gr.Dropdown(
                 list_methods(), value="gradcam", label="Method", elem_id="method", filterable=True
@@ -305,5 +305,8 @@ _LOOK = ("session", "picture", "status", "snippet")
 """Components that depend on view, opacity and colors."""
 
 
-def _read(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+def build_theme() -> gr.themes.Base:
+    """Build the theme. It names fonts of the system only, so the page asks no server for any."""
+    return gr.themes.Base(
+        primary_hue="orange", neutral_hue="stone", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS
+    )

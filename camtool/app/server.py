@@ -145,8 +145,8 @@ class AppServer:
         try:
             from starlette.middleware import Middleware
 
-            from camtool.app.page import build_page
-            from camtool.app.theme import build_theme, read_head, read_style
+            from camtool.app.page import build_page, build_theme
+            from camtool.app.panels.panel import read_asset
         except ModuleNotFoundError as error:
             if error.name != "gradio":
                 raise
@@ -178,8 +178,8 @@ class AppServer:
                 enable_monitoring=False,
                 run_history=False,
                 theme=build_theme(),
-                css=read_style(),
-                head=read_head(),
+                css=read_asset("style.css") + read_asset("panels.css"),
+                head=f"<script>{read_asset('download.js')}</script>",
             )
         except OSError as error:
             raise CamtoolError(f"the page cannot be served at {settings.host}: {error}") from error

@@ -16,30 +16,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camtool import targets
 from camtool.arguments.checks import check_choice, check_integer
 from camtool.arguments.explain_arguments import check_settings
-from camtool.arguments.messages import format_count
+from camtool.arguments.messages import format_count, format_percent
 from camtool.arguments.models import get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
+from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters, Placement, resample
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import observe, resume
 from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import Layer, find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
+from camtool.outputs import class_scores
 from camtool.rendering import image_writing, overlay
 from camtool.structures.module_names import find_module_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-from camtool.concept_maps.class_votes import Vote, compute_probabilities, rank_classes
 from camtool.concept_maps.colors import get_color, tint_photo
 from camtool.concept_maps.factorization import compute_shares, factorize
 
-__all__ = ["Concepts", "concepts"]
+__all__ = ["Concepts", "Vote", "compute_probabilities", "concepts", "rank_classes"]
 
 Images: TypeAlias = "Source | Sequence[Source]"
 
@@ -286,3 +288,52 @@ def _build_maps(
 def _build_legend_entry(color: tuple[int, int, int], votes: Sequence[Vote], share: float) -> LegendEntry:
     others = ", ".join(str(vote) for vote in votes[1:] if vote.probability >= _MIN_SHOWN_PROBABILITY)
     return LegendEntry(color, str(votes[0]), others, share)
+
+
+_MAX_VOTES = 3
+"""Number of classes that are named for a concept."""
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Class that the model predicts for a concept.
+
+    Attributes:
+        label: Name of the class, or ``"class 281"`` if names are unknown.
+        index: Index of the class.
+        probability: Probability of the class where the layer's output is the concept's vector at all positions.
+    """
+
+    label: str
+    index: int
+    probability: float
+
+    def __str__(self) -> str:
+        return f"{self.label} {format_percent(self.probability)}"
+
+
+def compute_probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vectors: Tensor) -> Tensor:
+    """Return class probabilities ``(n, K)`` for concept vectors ``(n, C)``.
+
+    A vector is put at all positions of the layer's output, and the part of the model after the layer runs on that.
+    """
+    calls = observe(model, [layer.name], inputs, grad=False).calls[layer.name]
+    like = calls[-1].detach()
+    filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
+    variants = layer.layout.from_grid(filled.to(like.dtype), like)
+    output = resume(model, layer.name, variants, inputs, call_index=len(calls) - 1)
+    # The pass above has no graph, which may be needed to see a sigmoid at the model's end.
+    link = ForwardPass(model, inputs, []).find_link()
+    probabilities = class_scores.compute_probabilities(class_scores.find_logits(output).float(), link or "softmax")
+    # Segmentation models give a probability for each position.
+    return probabilities.flatten(2).mean(2) if probabilities.ndim > 2 else probabilities
+
+
+def rank_classes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tuple[Vote, ...], ...]:
+    """Return the most probable classes of each concept, for probabilities ``(n, K)``."""
+    values, indices = probabilities.topk(min(_MAX_VOTES, probabilities.shape[1]))
+
+    def build_vote(index: int, probability: float) -> Vote:
+        return Vote(targets.get_class_label(index, names), index, probability)
+
+    return tuple(tuple(map(build_vote, *each)) for each in zip(indices.tolist(), values.tolist(), strict=True))

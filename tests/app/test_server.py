@@ -78,7 +78,6 @@ def test_importing_camtool_and_its_help_load_no_gradio() -> None:
 
 def test_a_missing_gradio_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "camtool.app.page", raising=False)
-    monkeypatch.delitem(sys.modules, "camtool.app.theme", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(CamtoolError, match=r"pip install 'camtool\[app\]'"), AppServer(ServerSettings(port=0)):
         pass

@@ -13,7 +13,7 @@ import camtool
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
-from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.stores.result_cache import ResultCache
 from camtool.app.workbench import count_bytes
 from camtool.errors import CamtoolError, TargetError
@@ -130,7 +130,7 @@ def build(context: PageContext) -> Built:
         field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")
         method = gr.Dropdown([*_METHODS], value="TAM", label="Method", elem_id="answer-method", scale=1, min_width=120)
         button = gr.Button("Ask", variant="primary", elem_id="answer-button", scale=1, min_width=90)
-    words = gr.HTML(draw_hint(_HINT), elem_id="answer-words", js_on_load=read_script("clicks.js"))
+    words = gr.HTML(draw_hint(_HINT), elem_id="answer-words", js_on_load=read_asset("clicks.js"))
     shown = gr.HTML(elem_id="answer-map")
 
     def answer(session: Session, question: str, name: str) -> Answer:

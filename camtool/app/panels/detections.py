@@ -17,7 +17,7 @@ import camtool
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
-from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
 from camtool.errors import ModelError, NothingFoundError
 from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
@@ -178,9 +178,9 @@ def build(context: PageContext) -> Built:
     """Build the panel: the photo with the boxes, the map of the chosen one, and a list."""
     least = gr.Slider(0, 1, value=_LEAST_CONFIDENCE, step=0.05, label="Lowest confidence", elem_id="objects-least")
     with gr.Row(elem_classes="ct-split"):
-        photo = gr.HTML(elem_id="objects-photo", js_on_load=read_script("picture.js"), min_width=300)
+        photo = gr.HTML(elem_id="objects-photo", js_on_load=read_asset("picture.js"), min_width=300)
         shown = gr.HTML(draw_hint(_HINT), elem_id="objects-map", min_width=300)
-    names = gr.HTML(elem_id="objects-list", js_on_load=read_script("clicks.js"))
+    names = gr.HTML(elem_id="objects-list", js_on_load=read_asset("clicks.js"))
     outputs = [photo, shown, names, context.status]
 
     def show(session: Session, lowest: float, chosen: int | None) -> dict[Any, Any]:

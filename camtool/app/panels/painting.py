@@ -18,7 +18,7 @@ from torch import Tensor
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, read_outputs
-from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
@@ -217,7 +217,7 @@ def build(context: PageContext) -> Built:
         elem_id="paint-fill",
     )  # fmt: skip
     with gr.Row(elem_classes="ct-split"):
-        photo = gr.HTML(elem_id="paint-photo", js_on_load=read_script("paint.js"), min_width=300)
+        photo = gr.HTML(elem_id="paint-photo", js_on_load=read_asset("paint.js"), min_width=300)
         shown = gr.HTML(draw_hint(_HINT), elem_id="paint-result", min_width=280)
     mask = gr.State("")
     outputs = [mask, shown, context.status]

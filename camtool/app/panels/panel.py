@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.models import Loaded
 
-__all__ = ["Built", "describe_heat", "draw_card", "draw_hint", "draw_photo", "get_subject", "read_script"]
+__all__ = ["Built", "describe_heat", "draw_card", "draw_hint", "draw_photo", "get_subject", "read_asset"]
 
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360
 """Longest sides of pictures on the page, in pixels."""
@@ -53,8 +53,8 @@ def get_subject(context: PageContext, session: Session) -> tuple[Loaded, Image.I
     return context.workbench.models.get(request.model), context.workbench.get_image(request.image).image
 
 
-def read_script(name: str) -> str:
-    """Return a script of the page, for a piece of HTML."""
+def read_asset(name: str) -> str:
+    """Return a script or another text file of the page."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ import camtool
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.charts import draw_bars
 from camtool.app.panels.outputs import check_point
-from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.errors import ModelError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import find_linear_head
@@ -303,7 +303,7 @@ _HINT = "Click on the photo: which classes speak at this place, and which channe
 def build(context: PageContext) -> Built:
     """Build the panel: the photo to click on, the classes beside it, and the channels below."""
     with gr.Row(elem_classes="ct-split"):
-        photo = gr.HTML(elem_id="place-photo", js_on_load=read_script("picture.js"), min_width=300)
+        photo = gr.HTML(elem_id="place-photo", js_on_load=read_asset("picture.js"), min_width=300)
         classes = gr.HTML(draw_hint(_HINT), elem_id="place-classes", min_width=280)
     channels = gr.HTML(elem_id="place-channels")
 

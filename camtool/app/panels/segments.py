@@ -13,7 +13,7 @@ from PIL import Image
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
-from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_script
+from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
 from camtool.concept_maps.colors import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explainer import Explainer
@@ -148,9 +148,9 @@ _HINT = "Click on a class, in the photo or in the legend, to see which parts of 
 def build(context: PageContext) -> Built:
     """Build the panel: the colored photo, the map of the chosen class, and the legend."""
     with gr.Row(elem_classes="ct-split"):
-        photo = gr.HTML(elem_id="segments-photo", js_on_load=read_script("picture.js"), min_width=300)
+        photo = gr.HTML(elem_id="segments-photo", js_on_load=read_asset("picture.js"), min_width=300)
         shown = gr.HTML(draw_hint(_HINT), elem_id="segments-map", min_width=300)
-    legend = gr.HTML(elem_id="segments-legend", js_on_load=read_script("clicks.js"))
+    legend = gr.HTML(elem_id="segments-legend", js_on_load=read_asset("clicks.js"))
     outputs = [legend, shown, context.status]
 
     def show_map(session: Session, index: int, found: Segments | None = None) -> dict[Any, Any]:

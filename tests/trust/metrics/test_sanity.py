@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camtool.errors import MetricError
 from camtool.trust.metrics import sanity
-from camtool.trust.metrics.parameters import list_parameter_modules, randomize_parameters
+from camtool.trust.metrics.sanity import list_parameter_modules, randomize_parameters
 from tests.oracles import metrics as oracles
 
 
