@@ -1,7 +1,5 @@
 """Options in a YAML file."""
 
-# ruff: noqa: F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,16 +8,7 @@ import pytest
 
 from camtool.cli.options.config_files import read_config
 from camtool.errors import CamtoolError
-from tests.cli.test_commands import (
-    PREPARE_SMALL,
-    SMALL,
-    TINY,
-    assert_refused,
-    camtool_,  # noqa: F401
-    list_files,
-    photos,  # noqa: F401
-    read_lines,
-)
+from tests.cli.test_commands import PREPARE_SMALL, SMALL, TINY, assert_refused, list_files, read_lines
 
 
 def test_the_file_means_what_the_options_mean(camtool_, photos) -> None:

@@ -1,7 +1,5 @@
 """Progress of slides and videos: stages, estimates, plain lines off a terminal, the bar at 80 columns."""
 
-# ruff: noqa: F401, F811  fixtures of other files are used by name
-
 from __future__ import annotations
 
 import re
@@ -12,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from camtool.cli import terminal
-from camtool.cli.progress import file_progress
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.inference.chunks import iterate_chunks
 from camtool.progress import Stage, send_progress, show_progress
-from tests.cli.test_commands import Command, camtool_
-from tests.cli.test_progress import Clock, fast_lines
+from tests.cli.test_commands import Command
+from tests.cli.test_progress import Clock
 from tests.slides.slide_files import plant_objects, write_slide
 from tests.videos.video_files import draw_crossing_star, write_video
 

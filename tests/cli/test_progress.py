@@ -1,7 +1,5 @@
 """Progress: estimates, lines off a terminal, the bar at 80 columns, loops inside explanations."""
 
-# ruff: noqa: F401, F811  fixtures of other files are used by name
-
 from __future__ import annotations
 
 import re
@@ -25,7 +23,7 @@ from camtool.progress import Stage, send_progress
 from camtool.runs.job_list import Job
 from camtool.runs.report_rows import ManifestLine
 from camtool.runs.result_writer import Failure, Success
-from tests.cli.test_commands import camtool_, explained, photos, posix, read_lines, start_process, write_photo
+from tests.cli.test_commands import posix, start_process, write_photo
 from tests.cli.test_stopped_runs import ODD, SHOWN
 
 

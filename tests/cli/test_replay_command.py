@@ -1,7 +1,5 @@
 """``camtool replay``, and runs that the command line continues."""
 
-# ruff: noqa: F401, F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 import json
@@ -14,29 +12,15 @@ from camtool.cli.options.model_options import ModelOptions
 from camtool.cli.run_command import run
 from camtool.cli.run_folders import run_request
 from camtool.runs import result_writer
-from tests.cli.test_commands import (
-    TINY,
-    Net,
-    assert_refused,
-    camtool_,
-    explained,
-    list_files,
-    photos,
-    read_lines,
-    write_photo,
-)
-
-
-def read_all(folder: str = "out") -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
+from tests.cli.test_commands import Net, assert_refused, list_files, read_lines, write_photo
+from tests.runs.run_folder.test_run_folder import read_files
 
 # ------------------------------------------------------------------------------------------------------ continuing
 
 
 def test_a_finished_run_does_nothing_and_says_so(explained, photos):
     assert explained("-r").code == 0
-    before = read_all()
+    before = read_files(Path("out"))
     result = explained("-r", "--verbose", "--workers", "0")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == [
@@ -45,7 +29,7 @@ def test_a_finished_run_does_nothing_and_says_so(explained, photos):
         "3 files and explanations.jsonl are in out",
         f"Open {Path('out', 'index.html')} to see them all.",
     ]
-    assert read_all() == before
+    assert read_files(Path("out")) == before
 
 
 def test_new_photos_are_explained(explained, photos):
@@ -162,14 +146,14 @@ OTHER = [
 @pytest.mark.parametrize(("options", "text"), OTHER, ids=lambda value: value[0] if isinstance(value, list) else "")
 def test_a_changed_option_is_refused_with_both_values(explained, photos, monkeypatch, options, text):
     assert explained().code == 0
-    before = read_all()
+    before = read_files(Path("out"))
     monkeypatch.setattr(ModelOptions, "load", None)  # it is noticed before the model is loaded
     result = explained(*options)
     assert (result.code, result.out) == (2, "")
     assert text in result.err
     assert "--out" in result.err
     assert "--overwrite" in result.err
-    assert read_all() == before
+    assert read_files(Path("out")) == before
 
 
 def test_another_model_is_refused(camtool_, explained, photos):
@@ -217,11 +201,11 @@ def test_each_option_is_compared_unless_it_is_listed(explained, photos):
 def test_a_replay_is_bit_identical(explained, camtool_, photos):
     options = ("--method", "gradcam,rise", "--option", "samples=20", "--target", "top2", "--save", "overlay,raw")
     assert explained("-r", *options, "--batch-size", 2, "--no-enlarge", "--alpha", "0.4").code == 0
-    before = read_all()
+    before = read_files(Path("out"))
     result = camtool_("replay", "out", "--allow-code")
     assert (result.code, result.err) == (0, "")
     assert result.out == "12 explanations replayed: numbers and files are bit-identical.\n"
-    assert read_all() == before
+    assert read_files(Path("out")) == before
 
 
 @pytest.mark.parametrize("image", ["photos/b.jpg", "b.jpg", "./photos/b.jpg"])

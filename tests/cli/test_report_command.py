@@ -6,22 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import (
-    Command,
-    assert_refused,
-    camtool_,  # noqa: F401  a fixture
-    explained,  # noqa: F401  a fixture
-    list_files,
-    photos,  # noqa: F401  a fixture
-    read_lines,
-    write_photo,
-)
+from tests.cli.test_commands import Command, assert_refused, list_files, read_lines, write_photo
 from tests.runs.report.folders import read_payload, write_run
 
 PAGE = Path("out", "index.html")
 
 
-def test_a_run_ends_with_a_page(explained: Command, photos: Path) -> None:  # noqa: F811
+def test_a_run_ends_with_a_page(explained: Command, photos: Path) -> None:
     result = explained("--recursive", "--method", "gradcam,layercam")
     assert result.code == 0
     assert result.out.endswith("Open out/index.html to see them all.\n")
@@ -33,14 +24,14 @@ def test_a_run_ends_with_a_page(explained: Command, photos: Path) -> None:  # no
     assert payload["placed"] == [1] * 6
 
 
-def test_no_page_is_written_if_not_asked(explained: Command, photos: Path) -> None:  # noqa: F811
+def test_no_page_is_written_if_not_asked(explained: Command, photos: Path) -> None:
     result = explained("--no-report")
     assert result.code == 0
     assert "index.html" not in result.out
     assert not PAGE.exists()
 
 
-def test_quiet_and_json_print_nothing_about_the_page(explained: Command, photos: Path) -> None:  # noqa: F811
+def test_quiet_and_json_print_nothing_about_the_page(explained: Command, photos: Path) -> None:
     for option in ("--quiet", "--json"):
         result = explained(option)
         assert "index.html" not in result.out
@@ -48,7 +39,7 @@ def test_quiet_and_json_print_nothing_about_the_page(explained: Command, photos:
         PAGE.unlink()
 
 
-def test_a_page_of_somebody_else_does_not_stop_the_run(explained: Command, photos: Path) -> None:  # noqa: F811
+def test_a_page_of_somebody_else_does_not_stop_the_run(explained: Command, photos: Path) -> None:
     PAGE.parent.mkdir()
     PAGE.write_text("my page")
     result = explained()
@@ -58,14 +49,14 @@ def test_a_page_of_somebody_else_does_not_stop_the_run(explained: Command, photo
     assert len(read_lines()) == 2
 
 
-def test_the_page_is_no_photo_of_the_next_run(explained: Command, photos: Path) -> None:  # noqa: F811
+def test_the_page_is_no_photo_of_the_next_run(explained: Command, photos: Path) -> None:
     assert explained().code == 0
     files = list_files()
     assert explained().code == 0
     assert list_files() == files
 
 
-def test_the_report_of_a_folder(camtool_: Command, tmp_path: Path) -> None:  # noqa: F811
+def test_the_report_of_a_folder(camtool_: Command, tmp_path: Path) -> None:
     write_run(tmp_path, [{}, {}], failures=[{"image": "a", "reason": "damaged"}])
     result = camtool_("report", "out")
     assert result.code == 0
@@ -73,7 +64,7 @@ def test_the_report_of_a_folder(camtool_: Command, tmp_path: Path) -> None:  # n
     assert camtool_("report", "out", "--quiet").out == ""
 
 
-def test_photos_that_were_moved_are_found_or_copied(camtool_: Command, tmp_path: Path) -> None:  # noqa: F811
+def test_photos_that_were_moved_are_found_or_copied(camtool_: Command, tmp_path: Path) -> None:
     write_run(tmp_path, [{"image": "gone/cats/1.png"}])
     write_photo(tmp_path / "new" / "cats" / "1.png")
     assert camtool_("report", "out").code == 0
@@ -92,14 +83,14 @@ def test_photos_that_were_moved_are_found_or_copied(camtool_: Command, tmp_path:
     ],
 )
 def test_a_folder_without_results_is_an_error(
-    camtool_: Command,  # noqa: F811
+    camtool_: Command,
     arguments: list[str],
     words: list[str],
 ) -> None:
     assert_refused(camtool_("report", *arguments), *words)
 
 
-def test_notices_are_printed(camtool_: Command, tmp_path: Path) -> None:  # noqa: F811
+def test_notices_are_printed(camtool_: Command, tmp_path: Path) -> None:
     out = write_run(tmp_path, [{}])
     with (out / "explanations.jsonl").open("a") as stream:
         stream.write("cut")

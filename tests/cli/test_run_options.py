@@ -1,7 +1,5 @@
 """Options of ``camtool run``: samples, true classes, arrays, captions and contact sheets."""
 
-# ruff: noqa: F401, F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 import json
@@ -17,11 +15,8 @@ from camtool.inputs.formats import reading_options
 from tests.cli.test_commands import (
     LABELS,
     assert_refused,
-    camtool_,
-    explained,
     list_files,
     open_image,
-    photos,
     prepare,
     read_lines,
     tiny,

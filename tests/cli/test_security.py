@@ -1,7 +1,5 @@
 """Security: no pickles, no network, nothing written outside the output folder, nothing interpreted."""
 
-# ruff: noqa: F401, F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 import ast
@@ -26,7 +24,7 @@ from camtool.inputs import image_files
 from camtool.leaderboard import Evaluation
 from camtool.leaderboard.evaluation import EvaluationRow
 from camtool.runs.text_escapes import escape_formula
-from tests.cli.test_commands import TINY, camtool_, list_files, photos, read_lines, write_photo
+from tests.cli.test_commands import TINY, list_files, read_lines, write_photo
 
 ROOT = Path(camtool.__file__).parents[1]
 CODE = [path for folder in ("camtool", "benchmarks", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -1,7 +1,5 @@
 """Runs that are stopped, that meet another run or a full disk, and output of names from unknown sources."""
 
-# ruff: noqa: F401, F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 import errno
@@ -26,11 +24,8 @@ from tests.cli.test_commands import (
     TINY,
     Net,
     assert_refused,
-    camtool_,
-    explained,
     list_files,
     open_image,
-    photos,
     posix,
     read_lines,
     split_notes,

@@ -1,12 +1,9 @@
 """Runs that somebody else stored: no code and no address of theirs is used unasked, and damage is a sentence."""
 
-# ruff: noqa: F401, F811  fixtures of the other file are used by name
-
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import time
@@ -25,10 +22,7 @@ from tests.cli.test_commands import (
     TINY,
     Net,
     assert_refused,
-    camtool_,
-    explained,
     list_files,
-    photos,
     posix,
     prepare,
     read_lines,

@@ -15,7 +15,7 @@ from torch import nn
 
 from camtool.runs.run_folder.user_code import hash_user_code
 from tests.cli.test_commands import Command, camtool_, photos
-from tests.cli.test_replay_command import read_all
+from tests.runs.run_folder.test_run_folder import read_files
 
 FILES = {
     "zoo/__init__.py": "",
@@ -109,13 +109,13 @@ def start(camtool_, photos) -> Iterator[Command]:
 @pytest.mark.parametrize("name", ["ownnets.py", "parts.py", "ownsteps.py"])
 def test_a_run_whose_code_has_changed_is_not_continued(start, name):
     assert start().code == 0
-    before = read_all()
+    before = read_files(Path("out"))
     same = start()
     assert (same.code, "Nothing to do" in same.out) == (0, True)
     with Path(name).open("a") as file:
         file.write("# changed\n")
     changed = start()
-    assert (changed.code, read_all("out")) == (2, before)
+    assert (changed.code, read_files(Path("out"))) == (2, before)
     sentence = f"code of --model or --transform: the file {name} has changed since the run"
     assert all(text in changed.err for text in (sentence, "--out", "--overwrite"))
     assert start("--overwrite").code == 0
