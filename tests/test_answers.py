@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import camtool
 from camtool.errors import CamtoolError, ModelError, TargetError
 from camtool.targets import TextTokens
+from tests.helpers.comparison import assert_same_raw
 from tests.helpers.text_processors import make_llava_processor, make_qwen_processor
 from tests.state.test_no_trace import unchanged
 from tests.zoo.vision_language import IMAGE_TOKEN, WITH_GRID
@@ -143,7 +144,7 @@ def test_words_are_explained_by_tam_where_the_model_allows_it(llava: Any, photo:
         for how in ({}, {"method": "tam"}, {"method": "gradcam"})
     )
     assert default.method == "tam"
-    np.testing.assert_array_equal(default.raw, tam.raw)
+    assert_same_raw(default.raw, tam.raw)
     assert [any(each.code == "word-method" for each in found.warnings) for found in (default, gradcam)] == [False, True]
     with_layer = camtool.tokens(model, processor, photo, PROMPT, "a dog", layer=LAYER)[1]
     assert with_layer.method == "gradcam"

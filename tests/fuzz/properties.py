@@ -14,8 +14,8 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -190,14 +190,21 @@ def read_frames(path: Path) -> None:
         assert frame.pixels.shape[2] == 3
 
 
-@prop
-def slides_and_videos_that_were_changed(data: Draw) -> None:
-    suffix, content = data.draw(st.sampled_from(encode_slides_and_videos()))
+@contextmanager
+def write_changed(data: Draw, files: Sequence[tuple[str, bytes]]) -> Iterator[Path]:
+    """Write one of some files, by their suffixes, with random changes, and yield its path."""
+    suffix, content = data.draw(st.sampled_from(files))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"mine{suffix}")
         path.write_bytes(mutate(data, content))
+        yield path
+
+
+@prop
+def slides_and_videos_that_were_changed(data: Draw) -> None:
+    with write_changed(data, encode_slides_and_videos()) as path:
         try:
-            (read_slide if suffix == ".tif" else read_frames)(path)
+            (read_slide if path.suffix == ".tif" else read_frames)(path)
         except ImageError as error:
             assert str(error)  # noqa: PT017
 
@@ -221,10 +228,7 @@ def encode_weights() -> list[tuple[str, bytes]]:
 
 @prop
 def weights_that_were_changed(data: Draw) -> None:
-    suffix, content = data.draw(st.sampled_from(encode_weights()))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"mine{suffix}")
-        path.write_bytes(mutate(data, content))
+    with write_changed(data, encode_weights()) as path:
         try:
             state = read_state(path)
         except ModelError:

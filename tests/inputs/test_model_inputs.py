@@ -181,34 +181,6 @@ def test_several_classes_of_one_image_get_all_shared_arguments(method: str) -> N
         assert_close(result.raw, single.raw)
 
 
-class Views(nn.Module):
-    """Two views of one object, stacked into one batch, or run one after the other."""
-
-    def __init__(self, *, stacks: bool) -> None:
-        super().__init__()
-        self.trunk, self.head, self.stacks = trunk(), nn.Linear(12, 5), stacks
-
-    def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        if self.stacks:
-            maps = self.trunk(torch.stack([u, v], 1).flatten(0, 1)).unflatten(0, (-1, 2))
-        else:
-            maps = torch.stack([self.trunk(u), self.trunk(v)], 1)
-        scores: Tensor = self.head(maps.mean((3, 4)).flatten(1))
-        return scores
-
-
-@pytest.mark.parametrize("image", [0, 1])
-def test_stacked_views_are_refused_and_the_way_that_the_error_names_works(image: int) -> None:
-    net, views = Views(stacks=True).eval(), torch.rand(2, 1, 3, 16, 16)
-    with pytest.raises(camtool.LayerError, match=r"2 rows for one image.* layers\(u\) and layers\(v\), or .*occlusion"):
-        camtool.explain(net, camtool.Inputs(*views, image=image), 1)
-    net.stacks = False
-    (result,) = camtool.explain(net, camtool.Inputs(*views, image=image), 1)
-    maps = net.trunk(views[image]).detach()
-    weight = net.head.weight.detach()[1].view(2, 6)[image] / maps[0, 0].numel()
-    assert_close(torch.from_numpy(result.raw), torch.einsum("c,chw->hw", weight, maps[0]).relu())
-
-
 # ---------------------------------------------------------------------------------------------------- dictionaries
 
 
@@ -674,7 +646,7 @@ def test_a_function_of_the_outputs_of_several_calls_is_explained_at_the_call_of_
 
 
 class JoinedViews(nn.Module):
-    """Runs two views through one trunk as one batch: stacked, or one batch after the other."""
+    """Runs two views through one trunk: stacked or one batch after the other, as one batch, or apart."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -682,18 +654,26 @@ class JoinedViews(nn.Module):
         self.how, self.trunk, self.head = how, nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU()), nn.Linear(8, 3)
 
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        views = torch.stack([u, v], 1).flatten(0, 1) if self.how == "stack" else torch.cat([u, v])
-        features = self.trunk(views).mean((2, 3))
-        pairs = features.unflatten(0, (-1, 2)) if self.how == "stack" else torch.stack(features.chunk(2), 1)
-        return self.head(pairs.flatten(1))
+        if self.how == "stack":
+            maps = self.trunk(torch.stack([u, v], 1).flatten(0, 1)).unflatten(0, (-1, 2))
+        elif self.how == "cat":
+            maps = torch.stack(self.trunk(torch.cat([u, v])).chunk(2), 1)
+        else:
+            maps = torch.stack([self.trunk(u), self.trunk(v)], 1)
+        return self.head(maps.mean((3, 4)).flatten(1))
 
 
 @pytest.mark.parametrize("how", ["stack", "cat"])
-@pytest.mark.parametrize("layer", [None, "trunk"])
-@pytest.mark.parametrize("count", [1, 2])
-def test_views_that_are_joined_into_one_batch_are_refused_in_plain_words(how, layer, count) -> None:
+@pytest.mark.parametrize(("layer", "count", "image"), [(None, 1, 0), ("trunk", 2, 1)])
+def test_views_that_are_joined_are_refused_and_the_way_that_the_error_names_works(how, layer, count, image) -> None:
     model, images = JoinedViews(how).eval(), torch.rand(2, count, 3, 12, 12)
-    inputs = camtool.Inputs(*images, image=1)
-    with pytest.raises(LayerError, match=r"joins several images, views or tiles .* 2 rows for one"):
+    inputs = camtool.Inputs(*images, image=image)
+    advice = r"joins several images, views or tiles .* 2 rows for one .* layers\(u\) and layers\(v\), or .*occlusion"
+    with pytest.raises(LayerError, match=advice):
         camtool.explain(model, inputs, 1, layer=layer)
     assert camtool.explain(model, inputs, 1, method="inputxgradient")[0].raw.any()
+    model.how = "apart"
+    maps, weight = model.trunk(images[image]).detach(), model.head.weight.detach()[1].view(2, 4)[image]
+    for result, activation in zip(camtool.explain(model, inputs, 1, layer=layer), maps, strict=True):
+        expected = torch.einsum("c,chw->hw", weight / activation[0].numel(), activation).relu()
+        assert_close(torch.from_numpy(result.raw), expected)
