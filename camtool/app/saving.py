@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from camtool import figures
 from camtool.app.drawing import Look, make_screen
 from camtool.app.stores import StoredImage
 from camtool.app.workbench import Request
 from camtool.explanation import Explanation
 from camtool.rendering import image_writing
+from camtool.runs.save_kinds import write_numbers
 
-__all__ = ["FILE_KINDS", "ModelCode", "build_snippet", "save_files", "save_numbers"]
+__all__ = ["FILE_KINDS", "ModelCode", "build_snippet", "save_files"]
 
 
 @dataclass(frozen=True)
@@ -61,23 +60,6 @@ def build_snippet(explanation: Explanation, request: Request, image: StoredImage
     return "\n".join(lines) + "\n"
 
 
-def save_numbers(explanation: Explanation, path: Path) -> None:
-    """Write the arrays and numbers of an explanation as one compressed file, without pickled objects."""
-    with image_writing.open_atomically(path) as file:
-        np.savez_compressed(
-            file,
-            raw=explanation.raw,
-            heatmap=explanation.heatmap,
-            seen=explanation.seen,
-            score=np.float64(explanation.score),
-            probability=np.float64(np.nan if explanation.probability is None else explanation.probability),
-            index=np.int64(-1 if explanation.index is None else explanation.index),
-            label=np.str_(explanation.label),
-            method=np.str_(explanation.method),
-            layer=np.str_(explanation.layer),
-        )
-
-
 def save_picture(explanation: Explanation, path: Path, look: Look) -> None:
     """Write what the page shows, at the full size of the image."""
     screen = make_screen(explanation, side=max(explanation.photo.shape[:2]))
@@ -97,7 +79,7 @@ def save_figure(explanation: Explanation, path: Path, look: Look) -> None:
 FILE_KINDS: Mapping[str, tuple[str, Callable[[Explanation, Path, Look], None]]] = {
     "picture": (".png", save_picture),
     "figure": (".pdf", save_figure),
-    "numbers": (".npz", lambda explanation, path, look: save_numbers(explanation, path)),
+    "numbers": (".npz", lambda explanation, path, look: write_numbers(explanation, path, heatmap=explanation.heatmap)),
 }
 """Kind of file → its suffix and the function that writes it."""
 

@@ -204,9 +204,9 @@ def method(
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        _add_method(
-            Method(name, function, paper, _check_needs(name, needs), cost, ignores_layer, weights, at_input_size)
-        )
+        _check_name_is_free("method", name)
+        several = _check_needs(name, needs)
+        METHODS[name] = Method(name, function, paper, several, cost, ignores_layer, weights, at_input_size)
         return function
 
     return register
@@ -226,7 +226,7 @@ def weighting(
         def compute_maps(evidence: Evidence, **options: Any) -> Tensor:
             return sum_weighted_channels(function(evidence, **options), evidence.activations).relu()
 
-        _add_method(Method(name, compute_maps, paper, _check_needs(name, needs), cost, weights=function))
+        method(name, paper=paper, needs=needs, cost=cost, weights=function)(compute_maps)
         return function
 
     return register
@@ -269,11 +269,6 @@ def get_option_parameters(function: Callable[..., Any]) -> dict[str, inspect.Par
 def get_default_options(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the names and defaults of a function's options: its parameters that have a default."""
     return {name: parameter.default for name, parameter in get_option_parameters(function).items()}
-
-
-def _add_method(new: Method) -> None:
-    _check_name_is_free("method", new.name)
-    METHODS[new.name] = new
 
 
 def _check_needs(name: str, needs: Need | Collection[Need]) -> frozenset[Need]:

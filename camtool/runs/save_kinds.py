@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from camtool.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.regions import PhotoRegion
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
-__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings"]
+__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings", "write_numbers"]
 
 _FORMATS = ("png", "jpg", "webp")
 """Suffixes of images."""
@@ -138,7 +140,20 @@ def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, cap
 
 
 def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
-    """Write all arrays and numbers of an explanation as one compressed file, without pickled objects."""
+    import numpy as np
+
+    # A byte is as fine as a screen shows; a float16 would take ten times the space.
+    write_numbers(explanation, path, heatmap=np.rint(255 * explanation.heatmap).astype(np.uint8))
+
+
+def write_numbers(explanation: Explanation, path: Path, *, heatmap: NDArray[Any]) -> None:
+    """Write all arrays and numbers of an explanation as one compressed file, without pickled objects.
+
+    Args:
+        explanation: The explanation.
+        path: The file, which ends in ``.npz``.
+        heatmap: The heatmap ``(H, W)``, in the type in which it is stored.
+    """
     import numpy as np
 
     from camtool.rendering import image_writing
@@ -147,8 +162,7 @@ def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, 
         np.savez_compressed(
             file,
             raw=explanation.raw,
-            # A byte is as fine as a screen shows; a float16 would take ten times the space.
-            heatmap=np.rint(255 * explanation.heatmap).astype(np.uint8),
+            heatmap=heatmap,
             seen=explanation.seen,
             score=np.float64(explanation.score),
             probability=np.float64(np.nan if explanation.probability is None else explanation.probability),
