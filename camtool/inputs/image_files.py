@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -44,6 +45,7 @@ __all__ = [
     "open_image",
     "read_file_image",
     "read_image",
+    "read_plain",
 ]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
@@ -130,7 +132,7 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
             white. ``percentiles``: ``(low, high)``, the same as percentiles of each band. ``slice``: the number of a
             slice, a page or a DICOM frame, from 0, or ``"middle"``. ``axis``: the direction of NIfTI slices,
             ``"axial"``, ``"coronal"``, ``"sagittal"``, or ``"ras"`` for the canonical axes. ``frame``: the number of a
-            time step, from 0. ``max_pixels``, ``max_memory``: the limits, as for :func:`read_image`.
+            time step, from 0. ``max_pixels``, ``max_memory``, ``max_drawn``: the limits, as for :func:`read_image`.
 
     Returns:
         The values, what is black and white, and where the pixels lie.
@@ -144,7 +146,7 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
     found = read_file_image(path, options)
     if found is not None:
         return found
-    image = read_image(path, max_pixels=options.max_pixels, max_memory=options.max_memory)
+    image = read_plain(path, options)
     name = str(path) if not isinstance(path, bytes) else "the bytes"
     white = Contrast((0.0,), (255.0,))
     return FileImage(name, np.asarray(image), white, origin=get_origin(image), notes=get_reading_notes(image))
@@ -216,10 +218,18 @@ def read_image(
             ``max_pixels`` or ``max_memory`` allow, has more bytes than :data:`MAX_BYTES` or more bands than an image;
             or the array's shape, dtype or range is not allowed.
     """
+    options = ReadingOptions(max_pixels=max_pixels, max_memory=max_memory, max_drawn=max_drawn)
+    return read_plain(source, options, max_side)
+
+
+def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | None = None) -> Image.Image:
+    """Read an image as :func:`read_image` does, with the limits of the options.
+
+    Raises:
+        ImageError: As of :func:`read_image`.
+    """
     check_count("max_side", max_side, optional=True, error=ImageError)
-    options = ReadingOptions(
-        max_pixels=max_pixels, max_memory=max_memory, max_drawn=max_drawn if max_side is None else None
-    )
+    options = options if max_side is None else replace(options, max_drawn=None)
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
     if isinstance(source, str) and is_web_address(source):
@@ -336,7 +346,7 @@ def _flatten(found: FileImage, max_side: int | None, options: ReadingOptions) ->
 
 
 def _note_reduction(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Add a note to an image that has less pixels than its file, which has this size."""
+    """Add a note to an image that has fewer pixels than its file, which has this size."""
     if image.width * image.height < size[0] * size[1]:
         note = (
             f"The photo has {size[0]} x {size[1]} pixels and was reduced to {image.width} x {image.height} to save "
@@ -447,7 +457,8 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     except ImageError:
         raise
     except _BOMBS as error:
-        raise ImageError(f"{name} is too large to be decoded safely: {error}") from error
+        advice = "Save it again with fewer pixels, or give a PIL image."
+        raise ImageError(f"{name} is too large to be decoded safely: {str(error).rstrip('.')}. {advice}") from error
     except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error

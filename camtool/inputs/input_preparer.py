@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from os import PathLike
@@ -67,9 +68,11 @@ _GEOMETRIES = 8
 """Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
 folders of photos have few sizes; one of crops has too many to keep."""
 
-_MOST_SCALED, _KEPT = 100_000_000, 32
-"""Most pixels to which a transform may scale a photo before it crops it, and the longer side, in lengths of the shorter
-one, that is kept of a longer photo."""
+_MOST_SCALED = 100_000_000
+"""Most pixels to which a transform may scale a photo before it crops it."""
+
+_KEPT_LENGTHS = 32
+"""Longer side that is kept of a longer photo, in lengths of the shorter one."""
 
 _DEFAULT_TRANSFORMS = 2
 """Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
@@ -222,14 +225,7 @@ class InputPreparer:
         if found is not None and choose_kind(self._model, found, self._kind) is not None:
             return found
         given = source if found is None else found
-        options = self._reading
-        return image_files.read_image(
-            given,
-            max_side=max_side,
-            max_pixels=options.max_pixels,
-            max_memory=options.max_memory,
-            max_drawn=options.max_drawn,
-        )
+        return image_files.read_plain(given, self._reading, max_side)
 
     def _prepare_values(self, found: FileImage) -> PreparedInput:
         """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
@@ -266,11 +262,13 @@ class InputPreparer:
         Raises:
             ImageError: The model would see something else than of the whole photo.
         """
-        if image.width * image.height * geometry.compute_scale() ** 2 <= _MOST_SCALED:
+        top, left, bottom, right = geometry.box
+        scaled = image.width * image.height * math.prod(geometry.size) / abs((bottom - top) * (right - left))
+        if scaled <= _MOST_SCALED:
             return image
         shorter, longer = sorted(image.size)
         # By an even number, so that the middle of the photo stays the middle of a pixel, or an edge.
-        cut = max(0, longer - _KEPT * shorter) // 2
+        cut = max(0, longer - _KEPT_LENGTHS * shorter) // 2
         left, top = (cut, 0) if longer == image.width else (0, cut)
         middle = image.crop((left, top, image.width - left, image.height - top))
         seen = self._read_geometry((middle.height, middle.width))

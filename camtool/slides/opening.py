@@ -54,8 +54,9 @@ def _open_by_format(name: str) -> SlideReader:
 def _choose_more_levels(slide: SlideReader) -> SlideReader:
     """Return OpenSlide's reader of a tiled TIFF, or tifffile's if that sees more levels."""
     try:
-        other = TiffReader(slide.path)
-    except Exception:  # noqa: BLE001  tifffile is not installed, or does not take this file
+        with name_in_errors(slide.path, "a TIFF"):
+            other = TiffReader(slide.path)
+    except ImageError:  # tifffile is not installed, or does not take this file
         return slide
     if len(other.levels) <= len(slide.levels):
         other.close()

@@ -126,7 +126,11 @@ class VideoReader:
                 yield Frame(index, pts, time, _turn_upright(self._read_pixels(frame), frame.rotation, self.path))
 
     def _read_pixels(self, frame: Any) -> Pixels:
-        _check_frame_size(frame.width * frame.height, self.path)  # frames may be larger than the file says
+        count = frame.width * frame.height
+        _check_frame_size(count, self.path)
+        # Whether frames are reduced, and their number in a batch, follow the size that the file says.
+        if count > max(math.prod(self.size), _KEPT_PIXELS):
+            raise ImageError(f"video {self.path!r} has larger frames than it says: {frame.width} x {frame.height}.")
         sides = {"width": -(-frame.width // self.division), "height": -(-frame.height // self.division)}
         pixels: Pixels = frame.to_ndarray(format="rgb24", **(sides if self.division > 1 else {}))
         return pixels

@@ -21,7 +21,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from camtool.errors import ImageError
 from camtool.inputs import image_files
-from camtool.inputs.image_files import IMAGE_SUFFIXES, MAX_BYTES, get_reading_notes, read_image
+from camtool.inputs.image_files import IMAGE_SUFFIXES, MAX_BYTES, get_reading_notes, open_image, read_image
 from camtool.rendering.image_writing import encode_image
 from tests.helpers.photos import save, unseen
 
@@ -644,6 +644,8 @@ def test_a_photo_of_many_pixels_is_reduced_with_a_note(
     (note,) = get_reading_notes(image)
     assert f"62 x 41 pixels and was reduced to {image.width} x {image.height}" in note
     assert "--max-side 62" in note
+    opened = open_image(data, max_drawn=300)
+    assert (np.array_equal(opened.values, expected), opened.notes) == (True, (note,))
     whole = read_image(data, max_drawn=300, max_side=62)
     assert (whole.size, get_reading_notes(whole)) == (read_image(data, max_drawn=62 * 41).size, ())
 

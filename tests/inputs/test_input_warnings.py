@@ -179,5 +179,7 @@ def test_of_a_very_long_photo_the_middle_is_scaled(monkeypatch: pytest.MonkeyPat
     part = camtool.explain(net, image, 0, transform=CROPPED)
     assert part.geometry == whole.geometry
     np.testing.assert_allclose(part.heatmap, whole.heatmap, atol=1e-3)
+    squashed = camtool.explain(net, image, 0, transform=Compose([Resize((64, 64)), ToTensor()]))
+    assert squashed.geometry.sees_all
     with pytest.raises(ImageError, match=r"its preparation would enlarge it .* cut it into parts"):
         camtool.explain(net, image, 0, transform=Compose([Resize(64), ToTensor()]))

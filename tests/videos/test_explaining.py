@@ -123,6 +123,12 @@ def test_frames_that_grow_after_the_header_are_refused(numbered: Path, monkeypat
     monkeypatch.setattr(reading, "_get_video", lambda container, path: container.streams.video[0])
     with pytest.raises(ImageError, match="frames of 3,072 pixels"):
         next(iter(reader))
+    monkeypatch.undo()
+    reader.size = (40, 50)
+    assert next(iter(reader)).pixels.shape == (48, 64, 3)  # as it is below 4K
+    monkeypatch.setattr(reading, "_KEPT_PIXELS", 1000)
+    with pytest.raises(ImageError, match="has larger frames than it says: 64 x 48"):
+        next(iter(reader))
 
 
 def test_the_readable_part_of_a_short_video_is_explained(tmp_path: Path) -> None:

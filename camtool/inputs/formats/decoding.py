@@ -54,6 +54,8 @@ _LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs", "openslide", "av"
 
 
 def _build_error(name: str, file_format: str, error: Exception) -> ImageError:
+    if isinstance(error, MemoryError):
+        return ImageError(f"{name} cannot be read: there is not enough memory for it.")
     reason = str(error).strip().rstrip(".") or type(error).__name__
     return ImageError(f"{name} is damaged, cut short or unusual, and cannot be read as {file_format}: {reason}.")
 

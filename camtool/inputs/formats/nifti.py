@@ -201,7 +201,7 @@ def _read_volume(header: Any, stream: BinaryIO, name: str, options: ReadingOptio
     return np.frombuffer(data, dtype, count, start).reshape(shape, order="F")[..., frame]
 
 
-def _read_bytes(stream: BinaryIO, most: int) -> bytes | bytearray:
+def _read_bytes(stream: BinaryIO, most: int) -> bytes | NDArray[np.uint8]:
     """Return the first bytes of a file, unpacked: no more than its header announces, as a small file may unpack to any.
 
     Raises:
@@ -210,16 +210,15 @@ def _read_bytes(stream: BinaryIO, most: int) -> bytes | bytearray:
     if not _is_compressed(stream):
         return stream.read(most)
     # At its final size, as one that grows is copied. Memory is taken when it is written to.
-    data, size, unpacked = bytearray(most), 0, zlib.decompressobj(31)
+    data, size, unpacked = np.zeros(most, np.uint8), 0, zlib.decompressobj(31)
     while size < most and not unpacked.eof:
         part = unpacked.unconsumed_tail or stream.read(_PART_BYTES)
         if not part:
             break
         piece = unpacked.decompress(part, min(_PART_BYTES, most - size))
-        data[size : size + len(piece)] = piece
+        data[size : size + len(piece)] = np.frombuffer(piece, np.uint8)
         size += len(piece)
-    del data[size:]
-    return data
+    return data[:size]
 
 
 def _is_compressed(stream: BinaryIO) -> bool:

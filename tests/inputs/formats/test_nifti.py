@@ -16,6 +16,7 @@ import torch
 
 import camtool
 from camtool.errors import GeometryError, ImageError
+from camtool.inputs.formats import nifti
 from camtool.inputs.image_files import get_reading_notes, read_image
 from tests.helpers.band_nets import BandNet
 from tests.helpers.medical_files import build_affine, encode_nifti
@@ -195,6 +196,15 @@ def test_damaged_files_are_image_errors(*, is_compressed: bool) -> None:
     for length in range(1, len(whole) - 20, 7):
         with pytest.raises(ImageError, match=r"the bytes"):
             read_image(whole[:length])
+
+
+def test_a_lack_of_memory_is_not_called_damage(monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(nifti, "_read_bytes", fail)
+    with pytest.raises(ImageError, match="the bytes cannot be read: there is not enough memory for it"):
+        read_image(encode_nifti(VOLUME[..., :1]))
 
 
 def test_files_with_wrong_bytes_are_read_or_are_image_errors() -> None:
