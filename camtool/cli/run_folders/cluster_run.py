@@ -139,6 +139,10 @@ class _Follower:
 
     def follow(self) -> int:
         """Run, show the progress, print the summary, and return the exit code."""
+        # Before the work, as one of them may be damaged.
+        for outcome in self._run.read_outcomes(self._earlier):
+            self._earlier_failures += outcome.failures
+            self._count(outcome)
         started, stop_code = time.perf_counter(), 0
         outcomes = self._run.start()
         try:
@@ -151,11 +155,6 @@ class _Follower:
             # By convention 128 plus the number of the signal.
             stop_code = 143 if isinstance(stop, Terminated) else 130
             self._add_unreported()
-        for outcome in self._run.read_outcomes(self._earlier):
-            self._right += outcome.right
-            self._wrong += outcome.wrong
-            self._earlier_failures += outcome.failures
-            self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
         self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
         return stop_code or (1 if self._failures + self._earlier_failures else 0)
 
@@ -184,13 +183,16 @@ class _Follower:
         self._photos += outcome.photos
         self._rows += outcome.rows
         self._failures += outcome.failures
-        self._right += outcome.right
-        self._wrong += outcome.wrong
-        self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
+        self._count(outcome)
         is_silent = self._quiet or self._as_json or terminal.err.is_terminal
         if not is_silent and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
+
+    def _count(self, outcome: ShardOutcome) -> None:
+        self._right += outcome.right
+        self._wrong += outcome.wrong
+        self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
         if self._as_json:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Row", "build_rows", "decode_heatmap", "encode_parquet", "get_schema", "to_columns", "to_table"]
 
+_ROWS_IN_GROUP = 256
+"""Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""
+
 COLUMNS: Mapping[str, str] = {
     "path": "string",
     "method": "string",
@@ -171,5 +174,5 @@ def encode_parquet(columns: Mapping[str, Any], facts: Mapping[str, int]) -> byte
     )
     stream = pa.BufferOutputStream()
     # Heatmaps are compressed already, and zstd costs little on them.
-    parquet.write_table(table, stream, compression="zstd")
+    parquet.write_table(table, stream, compression="zstd", row_group_size=_ROWS_IN_GROUP)
     return bytes(stream.getvalue().to_pybytes())

@@ -42,8 +42,7 @@ def read_shards(shards: Sequence[Path], *, max_rows: int = MAX_ROWS) -> ReportCo
         max_rows: The number of explanations and failures to read at most.
 
     Raises:
-        CamtoolError: pyarrow is not installed, or a file is not a shard of a cluster run.
-        OSError: A file cannot be read.
+        CamtoolError: pyarrow is not installed, or a file cannot be read, or is not a shard of a cluster run.
     """
     rows: list[ReportRow] = []
     failures: list[ReportFailure] = []
@@ -82,7 +81,8 @@ def _open_shard(path: Path) -> Iterator[Any]:
             sizes = [file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups)]
             if max(sizes, default=0) > _MAX_GROUP_BYTES:
                 raise CamtoolError(
-                    f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed."
+                    f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed; write "
+                    "it with smaller row groups."
                 )
             yield file
     except (ArrowException, OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,8 @@ import camtool
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
 from camtool.runs.cluster.photos import Photo
-from camtool.runs.cluster.rows import build_rows, encode_parquet, to_columns
+from camtool.runs.cluster.rows import COLUMNS, build_rows, encode_parquet, to_columns
+from camtool.runs.report import shards
 from camtool.runs.report.pictures import PictureSettings, prepare_pictures
 from camtool.runs.report.rows import ReportFailure, RowWarning
 from camtool.runs.report.shards import list_shards, read_shards
@@ -104,6 +105,20 @@ def test_a_damaged_file_and_another_table_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"path": ["a"], "size": [1]}), tmp_path / "b.parquet")
     with pytest.raises(CamtoolError, match="has no column method, label"):
         read_shards([tmp_path / "b.parquet"])
+
+
+def test_a_shard_with_many_large_maps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = np.random.default_rng(0).integers(0, 256, (300, 64, 64), np.uint8)
+    rows = [
+        {**dict.fromkeys(COLUMNS), **ROW, "path": f"{number}", **compress(each)} for number, each in enumerate(maps)
+    ]
+    columns = {name: [row[name] for row in rows] for name in COLUMNS}
+    (tmp_path / "a.parquet").write_bytes(encode_parquet(columns, {"photos": len(rows)}))
+    monkeypatch.setattr(shards, "_MAX_GROUP_BYTES", 280 * maps[0].size)
+    assert len(read_shards([tmp_path / "a.parquet"]).rows) == len(rows)
+    monkeypatch.setattr(shards, "_MAX_GROUP_BYTES", 200 * maps[0].size)
+    with pytest.raises(CamtoolError, match="write it with smaller row groups"):
+        read_shards([tmp_path / "a.parquet"])
 
 
 def test_a_row_without_a_path_is_refused(tmp_path: Path) -> None:
