@@ -83,9 +83,8 @@ def _draw_panel(
     limits = _find_limits(intervals)
     axes = canvas.add_axes(figure, box)
     canvas.draw_intervals(axes, intervals, limits, np.nan if chance is None else intervals[chance, 0])
-    is_up = METRICS[metric].higher_is_better
     canvas.write_line(figure, left, top - 0.24, metric, _NAME_SIZE)
-    direction = "higher is better" if is_up else "lower is better"
+    direction = "higher is better" if METRICS[metric].higher_is_better else "lower is better"
     canvas.write_line(figure, left, top - 0.1, direction, TEXT_SIZE - 1.5, color=canvas.MUTED)
     for value, share in zip(limits, (0.0, 1.0), strict=True):
         text = format_number(value)

@@ -137,7 +137,9 @@ class Evaluation:
             row.name: {name: [None if np.isnan(each) else each for each in found] for name, found in row.values.items()}
             for row in self.rows
         }
-        content = {"images": self.image_count, "seed": self.seed, "rows": _replace_nan(self.to_records())}
+        # NaN alone is not equal to itself.
+        rows = [{name: x if x == x else None for name, x in record.items()} for record in self.to_records()]
+        content = {"images": self.image_count, "seed": self.seed, "rows": rows}
         content |= {"refused": dict(self.refused), "failed": dict(self.failed), "notes": self.notes, "values": values}
         return _write(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
 
@@ -164,9 +166,7 @@ class Evaluation:
         from camtool.leaderboard.chart import draw_chart
 
         names, methods = [row.name for row in self.rows], [row.method for row in self.rows]
-        intervals = {
-            metric: np.array([self.compute_interval(name, metric) for name in names]) for metric in self.metrics
-        }
+        intervals = {m: np.array([bootstrap_mean(row.values[m], self.seed) for row in self.rows]) for m in self.metrics}
         return draw_chart(names, intervals, self.image_count, methods.index("random") if "random" in methods else None)
 
     def save(self, path: str | Path) -> Path:
@@ -222,14 +222,12 @@ class Evaluation:
     def _list_cells(self, bold: str) -> list[list[str]]:
         """Return the cells of the table, its header first; ``bold`` is the format of the best mean."""
         best = {metric: self._find_best(metric) for metric in self.metrics}
-        rows = [["method", *(f"{name} {self._get_arrow(name)}" for name in self.metrics), "ms/image"]]
+        arrows = {name: _UP if METRICS[name].higher_is_better else _DOWN for name in self.metrics}
+        rows = [["method", *(f"{name} {arrow}" for name, arrow in arrows.items()), "ms/image"]]
         for row in self.rows:
             cells = [self._format_cell(row, name, bold if row.name == best[name] else "{}") for name in self.metrics]
             rows.append([row.name, *cells, _format_time(row.milliseconds)])
         return rows
-
-    def _get_arrow(self, metric: str) -> str:
-        return _UP if METRICS[metric].higher_is_better else _DOWN
 
     def _format_cell(self, row: EvaluationRow, metric: str, style: str) -> str:
         mean, low, high = bootstrap_mean(row.values[metric], self.seed)
@@ -257,13 +255,6 @@ def _escape_latex(cell: str) -> str:
     for old, new in ((_UP, r"$\uparrow$"), (_DOWN, r"$\downarrow$"), *((char, f"\\{char}") for char in "_%&#")):
         cell = cell.replace(old, new)
     return cell
-
-
-def _replace_nan(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def replace(value: Any) -> Any:
-        return None if isinstance(value, float) and np.isnan(value) else value
-
-    return [{name: replace(value) for name, value in record.items()} for record in records]
 
 
 def _write(text: str, path: str | Path | None) -> str:

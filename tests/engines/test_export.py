@@ -239,6 +239,6 @@ def test_the_command_writes_a_file_once(
     assert command("demo", str(path), "--resize", "--method", "layercam") == 0
     assert "Exported" in capsys.readouterr().out
     assert command("demo", str(path)) == 2
-    assert "--force" in capsys.readouterr().err
-    assert command("demo", str(path), "--force", "--fixed-batch", "--size", "96x128") == 0
+    assert "--overwrite" in capsys.readouterr().err
+    assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
