@@ -22,7 +22,7 @@ from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.layers.selection import find_layers
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.targets import ClassScore
 
 

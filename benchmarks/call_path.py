@@ -1,21 +1,23 @@
 """The code that one warm explanation passes through: ``python -m benchmarks call_path``.
 
-A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one is traced
-with ``sys.setprofile``: the files of camtool that it enters, their functions, and the depth of the call stack.
-Comprehensions are no functions here, as Python 3.12 runs them without a frame. Someone who debugs an explanation has to
-read this path, so it should be short.
+A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one, with other
+pixels and another class, is traced with ``sys.setprofile`` until its raw map, heatmap and warnings were read: the files
+of camtool that it enters, their functions, and the depth of the call stack. Comprehensions are no functions here, as
+Python 3.12 runs them without a frame. Someone who debugs an explanation has to read this path, so it should be short.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torchvision
 import typer
+from torch import Tensor, nn
 
 import camtool
 
@@ -58,16 +60,30 @@ class CallPath:
         return sorted({Path(code.co_filename).relative_to(_PACKAGE).as_posix() for code in self.functions})
 
 
-def trace_second_call() -> CallPath:
-    """Return the path of the second of two equal explanations."""
+def trace_explain() -> CallPath:
+    """Return the path of ``camtool.explain`` when it is called again."""
+    model = _build_model()
+    return _trace(lambda x, index: camtool.explain(model, x, index))
+
+
+def trace_explainer() -> CallPath:
+    """Return the path of an ``Explainer`` when it is called again."""
+    return _trace(camtool.Explainer(_build_model()))
+
+
+def _build_model() -> nn.Module:
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval()
-    inputs = torch.randn(1, 3, 224, 224)
-    camtool.explain(model, inputs, 281)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+def _trace(explain: Callable[[Tensor, int], Any]) -> CallPath:
+    first, second = torch.randn(2, 1, 3, 224, 224)
+    explain(first, 281)
     path = CallPath()
     sys.setprofile(path.profile)
     try:
-        camtool.explain(model, inputs, 281)
+        result = explain(second, 282)[0]
+        _ = result.raw, result.heatmap, result.warnings
     finally:
         sys.setprofile(None)
     return path
@@ -75,12 +91,11 @@ def trace_second_call() -> CallPath:
 
 def main(*, functions: Annotated[bool, typer.Option(help="List the functions, indented by depth.")] = False) -> None:
     """Count the files, the functions and the depth of one warm explanation."""
-    path = trace_second_call()
-    print(f"{len(path.files)} files, {len(path.functions)} functions, depth {path.depth}")
-    for file in path.files:
-        print(f"  {file}")
-    if functions:
-        for code, depth in path.functions.items():
+    for name, path in (("explain", trace_explain()), ("Explainer", trace_explainer())):
+        print(f"{name}: {len(path.files)} files, {len(path.functions)} functions, depth {path.depth}")
+        for file in path.files:
+            print(f"  {file}")
+        for code, depth in path.functions.items() if functions else ():
             file = Path(code.co_filename).relative_to(_PACKAGE).as_posix()
             print(f"{'  ' * depth}{file}: {code.co_qualname if sys.version_info >= (3, 11) else code.co_name}")
 

@@ -25,7 +25,7 @@ from camtool.models import to_loaded
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.targets import TextTokens
 from camtool.warning_codes import MapWarning
 
@@ -344,7 +344,7 @@ def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> li
     """Return the tokens that the model writes, which stand for no image."""
     placeholder = find_placeholder(module)
     options = {} if placeholder is None else {"suppress_tokens": [placeholder]}
-    with torch.inference_mode(False), torch.no_grad(), preserve_model(module):
+    with torch.no_grad(), preserve_model(module):
         copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
         # BLIP writes to the prompt.
         text = module.generate(**copied, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]

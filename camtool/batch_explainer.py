@@ -6,16 +6,17 @@ let each method compute maps, and check them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from camtool import targets
+from camtool.arguments.checks import to_list
 from camtool.device_overlays import ClassMaps, compute_maps
 from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
@@ -34,9 +35,8 @@ from camtool.models import TextEncoder, resolve_labels, resolve_phrases
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import hold_model
+from camtool.state.guard import guard
 from camtool.state.random_state import seed_generators_anew
-from camtool.state.thread_state import preserve_thread_state
 from camtool.structures import model_cache
 from camtool.structures.module_names import find_detector_transform
 from camtool.trust.checks.check_context import CheckContext
@@ -49,7 +49,21 @@ from camtool.warning_codes import MapWarning, to_map_warning
 if TYPE_CHECKING:
     from camtool.inputs.input_batch import InputBatch
 
-__all__ = ["BatchExplainer", "to_list"]
+__all__ = ["BatchExplainer"]
+
+
+class Row(NamedTuple):
+    """One target on one image of a batch.
+
+    Attributes:
+        image: The index of the image.
+        target: The target.
+        labels: The names of the classes for this image; ``None`` if they are not known.
+    """
+
+    image: int
+    target: targets.Target
+    labels: Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -90,11 +104,16 @@ class BatchExplainer:
         return not all(method.ignores_layer for method in self.methods)
 
     def explain(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
-        """Return for each image what was requested of it, by the first engine that gives the model's own results."""
-        kinds = {type(each) for request in requests for each in to_list(request)}
+        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
+
+        If engines were asked for, the results are those of the first one that gives the model's own.
+        """
+        if not self.engines:
+            return self._explain(observe, batch, requests)
+        kinds = {type(target) for request in requests for target in to_list(request)}
         question = self._describe_question(kinds, len(batch.items))
         return run_by_engines(
-            self.engines, self.model, question, lambda observe: self._explain_with(observe, batch, requests), _flatten
+            self.engines, self.model, question, lambda run: self._explain(run, batch, requests), _flatten
         )
 
     def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
@@ -104,18 +123,18 @@ class BatchExplainer:
             self.engines,
             self.model,
             question,
-            lambda observe: self.compute_device_maps_with(observe, batch, classes),
-            lambda found: found.list_maps(self.methods[0]),
+            lambda run: self.compute_device_maps_with(run, batch, classes),
+            lambda computed: computed.list_maps(self.methods[0]),
         )
 
     def compute_device_maps_with(
-        self, observe: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
+        self, run: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
     ) -> ClassMaps:
         """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_maps`."""
         method = self.methods[0]
         options = method.select_options(self.options)
-        forward_pass = self.run_forward_pass(observe, batch)
-        with _limit_threads(observe):
+        forward_pass = self.run_forward_pass(run, batch)
+        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
             return compute_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
 
     def _describe_question(self, kinds: Collection[type], images: int) -> object:
@@ -125,35 +144,34 @@ class BatchExplainer:
         is_alone = images == 1  # a model may treat a single image differently
         return methods, self.merge, options, frozenset(kinds), is_alone
 
-    def _explain_with(self, observe: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
-        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both."""
-        texts = requests if self.text is None else targets.encode_texts(requests, self.text)
-        forward_pass = self.run_forward_pass(observe, batch)
-        with _limit_threads(observe):
-            return self._explain_images(forward_pass, batch, requests, texts)
+    def _explain(self, run: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return what :meth:`explain` does, where ``run`` runs the model."""
+        forward_pass = self.run_forward_pass(run, batch)
+        # The cores are left to the engine, if one runs the model.
+        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+            rows = self._resolve_rows(requests, forward_pass, batch)
+            by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
+        by_row = [list(each) for each in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
+        results: list[Any] = []
+        for image, request in enumerate(requests):
+            of_image = [each for each, row in zip(by_row, rows, strict=True) if row.image == image]
+            results.append(of_image if targets.asks_for_several(request) else of_image[0])
+        return results
 
-    def _explain_images(
-        self, forward_pass: ForwardPass, batch: InputBatch, requests: Sequence[Any], texts: Sequence[Any]
-    ) -> list[Any]:
-        """Return for each image what was requested of it, where ``texts`` are the requests with encoded texts."""
-        labels = self.find_labels(forward_pass)
+    def _resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
+        """Return the rows of all images in order; they share the forward pass."""
+        texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         resolve = partial(
             targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
         )
-        by_image = [
-            [target for each in to_list(request) for target in resolve(each, output, names, item.view.geometry)]
-            for request, output, names, item in zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
+        labels = self.find_labels(forward_pass)
+        by_image = zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
+        return [
+            Row(image, target, names)
+            for image, (request, output, names, item) in enumerate(by_image)
+            for single in to_list(request)
+            for target in resolve(single, output, names, item.view.geometry)
         ]
-        # A row is one target on one image; all rows share the forward pass.
-        rows = [(image, target) for image, own in enumerate(by_image) for target in own]
-        by_method = [self._explain_rows(method, forward_pass, rows, batch, labels) for method in self.methods]
-        by_row: Iterator[Any] = iter(zip(*by_method, strict=True) if self.has_many_methods else by_method[0])
-        results: list[Any] = []
-        for request, own in zip(requests, by_image, strict=True):
-            found = [next(by_row) for _ in own]
-            found = [list(each) for each in found] if self.has_many_methods else found
-            results.append(found if targets.asks_for_several(request) else found[0])
-        return results
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
@@ -162,7 +180,7 @@ class BatchExplainer:
             return [resolve_phrases(self.model, self.labels, each) for each in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
-    def run_forward_pass(self, observe: Observe, batch: InputBatch) -> ForwardPass:
+    def run_forward_pass(self, run: Observe, batch: InputBatch) -> ForwardPass:
         """Run one forward pass with hooks on the layers."""
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for is_last_try in (False, True):
@@ -180,7 +198,7 @@ class BatchExplainer:
                 call_index=call_index,
                 placement=self.placement,
                 depths=self.depths,
-                observe=observe,
+                run=run,
             )
             outputs = forward_pass.layer_outputs
             if is_last_try or all(
@@ -192,71 +210,68 @@ class BatchExplainer:
         return forward_pass
 
     def _explain_rows(
-        self,
-        method: Method,
-        forward_pass: ForwardPass,
-        rows: Sequence[tuple[int, targets.Target]],
-        batch: InputBatch,
-        labels: Sequence[Sequence[str] | None],
+        self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
     ) -> list[Explanation]:
-        """Return one explanation for each row, an image's index and a target, by one method."""
-        wanted, images = [target for _, target in rows], [image for image, _ in rows]
+        """Return one explanation for each row by one method."""
+        wanted, images = [row.target for row in rows], [row.image for row in rows]
         if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
             evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
-            return self._explain_evidence(method, forward_pass, evidence, rows, batch, labels)
+            return self._explain_evidence(method, evidence, forward_pass, batch, rows)
         # No layer was named, so several are those of a detector's feature levels: each row has its own.
-        found: dict[int, Explanation] = {}
-        for own, at_level in gather_evidence_by_level(forward_pass, wanted, images):
-            of_level = [rows[row] for row in own]
-            results = self._explain_evidence(method, forward_pass, [at_level], of_level, batch, labels)
-            found.update(zip(own, results, strict=True))
-        return [found[row] for row in range(len(rows))]
+        by_row: dict[int, Explanation] = {}
+        for places, at_level in gather_evidence_by_level(forward_pass, wanted, images):
+            of_level = [rows[place] for place in places]
+            explanations = self._explain_evidence(method, [at_level], forward_pass, batch, of_level)
+            by_row.update(zip(places, explanations, strict=True))
+        return [by_row[place] for place in range(len(rows))]
 
     def _explain_evidence(
         self,
         method: Method,
-        forward_pass: ForwardPass,
         evidence: Sequence[Evidence],
-        rows: Sequence[tuple[int, targets.Target]],
+        forward_pass: ForwardPass,
         batch: InputBatch,
-        labels: Sequence[Sequence[str] | None],
+        rows: Sequence[Row],
     ) -> list[Explanation]:
         """Return one explanation for each row, from the evidence about these rows at one or more layers."""
-        is_ignored = method.ignores_layer and self.layers is not None
-        notes = [
-            MapWarning(f"Method {method.name!r} looks at no layer, so layer= makes no difference.", "layer-ignored")
-        ]
-        notes = notes if is_ignored else []
-        choice = describe_chosen_tensor(forward_pass.output)
+        merged, centers = self._compute_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
-        merged, place = self._compute_maps(method, evidence)
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class = forward_pass.compute_probabilities()
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         detector = None if method.ignores_layer else find_detector_transform(self.model)
-        layer_names = [each.layer for each in evidence]
-        predicted = forward_pass.find_predicted_classes()
+        layers = [each.layer for each in evidence]
+        of_call = [*self.notes]
+        if method.ignores_layer and self.layers is not None:
+            text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
+            of_call.append(MapWarning(text, "layer-ignored"))
+        chosen_tensor = describe_chosen_tensor(forward_pass.output)
+        predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link()
         explanations = []
-        for row, (image, target) in enumerate(rows):
-            item, probability, top = batch.items[image], probabilities[image], predicted[image]
-            context = targets.ScoreContext(scores[row], probability, forward_pass.find_link())
-            choices = [choice] if choice is not None and target.traits.reads == "scores" else []
-            doubts = find_map_warnings(evidence, maps[row], row, target, context)
+        for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
+            item, top = batch.items[image], predicted[image]
+            context = targets.ScoreContext(score, probabilities[image], link)
+            warnings = [
+                *(*item.notes, *of_call),
+                *([chosen_tensor] if chosen_tensor is not None and target.traits.reads == "scores" else []),
+                *_collect_notes(evidence, index),
+                *find_map_warnings(evidence, raw, index, target, context),
+            ]
             explanation = Explanation(
-                raw=maps[row],
+                raw=raw,
                 view=item.view if detector is None else item.view.for_detector(detector),
-                label=target.describe(labels[image]),
+                label=target.describe(labels),
                 index=target.get_class_index(),
-                score=scores[row],
+                score=score,
                 probability=target.get_probability(context),
                 method=method.name,
-                layer=" + ".join(layer_names),
-                warnings=(*item.notes, *self.notes, *notes, *choices, *_collect_notes(evidence, row), *doubts),
+                layer=" + ".join(layers),
+                warnings=tuple(warnings),
                 box=target.get_box(),
-                centers=place,
-                checker=partial(self.check, method, layer_names, batch, image, target),
+                centers=centers,
+                checker=partial(self.check, method, layers, batch, image, target),
                 predicted_index=top,
-                predicted_label=None if top is None else targets.get_class_label(top, labels[image]),
+                predicted_label=None if top is None else targets.get_class_label(top, labels),
             )
             explanations.append(explanation)
         return explanations
@@ -309,7 +324,7 @@ class BatchExplainer:
         training = find_training_modules(self.model)
         single = replace(self, methods=[method], layers=[each for each in layers if each] or None, engines=())
         alone = batch.select(slice(image, image + 1))
-        with Cleanup(), preserve_thread_state(), hold_model(self.model):
+        with Cleanup(), guard(self.model):
             # Each forward pass restores the generators, so with the old states a random model would repeat its map.
             seed_generators_anew()
             forward_pass = single.run_forward_pass(observe, alone)
@@ -358,16 +373,6 @@ def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
     return [to_map_warning(note, "method-note") for note in notes]
 
 
-def _limit_threads(observe: Observe) -> AbstractContextManager[object]:
-    """Leave the cores to the engine, if one runs the model."""
-    return observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext()
-
-
 def _flatten(results: Any) -> list[Explanation]:
     """Return the explanations of nested lists."""
     return [each for part in results for each in _flatten(part)] if isinstance(results, list) else [results]
-
-
-def to_list(value: Any) -> list[Any]:
-    """Return the items of a list or a tuple, or any other value as a list of one."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]

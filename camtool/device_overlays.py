@@ -24,7 +24,7 @@ from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method
 from camtool.methods.merges import Merge, compute_means, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

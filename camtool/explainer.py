@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from camtool import targets
-from camtool.arguments.checks import check_choice
+from camtool.arguments.checks import check_choice, to_list
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
-from camtool.batch_explainer import BatchExplainer, to_list
+from camtool.batch_explainer import BatchExplainer
 from camtool.device_overlays import ClassMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
@@ -53,8 +53,7 @@ from camtool.outputs.class_scores import UserScore
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import hold_model, hold_modules
-from camtool.state.thread_state import preserve_thread_state
+from camtool.state.guard import guard
 from camtool.structures.module_names import find_module_name
 from camtool.warning_codes import MapWarning
 
@@ -399,7 +398,7 @@ class Explainer(Generic[Result]):
         # The first block takes over if an interrupt arrives just as one of the others ends.
         is_class = target_class is None or isinstance(target_class, int)
         key = None if is_class else targets.get_score_key(target_class)
-        with Cleanup(), preserve_thread_state(), self._hold():
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
             count, batches = self._preparer.prepare_batches(
                 img,
                 self._batch_size,
@@ -495,7 +494,7 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), preserve_thread_state(), self._hold():
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
             batch = self._preparer.to_model(images)
             pixels = to_device_pixels(batch, self._preparer.transform)
             maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
@@ -532,7 +531,7 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), preserve_thread_state(), self._hold():
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
             batch = self._preparer.to_model(images)
             maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
             return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
@@ -544,7 +543,7 @@ class Explainer(Generic[Result]):
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)
         if differentiable:
-            with hold_model(self._model):
+            with guard(self._model):
                 maps = self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
         else:
             maps = self._batches.compute_device_maps(given, classes)
@@ -552,11 +551,6 @@ class Explainer(Generic[Result]):
             for index in {*np.atleast_1d(target_class).tolist()} - {-1}:
                 check_class_index(index, max(maps.logits.shape[1], 2))
         return maps
-
-    def _hold(self) -> Cleanup:
-        """Return a block for the work on one or more batches."""
-        # Engines do not run the model, so its state is not held. What else runs it preserves the state itself.
-        return hold_modules(self._model) if self._batches.engines else hold_model(self._model)
 
 
 def _build_signature() -> inspect.Signature:

@@ -42,10 +42,14 @@ def test_the_breakdown_times_each_stage() -> None:
     assert all(" ms  " in line for line in lines)
 
 
-def test_the_call_path_lists_its_files() -> None:
-    total, *files = run_benchmark("call_path").splitlines()
-    assert total.startswith(f"{len(files)} files, ")
-    assert "  explainer.py" in files
+def test_the_path_of_a_call_only_gets_shorter() -> None:
+    """These numbers are never raised: where a call gets longer, something else on its path becomes shorter."""
+    from benchmarks.call_path import trace_explain, trace_explainer
+
+    for path, files, functions, depth in ((trace_explain(), 67, 260, 18), (trace_explainer(), 57, 231, 16)):
+        assert len(path.files) <= files
+        assert len(path.functions) <= functions
+        assert path.depth <= depth
 
 
 def test_the_machine_is_described() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observe, observe
-from camtool.state.model_state import hold_model
+from camtool.state.guard import guard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,7 +92,7 @@ def run_by_engines(
 
 def _run_eagerly(model: nn.Module, run: Callable[[Observe], _T]) -> _T:
     # A backward pass needs the model's state of its forward pass.
-    with hold_model(model):
+    with guard(model):
         return run(observe)
 
 

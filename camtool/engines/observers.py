@@ -33,7 +33,7 @@ from camtool.hooks.registration import has_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.progress import follow_step
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.state.one_thread import use_one_thread
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights

@@ -15,8 +15,7 @@ from camtool.explanation import Explanation
 from camtool.inputs.input_batch import InputBatch
 from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import hold_model
-from camtool.state.thread_state import preserve_thread_state
+from camtool.state.guard import guard
 from camtool.targets import ClassScore
 
 __all__ = ["Candidate", "CandidateMaps", "compute_maps", "list_candidates", "list_groups"]
@@ -118,7 +117,7 @@ def compute_maps(
         layers=[layer] if layer else None,
         depths=find_asked_depths(methods, {}),
     )
-    with Cleanup(), preserve_thread_state(), hold_model(explainer.model):
+    with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [ClassScore(index) for index in classes])
     return [_join(each, batch) for each in zip(*results, strict=True)]
 

@@ -20,8 +20,7 @@ from camtool.methods import find_asked_depths, find_method, merges
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import hold_model
-from camtool.state.thread_state import preserve_thread_state
+from camtool.state.guard import guard
 from camtool.structures.cached_property import cached_property
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
@@ -112,7 +111,7 @@ class Subject:
             done += len(batch.items)
 
     def _label(self, batch: InputBatch, requests: Sequence[Any]) -> LabeledBatch:
-        with Cleanup(), preserve_thread_state(), hold_model(self.model), torch.no_grad():
+        with Cleanup(), guard(self.model), torch.no_grad():
             forward_pass = self.explainer.run_forward_pass(observe, batch)
             probabilities, link = forward_pass.compute_probabilities(), forward_pass.find_link()
             if not isinstance(batch.inputs, Tensor) or probabilities is None or probabilities.ndim != 2 or link is None:

@@ -23,7 +23,7 @@ from camtool.layers.layouts import Layout, find_token_layout
 from camtool.layers.selection import locate_grid
 from camtool.maps import upcast
 from camtool.outputs import predictions
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 
 __all__ = ["AttentionEvidence", "capture_attention_evidence", "find_common_layout", "is_self_attention"]
 

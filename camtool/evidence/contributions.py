@@ -8,7 +8,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
 from camtool.layers.selection import Layer
 from camtool.maps import upcast
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 
 __all__ = ["trace_contributions"]
 

@@ -27,7 +27,7 @@ from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, resample
 from camtool.layers.selection import Layer, find_layers
 from camtool.maps import upcast
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 from camtool.targets import Target
 
 __all__ = ["Evidence", "GridEvidence", "gather_evidence", "gather_evidence_by_level"]
@@ -259,7 +259,7 @@ class Evidence:
                 placement=old.placement,
                 depths=old.asked_depths,
                 # An engine is compiled for one size of images.
-                **({"observe": old.observe} if inputs.shape[1:] == self.inputs.shape[1:] else {}),
+                **({"run": old.run} if inputs.shape[1:] == self.inputs.shape[1:] else {}),
             )
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes

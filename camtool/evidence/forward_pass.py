@@ -31,8 +31,7 @@ from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, links, predictions
 from camtool.outputs.detections import Detections
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients, preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
@@ -65,7 +64,7 @@ class ForwardPass:
         placement: Where the cells of a layer lie in the image input.
         depths: Other layers on the way to each layer that are observed as well, see
             :func:`camtool.layers.depths.find_depths`; by default none.
-        observe: Runs the model; by default :func:`camtool.hooks.observation.observe`. An engine gives another one.
+        run: Runs the model; by default :func:`camtool.hooks.observation.observe`. An engine gives another one.
 
     Attributes:
         model: The model.
@@ -82,7 +81,7 @@ class ForwardPass:
         is_call_chosen: True if ``call_index`` was given.
         placement: As above.
         asked_depths: The argument ``depths``.
-        observe: As above.
+        run: As above.
         has_other_paths: Layer name to whether the image reaches the scores by other paths, too; filled by
             :meth:`find_centers`.
         class_count: The number of classes; ``None`` where it is not known.
@@ -98,7 +97,7 @@ class ForwardPass:
         call_index: int | None = None,
         placement: Placement = "centers",
         depths: Depths = 0,
-        observe: Observe = observe,
+        run: Observe = observe,
     ) -> None:
         main = find_main_tensor(inputs)
         if main is None:
@@ -107,12 +106,12 @@ class ForwardPass:
         self.placement = placement
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
-        self.asked_depths, self.observe = depths, observe
+        self.asked_depths, self.run = depths, run
         self.has_other_paths: dict[str, bool] = {}
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
         names = [layer.name for layer in self.observed_layers]
         self._frames = {each.name: each.layout.frames for each in self.observed_layers if each.layout.frames}
-        observed = self.observe(model, names, inputs, grad=bool(layers), frames=self._frames)
+        observed = self.run(model, names, inputs, grad=bool(layers), frames=self._frames)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = self._choose_calls(observed)
         self._repeat = observed.repeat
@@ -200,7 +199,7 @@ class ForwardPass:
     def _find_link(self) -> links.FoundLink:
         if self._link is None:
             # An engine's output has no graph of the model's operations.
-            has_graph = bool(self.layers) and self.observe is observe
+            has_graph = bool(self.layers) and self.run is observe
             if not isinstance(self.predictions, Tensor):
                 self._link = links.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
@@ -327,7 +326,7 @@ class ForwardPass:
         def is_valid(known: _BlankOutputs) -> bool:
             return known.key == key and known.weights.equal_those_of(list_weights(self.model))
 
-        engine = getattr(self.observe, "engine", "eager")  # what one engine computes says nothing about another
+        engine = getattr(self.run, "engine", "eager")  # what one engine computes says nothing about another
         question = "blank outputs", engine, tuple(layer.name for layer in self.observed_layers)
         # Only the latest is kept for each set of layers, as these are tensors.
         return remember_for_model(self.model, question, compute, is_valid).outputs
@@ -337,7 +336,7 @@ class ForwardPass:
         names = [layer.name for layer in self.observed_layers]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.observe(self.model, names, inputs, grad=False, frames=self._frames).calls
+            calls = self.run(self.model, names, inputs, grad=False, frames=self._frames).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def _find_depths(self, layer: Layer) -> list[Layer]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from camtool.errors import LayerError
 from camtool.hooks.model_call import differentiate
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 from camtool.targets import Target
 
 __all__ = ["ScoredTargets", "compute_row_gradients"]

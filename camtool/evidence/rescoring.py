@@ -19,8 +19,7 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import resume
 from camtool.inference.chunks import iterate_chunks
 from camtool.outputs import predictions
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients, preserve_model
 from camtool.structures.nested_tensors import takes_one_image
 from camtool.targets import Target
 

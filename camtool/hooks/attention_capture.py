@@ -36,8 +36,7 @@ from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
 from camtool.private_torch import leave_function_mode, run_without_override_check
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import leave_inference_mode, preserve_function_modes
+from camtool.state.guard import preserve_function_modes, preserve_model
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
@@ -150,7 +149,6 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
     """
     with (
         preserve_model(model) as cleanup,
-        leave_inference_mode(model, inputs, grad=False) as inputs,
         torch.no_grad(),
     ):
         mode = AttentionMode(find_main_tensor(inputs), visit=visit)
@@ -187,7 +185,6 @@ def run_in_mode(
     """
     with (
         preserve_model(model) as cleanup,
-        leave_inference_mode(model, inputs, grad=True) as inputs,
         torch.set_grad_enabled(grad_in_trunk),
     ):
         mode = make_mode(find_main_tensor(inputs))

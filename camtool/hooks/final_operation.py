@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.hooks.model_call import run_model
 from camtool.private_torch import leave_function_mode
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import leave_inference_mode, preserve_function_modes
+from camtool.state.guard import preserve_function_modes, preserve_model
 from camtool.structures.nested_tensors import ModelInputs
 from camtool.structures.quantized_tensors import dequantize
 
@@ -36,7 +35,7 @@ def find_final_operation(
         The name without underscores, e.g. ``"sigmoid"`` for ``torch.sigmoid``, ``Tensor.sigmoid_`` and ``nn.Sigmoid``;
         ``None`` if no function of torch returned these values.
     """
-    with preserve_model(model) as cleanup, leave_inference_mode(model, inputs, grad=False) as inputs, torch.no_grad():
+    with preserve_model(model) as cleanup, torch.no_grad():
         mode = _OperationMode(count)
         preserve_function_modes(cleanup)
         with mode:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, ForwardError
 from camtool.private_torch import get_forward_hooks, has_backward_hooks
-from camtool.state.model_state import find_name_in_use, list_names_in_use, preserve_model
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients, find_name_in_use, list_names_in_use, preserve_model
 from camtool.structures.module_names import find_detector_transform
 from camtool.structures.module_tree import forget_held_trees
 from camtool.structures.nested_tensors import (
@@ -64,7 +63,7 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     except Exception as error:
         image, cause = find_main_tensor(inputs), _describe_hook_error(error)
         shape = "" if image is None else f" of shape {tuple(image.shape)}"
-        reason = cause or f"{_describe_error(error)}{_find_remedy(error, image)}"
+        reason = cause or f"{_describe_error(error)}{_find_remedy(error, image, model)}"
         size, note = ASSUMED_SIZES.get(model, ((), ""))
         note = f". {note}" if image is not None and image.shape[2:] == size else ""
         raise ForwardError(f"the model cannot run on an input{shape}: {reason}{note}") from error
@@ -72,12 +71,13 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
         forget_held_trees()
 
 
-def _find_remedy(error: Exception, image: Tensor | None) -> str:
+def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> str:
     """Return what to do about an error of a forward pass, as the end of its message."""
     if isinstance(error, TypeError):
         return ". For a model with several inputs, pass camtool.Inputs(...)"
     if _INFERENCE_TENSOR in str(error):
-        return f". {_IN_INFERENCE_MODE}"
+        made = any(parameter.is_inference() for parameter in model.parameters())
+        return f". {_MADE_IN_INFERENCE_MODE if made else _IN_INFERENCE_MODE}"
     axes = _CONVOLUTION_AXES.search(str(error))
     if axes is not None and axes[2].count(",") == int(axes[1]):
         return f". {_AXIS_TOO_MANY}"
@@ -161,6 +161,11 @@ def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | No
 _IN_INFERENCE_MODE = (
     "the model's forward, or a part of it, runs in torch.inference_mode, through which no gradient passes; use "
     "torch.no_grad there"
+)
+
+_MADE_IN_INFERENCE_MODE = (
+    "The model's parameters were made in torch.inference_mode, so no gradient can pass through it; build or load the "
+    "model outside of inference_mode"
 )
 
 _INFERENCE_TENSOR = "nference tensor"

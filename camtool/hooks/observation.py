@@ -24,8 +24,7 @@ from camtool.hooks.model_call import NEED_GRADIENTS, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.unhookable_models import is_quantized
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import leave_inference_mode
+from camtool.state.guard import preserve_model
 from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, map_tensors, replace_main_tensor
 from camtool.structures.quantized_tensors import dequantize
@@ -95,7 +94,7 @@ def observe(
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
 
     Args:
-        model: Any module. Its state is preserved, see :func:`camtool.state.model_state.preserve_model`.
+        model: Any module. Its state is preserved, see :func:`camtool.state.guard.preserve_model`.
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
@@ -166,7 +165,6 @@ def _observe(
 
     with (
         preserve_model(model) as cleanup,
-        leave_inference_mode(model, inputs, grad=grad) as inputs,
         torch.set_grad_enabled(grad_in_trunk),
     ):
         for layer in calls:
@@ -254,9 +252,9 @@ def observe_with_trunk(
 
     with (
         preserve_model(model) as cleanup,
-        leave_inference_mode(model, map_batch(inputs, lambda tensor: tensor[:1].detach()), grad=True) as first,
         torch.enable_grad(),
     ):
+        first = map_batch(inputs, lambda tensor: tensor[:1].detach())
         transform = find_detector_transform(model)
         if transform is not None:
             add_forward_hook(cleanup, transform, start_graph)

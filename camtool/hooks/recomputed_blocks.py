@@ -15,7 +15,7 @@ from torch import nn
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.private_torch import save_inputs_only
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.structures.nested_tensors import ModelInputs
 
 __all__ = ["recompute_blocks"]

@@ -17,8 +17,7 @@ from camtool.hooks.model_call import NEED_GRADIENTS, run_model
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.private_torch import get_write_count, is_in_transform
 from camtool.state.cleanup import Cleanup
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import leave_inference_mode
+from camtool.state.guard import preserve_model
 from camtool.structures.module_names import iterate_hookable_modules
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 
@@ -109,8 +108,6 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
 
     with (
         preserve_model(model) as cleanup,
-        # Tensors made in inference mode do not count how often they are written to.
-        leave_inference_mode(model, inputs, grad=False) as inputs,
         torch.no_grad(),
     ):
         for name, module in iterate_hookable_modules(model):

@@ -20,7 +20,7 @@ from camtool.hooks.registration import has_foreign_hooks
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import is_exported_for_one_image, is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 

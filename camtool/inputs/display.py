@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from camtool.geometry.crop_and_resize import Geometry
@@ -30,11 +32,12 @@ def to_image_array(tensor: Tensor) -> NDArray[Any]:
 
 def build_view(tensor: Tensor, value_range: ValueRange, kind: DataKind, transform: Transform | None) -> View:
     """Return the view of a prepared tensor ``(C, *size)``, with the range of its values, for the user."""
-    values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+    # A copy, as the pixels are computed when somebody looks, and the user may have written to the tensor by then.
+    values: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
     if kind == "signal":
         return Signal(values)
     if kind == "image":
-        return Photo(_to_pixels(values, value_range, transform), Geometry.whole(*values.shape[1:]))
+        return Photo(partial(_to_pixels, values, value_range, transform), Geometry.whole(*values.shape[1:]))
     # Depth or time is folded into the height, so that one scale holds for all slices or frames.
     flat = _to_pixels(values.reshape(len(values), -1, values.shape[-1]), value_range, transform)
     return (Clip if kind == "clip" else Volume)(flat.reshape(*values.shape[1:], 3))

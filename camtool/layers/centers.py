@@ -33,7 +33,7 @@ from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.other_paths import has_other_paths, iterate_graph
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs

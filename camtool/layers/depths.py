@@ -29,7 +29,7 @@ from camtool.layers.selection import Layer, describe_shapes, find_layers, find_s
 from camtool.layers.survey import group_grid_outputs
 from camtool.outputs.detections import find_query_tokens
 from camtool.private_torch import get_saved_value
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs

@@ -54,7 +54,7 @@ from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.outputs.predictions import get_image_output, to_batch
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, takes_one_image
 

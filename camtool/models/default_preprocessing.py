@@ -21,8 +21,7 @@ from camtool.hooks.model_call import run_model
 from camtool.models.loaded import Transform
 from camtool.models.sources import SOURCES, Source
 from camtool.private_torch import is_convolution
-from camtool.state.model_state import preserve_model
-from camtool.state.thread_state import enable_gradients, preserve_thread_state
+from camtool.state.guard import enable_gradients, guard, preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.nested_tensors import find_main_tensor
@@ -188,7 +187,7 @@ def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
     weight = next((each for each in list_weights(model) if each.is_floating_point()), torch.zeros(0))
     image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
     try:
-        with preserve_thread_state(), preserve_model(model), enable_gradients():
+        with guard(model), preserve_model(model), enable_gradients():
             scores = find_main_tensor(run_model(model, image))
     except Exception as error:  # noqa: BLE001  a user's model may raise anything
         return re.sub(rf"\b({height}|{width})\b", "", f"{type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ A :class:`Photo` may have been cropped and resized for the model. A :class:`Sign
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,7 @@ from camtool.geometry.origins import Origin
 from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -161,13 +162,15 @@ class Photo(View):
 
     kind = "photo"
 
-    def __init__(self, photo: Pixels, geometry: Geometry, origin: Origin | None = None) -> None:
-        self._photo, self._geometry, self.origin = photo, geometry, origin
+    def __init__(self, photo: Pixels | Callable[[], Pixels], geometry: Geometry, origin: Origin | None = None) -> None:
+        self._source, self._geometry, self.origin = photo, geometry, origin
 
-    @property
+    @cached_property
     def photo(self) -> Pixels:
-        """``(H, W, 3)`` uint8, upright."""
-        return self._photo
+        """``(H, W, 3)`` uint8, upright. A function that was given in its place runs when somebody first looks."""
+        if callable(self._source):
+            self._source = self._source()
+        return self._source
 
     @property
     def geometry(self) -> Geometry:
@@ -193,7 +196,7 @@ class Photo(View):
         self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
     ) -> Pixels:
         """Draw the photo with the heatmap over it; the unseen part is gray."""
-        return overlay.blend(self._photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+        return overlay.blend(self.photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
 
     @property
     def enlargement(self) -> int:
@@ -207,16 +210,16 @@ class Photo(View):
             return self
         top, left, bottom, right = (factor * edge for edge in geometry.box)
         size = (factor * geometry.photo[0], factor * geometry.photo[1])
-        pixels = self._photo.repeat(factor, axis=0).repeat(factor, axis=1)
+        pixels = self.photo.repeat(factor, axis=0).repeat(factor, axis=1)
         return Photo(pixels, replace(geometry, photo=size, box=(top, left, bottom, right)))
 
     def for_detector(self, preparation: Any) -> View:
         """Return the photo with the geometry of the detector's layers."""
-        return Photo(self._photo, self._geometry.resize_for_detector(preparation), self.origin)
+        return Photo(lambda: self.photo, self._geometry.resize_for_detector(preparation), self.origin)
 
     def draw_masked(self, heatmap: Map) -> Pixels:
         """Draw the product of photo and heatmap."""
-        return overlay.multiply(self._photo, heatmap, seen=self.seen)
+        return overlay.multiply(self.photo, heatmap, seen=self.seen)
 
     def find_boxes(self, heatmap: Map, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
         """Return boxes around the hot regions; see :func:`camtool.rendering.find_boxes`."""

@@ -46,7 +46,8 @@ def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplo
 def test_the_engine_runs_and_not_the_model(engine: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 16, 20)
     explain_twice(net, x, engine=engine)
-    monkeypatch.setattr("camtool.engines.comparison.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+    for module in ("engines.comparison", "batch_explainer"):
+        monkeypatch.setattr(f"camtool.{module}.observe", lambda *_, **__: pytest.fail("the model itself ran"))
     assert len(camtool.explain(net, x, engine=engine)) == 2
     with pytest.raises(pytest.fail.Exception, match="the model itself ran"):
         camtool.explain(net, x)

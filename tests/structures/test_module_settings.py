@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.hooks.model_call import run_model
-from camtool.state.model_state import hold_model
+from camtool.state.guard import guard
 from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.module_tree import read_tree
 
@@ -101,10 +101,10 @@ def test_a_held_model_is_read_once_and_again_after_it_ran() -> None:
             return super().forward(x)
 
     net = Grows().eval()
-    with hold_model(net):
+    with guard(net):
         held = read_tree(net)
         assert read_tree(net) is held
-        with hold_model(net):
+        with guard(net):
             assert read_tree(net) is held
         run_model(net, torch.zeros(1, 3, 4, 4))
         assert read_tree(net).modules == [*net.modules()]

@@ -29,8 +29,8 @@ from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method, sum_weighted_channels
+from camtool.state.guard import enable_gradients
 from camtool.state.random_state import iterate_noisy_copies
-from camtool.state.thread_state import enable_gradients
 
 __all__ = [
     "compute_gradients",

@@ -16,7 +16,7 @@ from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.families.scorecam import get_enlargement
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 
 __all__ = ["opticam"]
 

@@ -18,7 +18,7 @@ from camtool.hooks.observation import run_with_held_layers
 from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
-from camtool.state.model_state import preserve_model
+from camtool.state.guard import preserve_model
 from camtool.structures.cached_property import cached_property
 from camtool.targets import Target
 

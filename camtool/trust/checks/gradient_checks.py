@@ -14,7 +14,7 @@ from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import trace
 from camtool.outputs import predictions
-from camtool.state.thread_state import enable_gradients
+from camtool.state.guard import enable_gradients
 from camtool.targets import score_targets
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding

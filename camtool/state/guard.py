@@ -1,11 +1,13 @@
-"""The state of a model that an explanation changes: training flags, buffers, and the use of compiled code.
+"""Leave no trace: restore what an explanation changes in a model and in torch.
 
-Within the blocks of this module a model is in evaluation mode; afterwards it is in its former state.
+:func:`guard` is the block around a call of the library. :func:`preserve_model` is the block around one forward pass,
+alone or in a guard. In both, the model is in evaluation mode and inference mode is off; afterwards all is as before.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,14 +18,43 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from camtool.private_torch import have_compiled_calls
+from camtool.private_torch import (
+    end_interrupted_calls,
+    have_compiled_calls,
+    restore_function_modes,
+    save_function_modes,
+    start_inference_mode,
+)
 from camtool.state.buffers import BufferSnapshot
 from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 from camtool.structures.module_tree import hold_tree, read_tree, release_tree
 
-__all__ = ["find_name_in_use", "hold_model", "hold_modules", "list_names_in_use", "preserve_model"]
+__all__ = [
+    "enable_gradients",
+    "find_name_in_use",
+    "guard",
+    "list_names_in_use",
+    "preserve_function_modes",
+    "preserve_model",
+]
+
+
+def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
+    """Leave no trace of a block that runs ``model`` one or more times.
+
+    At the end these are as before: torch's modes of this thread (grad mode, inference mode, autocast, function modes),
+    the global random generators, and the state of the model, see :func:`preserve_model`. The modules of the model are
+    read once. Each forward pass in the block has a :func:`preserve_model` of its own, which then has less to do.
+
+    Args:
+        model: Any module.
+        evaluate: False leaves the state of the model to the forward passes, for a block in which it hardly ever runs,
+            e.g. because an engine runs instead.
+    """
+    return Cleanup(partial(_guard, model, evaluate=evaluate))
 
 
 def preserve_model(model: nn.Module) -> Cleanup:
@@ -33,7 +64,7 @@ def preserve_model(model: nn.Module) -> Cleanup:
     buffers, and the global random states of torch, numpy and Python. Flags are set as attributes, because a model may
     override ``train()`` to do more. A model that is in evaluation mode already is not written to, so threads may share
     it. If several blocks use one model at the same time, in one or more threads, the last one to end restores the
-    flags.
+    flags. In the block, inference mode is off.
 
     One thing stays: what a model sets up permanently at its first forward pass. Hugging Face's models register hooks on
     their own blocks then, and note that they did. The forward passes of other threads may rely on these hooks.
@@ -41,25 +72,17 @@ def preserve_model(model: nn.Module) -> Cleanup:
     return Cleanup(partial(_preserve_model, model))
 
 
-def hold_model(model: nn.Module) -> Cleanup:
-    """Keep the model in evaluation mode around several forward passes, each of which is in a :func:`preserve_model`.
-
-    The blocks inside then have less to do. Without a forward pass, no buffer is copied.
-    """
-
-    def hold(cleanup: Cleanup) -> None:
-        _hold_modules(model, cleanup)
-        _hold_model(model, cleanup)
-
-    return Cleanup(hold)
+def enable_gradients() -> AbstractContextManager[Any]:
+    """Record graphs in the block, even if the caller works in ``torch.no_grad`` or ``torch.inference_mode``."""
+    # To leave inference mode takes time, and in most calls it is off already.
+    if not torch.is_inference_mode_enabled():
+        return torch.enable_grad()
+    return start_inference_mode(False)  # grad mode comes with it
 
 
-def hold_modules(model: nn.Module) -> Cleanup:
-    """Read the modules of the model once in the block, as :func:`hold_model` does, but leave its state as it is.
-
-    For a block in which the model hardly ever runs, e.g. because an engine runs instead.
-    """
-    return Cleanup(partial(_hold_modules, model))
+def preserve_function_modes(cleanup: Cleanup) -> None:
+    """Restore torch's function modes at the end of the cleanup's block."""
+    cleanup.push(partial(_restore_function_modes, save_function_modes()))
 
 
 def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
@@ -75,13 +98,59 @@ def find_name_in_use(module: nn.Module) -> str:
     return f"a {kind}" if name is None else f"layer {name!r} ({kind})"
 
 
-def _hold_modules(model: nn.Module, cleanup: Cleanup) -> None:
+# ---------------------------------------------------------------------------------------------- state of the thread
+
+
+def _guard(model: nn.Module, cleanup: Cleanup, *, evaluate: bool) -> None:
+    preserve_generators(cleanup)
+    cleanup.push(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+    # To ask for the state of CUDA's autocast would initialize CUDA.
+    kinds = {"cpu", *(["cuda"] if torch.cuda.is_initialized() else [])}
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+    cleanup.push(partial(_restore_autocast, autocast))
+    preserve_function_modes(cleanup)
+    if torch.is_inference_mode_enabled():
+        _leave_inference_mode(cleanup)
     cleanup.push(partial(release_tree, model))
     hold_tree(model)
+    if evaluate:
+        _hold_model(model, cleanup)
+
+
+def _restore_function_modes(modes: list[TorchFunctionMode]) -> None:
+    end_interrupted_calls(sys.exc_info()[1])
+    restore_function_modes(modes)
+
+
+def _leave_inference_mode(cleanup: Cleanup) -> None:
+    blocks: list[Any] = []
+    # The step comes before the change, see Cleanup. Until the block is in the list, there is nothing to undo.
+    cleanup.push(partial(_exit_blocks, blocks))
+    blocks.append(start_inference_mode(False))
+
+
+def _exit_blocks(blocks: list[Any]) -> None:
+    """Exit the blocks. A second call does no harm."""
+    for block in blocks:
+        block.__exit__(None, None, None)
+
+
+def _restore_autocast(states: dict[str, tuple[bool, torch.dtype]]) -> None:
+    for kind, (enabled, dtype) in states.items():
+        if torch.is_autocast_enabled(kind) != enabled:
+            torch.set_autocast_enabled(kind, enabled)
+        if torch.get_autocast_dtype(kind) != dtype:
+            torch.set_autocast_dtype(kind, dtype)
+
+
+# ------------------------------------------------------------------------------------------------ state of the model
 
 
 def _preserve_model(model: nn.Module, cleanup: Cleanup) -> None:
     preserve_generators(cleanup)
+    if torch.is_inference_mode_enabled():
+        _leave_inference_mode(cleanup)
+        torch.set_grad_enabled(False)  # as in inference mode; leaving it sets grad mode on
     _hold_model(model, cleanup)
     with _USES.lock:
         _USES.by_model[id(model)].protect_buffers()
