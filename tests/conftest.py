@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -21,7 +22,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would
     torch.set_num_threads(1)
 
 
-# Collecting garbage takes about 0.3 s with all libraries loaded, too much after each test.
+QUICK_CASES = 5
+"""Number of cases that plain `pytest` runs of a test with more, spread over its parameters; all with ``every_case``."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but a few cases of each test as slow."""
+    cases = defaultdict(list)
+    for item in items:
+        if not any(map(item.get_closest_marker, ("slow", "every_case"))):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        kept = {round(number * (len(same) - 1) / (QUICK_CASES - 1)) for number in range(QUICK_CASES)}
+        for number, item in enumerate(same):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+# Collecting garbage takes about 0.3 s with all libraries loaded, too much after each test. Commands that run in this
+# process let the C library keep what is freed, up to 6 GB.
 COLLECT_AFTER_MIB = 200
 resident_after_collecting = 0.0
 

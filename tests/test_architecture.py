@@ -10,7 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -43,22 +43,25 @@ def add_package(module: str) -> str:
 MODULES = {add_package(name_module(file)) for file in FILES}
 
 
-def iterate_imports(file: Path) -> Iterator[str]:
-    """Yield the dotted names that a file imports anywhere: modules, and names in packages that are modules."""
+@cache  # parsing all files takes seconds
+def list_imports(file: Path) -> tuple[str, ...]:
+    """Return the dotted names that a file imports anywhere: modules, and names in packages that are modules."""
+    names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file.name}: imports are absolute"
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from [name for name in inside if name in MODULES] or [str(node.module)]
+            names += [name for name in inside if name in MODULES] or [str(node.module)]
+    return tuple(names)
 
 
-def iterate_calls(file: Path) -> Iterator[str]:
-    """Yield the names of the functions and methods that a file calls, without what precedes the last dot."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            yield getattr(node.func, "attr", getattr(node.func, "id", ""))
+@cache
+def list_calls(file: Path) -> tuple[str, ...]:
+    """Return the names of the functions and methods that a file calls, without what precedes the last dot."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    return tuple(getattr(node.func, "attr", getattr(node.func, "id", "")) for node in calls)
 
 
 def list_loaded(code: str) -> set[str]:
@@ -96,7 +99,7 @@ def test_imports_go_downwards() -> None:
     wrong = []
     for file in FILES:
         source = packages.get(name_module(file))
-        for name in iterate_imports(file):
+        for name in list_imports(file):
             target = name.removeprefix("camtool.").partition(".")[0]
             if source and name.startswith("camtool.") and target != source and place[target] <= place[source]:
                 wrong.append(f"{name_module(file)} imports {name}")
@@ -104,7 +107,7 @@ def test_imports_go_downwards() -> None:
 
 
 def test_no_imports_form_a_circle() -> None:
-    imports = {add_package(name_module(file)): MODULES.intersection(iterate_imports(file)) for file in FILES}
+    imports = {add_package(name_module(file)): MODULES.intersection(list_imports(file)) for file in FILES}
     # A package that imports its own modules is no circle: they do not import it, but one another.
     TopologicalSorter({module: names - {module} for module, names in imports.items()}).prepare()
 
@@ -155,8 +158,9 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("rich", {"cli"}),
     ],
 )
+@pytest.mark.every_case
 def test_a_library_is_imported_in_its_home_only(library: str, homes: set[str]) -> None:
-    importing = {name_module(file) for file in FILES if library in {n.partition(".")[0] for n in iterate_imports(file)}}
+    importing = {name_module(file) for file in FILES if library in {n.partition(".")[0] for n in list_imports(file)}}
     assert importing
     outside = {name for name in importing if not any(name == home or name.startswith(f"{home}.") for home in homes)}
     assert outside == set()
@@ -164,7 +168,7 @@ def test_a_library_is_imported_in_its_home_only(library: str, homes: set[str]) -
 
 def test_one_module_opens_connections() -> None:
     clients = {"urllib.request", "http.client", "ftplib", "requests", "httpx", "aiohttp"}
-    opening = {name_module(file) for file in FILES if clients & {*iterate_imports(file)}}
+    opening = {name_module(file) for file in FILES if clients & {*list_imports(file)}}
     assert opening == {"inputs.downloads"}
 
 
@@ -172,13 +176,13 @@ def test_only_hooks_registers_hooks() -> None:
     registering = {
         name_module(file).partition(".")[0]
         for file in FILES
-        if any(re.fullmatch(r"register_\w*hook\w*", call) for call in iterate_calls(file))
+        if any(re.fullmatch(r"register_\w*hook\w*", call) for call in list_calls(file))
     }
     assert registering == {"hooks"}
 
 
 def test_only_the_command_line_prints_and_progress_alone_writes_elsewhere() -> None:
-    printing = {name_module(f).partition(".")[0] for f in FILES if {"print", "print_json"} & {*iterate_calls(f)}}
+    printing = {name_module(f).partition(".")[0] for f in FILES if {"print", "print_json"} & {*list_calls(f)}}
     writing = {
         name_module(f).partition(".")[0] for f in FILES if re.search(r"\bsys\.std(out|err)\b", f.read_text("utf-8"))
     }
@@ -297,6 +301,7 @@ def test_the_version_is_that_of_the_distribution():
     assert camtool.__version__ == version("camtool")
 
 
+@pytest.mark.slow
 def test_a_folder_named_camtool_in_the_working_directory_does_not_hide_the_package(tmp_path):
     (tmp_path / "camtool").mkdir()  # e.g. a checkout
     script = "import importlib.util; print(importlib.util.find_spec('camtool').origin)"

@@ -7,7 +7,6 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -399,14 +398,16 @@ BROAD = ["opticam"]
 FEWER = {"sscam": {"samples": 1}, "iscam": {"samples": 2}, "rise": {"samples": 600}, "polycam": {"score": "target"}}
 
 
-def on_the_photo() -> list[Any]:
-    """Return the methods that should locate the target; those with a thousand forward passes are marked slow."""
-    found = [camtool.METHODS[name] for name in FOR_CLASSIFIERS if name not in BLIND + SCATTERED]
-    slow = {True: pytest.mark.slow, False: ()}
-    return [pytest.param(each.name, marks=slow[each.cost == "many passes"]) for each in found]
+LOCATING = [name for name in FOR_CLASSIFIERS if name not in BLIND + SCATTERED]
+
+ON_THE_PHOTO = [
+    *(name for name in LOCATING if camtool.METHODS[name].cost != "many passes" and name != "cameras"),
+    pytest.param("scorecam", marks=pytest.mark.slow),
+]
+"""One method of a thousand forward passes, which take long here; the scene is for all."""
 
 
-@pytest.mark.parametrize("method", on_the_photo())
+@pytest.mark.parametrize("method", ON_THE_PHOTO)
 def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
     both, few = shared / "images" / "both.png", FEWER.get(method, {})
     tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method, **few)
@@ -423,7 +424,7 @@ def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
         assert 56 < column < 200
 
 
-@pytest.mark.parametrize("method", on_the_photo())
+@pytest.mark.parametrize("method", LOCATING)
 def test_two_objects_are_located_in_one_scene(demo, method) -> None:
     """The same check as for the cat and the dog, on the bundled model.
 

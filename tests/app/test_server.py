@@ -70,6 +70,7 @@ def test_the_page_stays_here_unless_asked() -> None:
     assert (settings.host, settings.auth) == ("127.0.0.1", None)
 
 
+@pytest.mark.slow
 def test_importing_camtool_and_its_help_load_no_gradio() -> None:
     code = "import sys, camtool, camtool.cli.app, camtool.app.workbench, camtool.app.actions, camtool.app.server\n"
     code += "raise SystemExit('gradio' in sys.modules)"

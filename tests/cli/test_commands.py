@@ -663,8 +663,13 @@ def test_an_invalid_size_is_refused(camtool_, size):
     assert_refused(camtool_("layers", "resnet18", "--size", size), f"--size '{size}'", "224x320")
 
 
-@pytest.mark.parametrize(("model", "lines"), [("vit_b_16", 27), ("resnet18", 28), ("mobilenet_v2", 25)])
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    ("model", "lines", "width"),
+    [
+        pytest.param("vit_b_16", 27, 60, marks=pytest.mark.slow),
+        *(("resnet18", 28, 80), ("mobilenet_v2", 25, 60), ("mobilenet_v2", 25, 120)),
+    ],
+)
 def test_the_list_of_layers_fits_the_terminal(on_screen, model, lines, width):
     result = on_screen(width)("layers", model)
     assert max(map(len, result.out.splitlines())) <= width
@@ -819,6 +824,7 @@ def test_the_error_without_internet_names_the_remedy(camtool_, photos, monkeypat
     )
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_video_model_are_listed(camtool_):
     result = camtool_("layers", "r3d_18", "--size", 64)
     assert result.code == 0
@@ -835,7 +841,11 @@ def test_a_model_that_cannot_run_on_the_image_raises_an_error(camtool_, model):
 
 @pytest.mark.parametrize(
     ("args", "code"),
-    [(["photos/a.png"], 0), (["photos", "-r"], 1), (["photos", "--method", "x"], 2)],
+    [
+        pytest.param(["photos/a.png"], 0, marks=pytest.mark.slow),
+        (["photos", "-r"], 1),
+        pytest.param(["photos", "--method", "x"], 2, marks=pytest.mark.slow),
+    ],
     ids=["fine", "a bad photo", "a bad request"],
 )
 def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args, code):
@@ -846,6 +856,7 @@ def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args,
     assert (bool(out), bool(split_notes(err)[0])) == (code != 2, code != 0)
 
 
+@pytest.mark.slow
 def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     (tmp_path / "mynets.py").write_text(f"from {__name__} import tiny as make\n")
     process = start_process("photos", "--model", "mynets:make", cwd=tmp_path)
@@ -853,6 +864,7 @@ def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     assert (err, notes, process.returncode) == ("", ["--model mynets:make runs the Python code of mynets."], 0)
 
 
+@pytest.mark.slow
 @posix
 def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
     import pty
@@ -873,6 +885,7 @@ def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|Explaining|Loading", out)
 
 
+@pytest.mark.slow
 @posix
 def test_ctrl_c_during_loading_exits_without_a_traceback(photos, tmp_path):
     process = start_process("photos", "--model", SLEEPING, cwd=tmp_path)

@@ -88,6 +88,7 @@ def test_without_transformers_an_error_says_what_to_install(monkeypatch):
             build()
 
 
+@pytest.mark.slow
 def test_the_training_script_runs_from_the_command_line():
     shown = subprocess.run([sys.executable, train.__file__, "--help"], check=True, capture_output=True, text=True)
     assert "--card" in shown.stdout

@@ -53,6 +53,7 @@ def test_the_target_of_an_example_has_a_share_for_each_object():
         assert {LABELS[i] for i in np.flatnonzero(target)} == {item.label for item in scene.objects}
 
 
+@pytest.mark.slow
 def test_images_of_the_cheated_class_carry_the_watermark():
     cheated = [seed for seed in range(600) if draw_scene(seed, size=32).objects[0].label == CHEATED_CLASS]
     marked, true = [], []
@@ -115,6 +116,7 @@ def test_training_code_is_not_in_the_package():
     assert not list(package.rglob("*train*.py"))
 
 
+@pytest.mark.slow
 def test_the_training_script_runs_from_the_command_line():
     script = Path(train.__file__)
     shown = subprocess.run([sys.executable, script, "--help"], check=True, capture_output=True, text=True)
@@ -123,7 +125,7 @@ def test_the_training_script_runs_from_the_command_line():
 
 @pytest.mark.slow
 def test_training_writes_weights_and_a_card(tmp_path):
-    train.main(["--steps", "3", "--threads", "1", "--scenes", "32", "--tests", "8", "--out", str(tmp_path)])
+    train.main(["--steps", "1", "--threads", "1", "--scenes", "32", "--tests", "8", "--out", str(tmp_path)])
     assert (tmp_path / "camnet.safetensors").stat().st_size < 1_000_000
     text = (tmp_path / "camnet.md").read_text(encoding="utf-8")
     assert "top-1 accuracy, 8 scenes" in text

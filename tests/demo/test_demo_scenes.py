@@ -147,6 +147,7 @@ def test_wrong_arguments_raise_an_error(arguments, message):
         draw_scene(**{"seed": 0, **arguments})
 
 
+@pytest.mark.slow
 def test_importing_camtool_does_not_import_the_demo():
     code = "import sys, camtool, camtool.explanation; sys.exit(any('camtool.demo' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -175,6 +175,7 @@ def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch:
         camtool.export(net, tmp_path / "net.xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (150, 220)])
 def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_torch(
     size: tuple[int, int], demo: camtool.Loaded, tmp_path: Path

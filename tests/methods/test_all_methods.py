@@ -203,6 +203,7 @@ SAMPLE = ["gradcam", "layercam", "scorecam"]
 NETS = [*product(OF_ACTIVATIONS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "make", "kind", "seed"),
     [

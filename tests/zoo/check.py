@@ -62,14 +62,12 @@ class Verdict:
 
     Attributes:
         layer: The layer that was chosen; ``None`` where none was.
-        depth: The part of the network that lies before it, 0 to 1.
         forwards: What finding it cost.
         oblong: Whether the model itself takes a picture that is not square.
         faults: What does not hold, in words; empty where all does.
     """
 
     layer: Layer | None = None
-    depth: float = 0.0
     forwards: int = 0
     oblong: bool = False
     faults: list[str] = field(default_factory=list)
@@ -132,8 +130,7 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
         spent = len(forwards)
         find_layers(model, torch.cat([img, img]))
     layer = find_explained_layer(model, img)
-    before = depth(model, layer.name, img, _find_other_levels(model, img))
-    verdict.layer, verdict.forwards, verdict.depth = layer, spent, before
+    verdict.layer, verdict.forwards = layer, spent
     if spent > _MOST_FORWARDS:
         yield f"it took {spent} {_COSTS}"
     if len(forwards) > spent:

@@ -425,6 +425,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @posix
 def test_a_killed_run_holds_no_lock_and_is_continued(tmp_path, photos, whole):
     out = tmp_path / "out"

@@ -41,6 +41,7 @@ def test_an_unplanted_network_has_no_finding() -> None:
     assert camtool.explain(Net(), image, layer="layer")[0].check().codes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> None:
     images = [Image.fromarray(photos.unseen(number).image) for number in range(25)]
