@@ -54,7 +54,8 @@ def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> 
 def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: str) -> None:
     model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
     images = sorted((shared / "images").glob("*.*g"))
-    reports = [report for method in METHODS for report in _check_all(model, images, method)]
+    some = images[::5]  # a check takes a second, and most of it does not depend on the method
+    reports = [each for way in METHODS for each in _check_all(model, images if way == "gradcam" else some, way)]
     alarms = [report.codes for report in reports if not report.ok]
     assert len(alarms) <= 0.02 * len(reports), alarms
 
