@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would
     torch.set_num_threads(1)
 
 
-QUICK_CASES = 5
+QUICK_CASES = 4
 """Number of cases that plain `pytest` runs of a test with more, spread over its parameters; all with ``every_case``."""
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,50 +27,10 @@ import camtool
 from camtool.cli import app, terminal
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
+from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny
 from tests.targets.test_detections import TWO as SQUARES
 
-LABELS = ["ant", "bee", "cat", "dog"]
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.Tanh())
-        self.second = nn.Conv2d(6, 6, 3, 1, 1)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (x.mean((1, 2, 3)) > 0.9).any():
-            raise RuntimeError("too bright")
-        return self.head(self.second(self.first(x)).mean((2, 3)))
-
-
-class Slow(Net):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.1)
-        return super().forward(x)
-
-
-def prepare(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR)).copy()).movedim(2, 0) / 255
-
-
-def tiny() -> camtool.Loaded:
-    return camtool.Loaded(Net(), prepare, LABELS)
-
-
-def slow() -> camtool.Loaded:
-    return camtool.Loaded(Slow(), prepare, LABELS)
-
-
-def sleeping() -> None:
-    print("loading", flush=True)  # noqa: T201
-    time.sleep(60)
-
-
-TINY, SLOW, SLEEPING = (f"{__name__}:{factory.__name__}" for factory in (tiny, slow, sleeping))
 
 
 # ------------------------------------------------------------------------------------------------------- helpers
@@ -492,7 +451,9 @@ def test_code_of_the_users_is_announced_unless_quiet(camtool_, photos):
         f"--model {SMALL} runs the Python code of {__name__}.",
     ]
     assert camtool_(*run, "--quiet").notes == []
-    assert camtool_("layers", TINY, "--size", "16").notes == [f"--model {TINY} runs the Python code of {__name__}."]
+    assert camtool_("layers", TINY, "--size", "16").notes == [
+        f"--model {TINY} runs the Python code of tests.helpers.tiny_models."
+    ]
     assert camtool_("photos/a.png", "--model", "demo").notes == []
 
 

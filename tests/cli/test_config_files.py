@@ -8,7 +8,8 @@ import pytest
 
 from camtool.cli.options.config_files import read_config
 from camtool.errors import CamtoolError
-from tests.cli.test_commands import PREPARE_SMALL, SMALL, TINY, assert_refused, list_files, read_lines
+from tests.cli.test_commands import PREPARE_SMALL, SMALL, assert_refused, list_files, read_lines
+from tests.helpers.tiny_models import TINY
 
 
 def test_the_file_means_what_the_options_mean(camtool_, photos) -> None:

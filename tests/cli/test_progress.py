@@ -281,7 +281,7 @@ def test_on_a_terminal_of_80_columns_nothing_is_wider_and_nothing_is_interpreted
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = start_process(
-        "photos", "--model", "tests.cli.test_commands:tiny", cwd=tmp_path, stdout=theirs, stderr=theirs
+        "photos", "--model", "tests.helpers.tiny_models:tiny", cwd=tmp_path, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
     drawn = b""

@@ -12,7 +12,8 @@ from camtool.cli.options.model_options import ModelOptions
 from camtool.cli.run_command import run
 from camtool.cli.run_folders import run_request
 from camtool.runs import result_writer
-from tests.cli.test_commands import Net, assert_refused, list_files, read_lines, write_photo
+from tests.cli.test_commands import assert_refused, list_files, read_lines, write_photo
+from tests.helpers.tiny_models import Net
 from tests.runs.run_folder.test_run_folder import read_files
 
 # ------------------------------------------------------------------------------------------------------ continuing

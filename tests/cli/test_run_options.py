@@ -12,16 +12,8 @@ from PIL import Image
 
 import camtool
 from camtool.inputs.formats import reading_options
-from tests.cli.test_commands import (
-    LABELS,
-    assert_refused,
-    list_files,
-    open_image,
-    prepare,
-    read_lines,
-    tiny,
-    write_photo,
-)
+from tests.cli.test_commands import assert_refused, list_files, open_image, read_lines, write_photo
+from tests.helpers.tiny_models import LABELS, prepare, tiny
 
 
 @pytest.fixture

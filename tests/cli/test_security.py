@@ -24,7 +24,8 @@ from camtool.inputs import image_files
 from camtool.leaderboard import Evaluation
 from camtool.leaderboard.evaluation import EvaluationRow
 from camtool.runs.text_escapes import escape_formula
-from tests.cli.test_commands import TINY, list_files, read_lines, write_photo
+from tests.cli.test_commands import list_files, read_lines, write_photo
+from tests.helpers.tiny_models import TINY
 
 ROOT = Path(camtool.__file__).parents[1]
 CODE = [path for folder in ("camtool", "benchmarks", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]

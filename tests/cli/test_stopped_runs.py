@@ -20,9 +20,6 @@ from rich.console import Console
 from camtool.cli import terminal
 from camtool.cli.progress import run_summary
 from tests.cli.test_commands import (
-    SLOW,
-    TINY,
-    Net,
     assert_refused,
     list_files,
     open_image,
@@ -32,6 +29,7 @@ from tests.cli.test_commands import (
     start_process,
     write_photo,
 )
+from tests.helpers.tiny_models import SLOW, TINY, Net
 from tests.runs.report.folders import read_payload
 
 

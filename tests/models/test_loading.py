@@ -45,7 +45,7 @@ def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():
 
 
 @pytest.mark.parametrize(
-    "rest", ["hf:org/x", "timm:resnet18", "demo", "tests.cli.test_commands:tiny", "torchvision:resnet18"]
+    "rest", ["hf:org/x", "timm:resnet18", "demo", "tests.helpers.tiny_models:tiny", "torchvision:resnet18"]
 )
 def test_behind_the_name_of_a_library_stands_none_of_another_one(rest):
     with pytest.raises(ModelError, match=f"'torchvision:{rest}' is unknown"):

@@ -17,7 +17,8 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import camtool
 from camtool import ModelError
-from tests.cli.test_commands import TINY, camtool_, photos, split_notes, start_process
+from tests.cli.test_commands import camtool_, photos, split_notes, start_process
+from tests.helpers.tiny_models import TINY
 from tests.models.sources.test_hugging_face import PHOTO, TEXT, build_tokenizer, clip, vit
 
 MALICIOUS = """
@@ -127,7 +128,7 @@ def test_the_installed_command_does_not_import_from_the_working_directory(photos
 @pytest.mark.slow
 def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(photos, tmp_path):
     ran = write_malicious_modules(tmp_path, "numpy", "json")
-    (tmp_path / "layers_of_mine.py").write_text("from tests.cli.test_commands import tiny\n")
+    (tmp_path / "layers_of_mine.py").write_text("from tests.helpers.tiny_models import tiny\n")
     (tmp_path / "nets_of_mine.py").write_text(
         "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
     )

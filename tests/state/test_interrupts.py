@@ -27,7 +27,7 @@ PACKAGE = Path(camtool.__file__).parent
 GUARDED = {"state", "hooks", "recorder", "evidence", "explainer"}
 """The packages and modules of which every line is interrupted: they change the model or the thread, and undo it."""
 
-MOMENTS = 250
+MOMENTS = 100
 """How many of a run's lines are tried, evenly spread: with all of them it takes a quarter of an hour, and passes."""
 
 SIGNALS = 400
