@@ -158,7 +158,7 @@ class _Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, time.monotonic() + seconds
-        self._timer = threading.Timer(seconds, self._pass)
+        self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
         self._lock, self._has_passed = threading.Lock(), False
         self._connection: socket.socket | None = None
@@ -204,7 +204,7 @@ class _Deadline:
         if self._has_passed:
             raise ImageError(f"{url} cannot be downloaded: it took more than {self._seconds:g} seconds.")
 
-    def _pass(self) -> None:
+    def _expire(self) -> None:
         self._has_passed = True
         self._shut_down(None)
 
@@ -225,8 +225,7 @@ class _Connections(HTTPHandler, HTTPSHandler):
     """Connections that end with a deadline."""
 
     def __init__(self, deadline: _Deadline) -> None:
-        HTTPHandler.__init__(self)
-        HTTPSHandler.__init__(self)
+        super().__init__()
         self._deadline = deadline
 
     def http_open(self, req: Request) -> Any:

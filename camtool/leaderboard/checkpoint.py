@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import MetricError
-from camtool.runs.stored_files import iterate_lines
 from camtool.structures.nested_tensors import get_bytes
 
 __all__ = ["Checkpoint", "hash_tensors"]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.inputs.image_files import read_image
-from camtool.runs.stored_files import read_regular
 
 __all__ = ["find_classes", "read_boxes", "read_masks"]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from camtool.errors import ModelError
+from camtool.arguments.regular_files import read_regular
+from camtool.errors import CamtoolError, ModelError
 from camtool.geometry.transform_output import Transform, unwrap_image
 from camtool.models.sources.hugging_face import read_processor
 from camtool.models.sources.source import get_first_line
@@ -76,11 +77,9 @@ def _read_timm(folder: Path) -> tuple[Transform, Path] | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        content = json.loads(text.decode("utf-8-sig"))
+        content = json.loads(read_regular(path, _MAX_BYTES).decode("utf-8-sig"))
+    except CamtoolError as error:
+        raise ModelError(str(error)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
     if not isinstance(content, dict):

@@ -36,7 +36,7 @@ __all__ = ["UNSEEN_GRAY", "blend", "colorize", "multiply", "to_pixels"]
 _UNSEEN_GRAYS = np.rint(0.45 * np.arange(256) + 0.55 * 112).astype(np.uint8)
 
 UNSEEN_GRAY = int(_UNSEEN_GRAYS[128])
-"""The gray of a middle gray of the photo where the model did not see it."""
+"""Gray level, 0 to 255, that a middle gray of the photo gets where the model did not see it."""
 
 # Pixels computed at a time. Their floats fit into the processor's cache, and large photos need little memory.
 _PIXELS_AT_A_TIME = 2**14

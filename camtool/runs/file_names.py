@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from camtool.errors import CamtoolError
-from camtool.runs.stored_files import is_encodable
 
 __all__ = [
     "check_inside",
     "find_results",
     "fold_name",
+    "is_encodable",
     "is_inside",
     "make_distinct",
     "name_result",
@@ -65,6 +65,14 @@ def is_inside(name: str) -> bool:
         return True  # a run may list millions, and building a path takes long
     path = Path(name)
     return is_encodable(name) and not path.is_absolute() and not path.drive and ".." not in path.parts
+
+
+def is_encodable(text: str) -> bool:
+    """Return True if a text can be the name of a file here."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def name_result(stem: str, method: str, label: str, index: int | None) -> str:

@@ -1,4 +1,7 @@
-"""Settings of a process that does nothing but explain photos. A library must not make them for its user."""
+"""Settings of a process that does nothing but explain photos, which a library must not make for its user.
+
+:func:`release_memory` changes no setting, so any process may call it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def release_memory(size: tuple[int, int] | None = None) -> None:
     Args:
         size: Of an image that was in it: a small one is not worth the time. None stands for any size.
     """
-    if platform.libc_ver()[0] == "glibc" and (size is None or size[0] * size[1] > _LARGE):
+    if (size is None or size[0] * size[1] > _LARGE) and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -1,116 +1,20 @@
-"""Reading what a run stored, or what its user names: anybody may have written such a file.
-
-Only regular files are read, and no more of them than fits into memory. Text is checked before it is used.
-"""
+"""Checks of what a run stored as JSON, before it is used: anybody may have written such a file."""
 
 from __future__ import annotations
 
 import json
-import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from camtool.errors import CamtoolError
-
-__all__ = ["build_checked", "is_encodable", "iterate_lines", "open_regular", "parse_object", "read_regular"]
-
-_MAX_DOCUMENT_BYTES = 2**28
-"""Bytes of a file that is read as a whole: a table about three million photos."""
-
-_MAX_LIST_BYTES = 2**34
-"""Bytes of a file that is read line by line."""
-
-_MAX_LINE_BYTES = 2**24
-"""Bytes of a line: thousands of explanations of one photo."""
+__all__ = ["build_checked", "parse_object"]
 
 _MAX_DEPTH = 32
 """Nested lists and objects of JSON. Descriptions and records have about six; recursive functions allow hundreds."""
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
 _Built = TypeVar("_Built")
-
-
-def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
-    """Open a regular file to read its bytes. A pipe would wait forever, and a device may have no end.
-
-    Raises:
-        CamtoolError: It is of another kind, larger than ``max_bytes``, or cannot be opened.
-        FileNotFoundError: There is no such file.
-        NotADirectoryError: A part of the path is no folder.
-    """
-    flags = (getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK"))
-    try:
-        descriptor = os.open(path, os.O_RDONLY | sum(flags))
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except (OSError, ValueError) as error:  # ValueError: there is a NUL in the name
-        raise CamtoolError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
-    found = f"it has {status.st_size:,} bytes, and {max_bytes:,} are allowed" if kind is None else f"it is {kind}"
-    raise CamtoolError(f"{path} cannot be read: {found}.")
-
-
-@contextmanager
-def _name_in_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading into a sentence: some files of the system can be opened, and not read."""
-    try:
-        yield
-    except OSError as error:
-        raise CamtoolError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        CamtoolError: As of :func:`open_regular`.
-        FileNotFoundError: There is no such file.
-        NotADirectoryError: A part of the path is no folder.
-    """
-    with open_regular(path, max_bytes) as file, _name_in_errors(path):
-        content = file.read(max_bytes + 1) or b""  # None: one of the system has nothing to read yet
-    if len(content) > max_bytes:  # some files of the system claim to be empty
-        raise CamtoolError(f"{path} cannot be read: it has more than {max_bytes:,} bytes.")
-    return content
-
-
-def iterate_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file, with their ends; none if there is no such file.
-
-    Raises:
-        CamtoolError: As of :func:`open_regular`, or a line is too long.
-    """
-    try:
-        file = open_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with file, _name_in_errors(path):
-        number = 0
-        while line := file.readline(_MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > _MAX_LINE_BYTES:
-                raise CamtoolError(f"{path}, line {number}: it has more than {_MAX_LINE_BYTES:,} bytes.")
-            yield line
-
-
-# ------------------------------------------------------------------------------------------------------------- JSON
 
 
 def parse_object(content: bytes, *, is_finite: bool = True) -> dict[str, Any]:
@@ -157,14 +61,6 @@ def _check_depth(value: Any, most: int) -> None:
             raise ValueError("it is nested too deep")
         for each in value.values() if isinstance(value, dict) else value:
             _check_depth(each, most - 1)
-
-
-def is_encodable(text: str) -> bool:
-    """Return True if a text can be the name of a file here."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
 
 
 def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:

@@ -12,9 +12,9 @@ from pathlib import Path, PurePath
 from typing import TypeAlias, TypeVar
 
 from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan
-from camtool.runs.stored_files import read_regular
 
 __all__ = ["TrueClass", "TrueClasses", "read_true_classes"]
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from camtool.arguments.messages import suggest_names
+from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
-from camtool.runs.stored_files import read_regular
 
 __all__ = ["Config", "read_config"]
 

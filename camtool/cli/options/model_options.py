@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from camtool.arguments.messages import add_article
+from camtool.arguments.regular_files import read_regular
 from camtool.cli import terminal
 from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
-from camtool.runs.stored_files import read_regular
 
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing

@@ -142,7 +142,8 @@ class ReadingOptions:
             value_bytes: Bytes that reading takes at most for a value, with all copies.
 
         Raises:
-            ImageError: It is empty, or larger than ``max_pixels`` or ``max_memory`` allow.
+            ImageError: It is empty, or larger than ``max_pixels`` or ``max_memory`` allow, or has a side of more than a
+                million pixels.
         """
         if min(height, width, planes) < 1:
             raise ImageError(f"{name} has {width} x {height} pixels in {planes} planes: it is empty.")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from camtool.arguments.messages import format_count
+from camtool.arguments.regular_files import iterate_lines, read_regular
 from camtool.errors import CamtoolError
 from camtool.runs.file_names import is_inside, resolve
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
-from camtool.runs.stored_files import iterate_lines, parse_object, read_regular
+from camtool.runs.stored_files import parse_object
 
 __all__ = [
     "EXPLANATIONS",

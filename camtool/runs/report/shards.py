@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.regular_files import open_regular
 from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
 from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit, read_number
-from camtool.runs.stored_files import open_regular
 
 __all__ = ["list_shards", "read_shards"]
 

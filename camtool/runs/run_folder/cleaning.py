@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import is_temporary_name
 from camtool.runs import file_names
@@ -15,7 +16,7 @@ from camtool.runs.report_rows import MANIFEST, parse_row
 from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
 from camtool.runs.save_kinds import list_endings
-from camtool.runs.stored_files import iterate_lines, parse_object
+from camtool.runs.stored_files import parse_object
 
 __all__ = [
     "FAILURES",

@@ -14,11 +14,12 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_weights, remove_addresses
 from camtool.runs.run_folder.user_code import hash_user_code
-from camtool.runs.stored_files import parse_object, read_regular
+from camtool.runs.stored_files import parse_object
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -58,7 +59,7 @@ _VERSION = "camtool"
 _MARK = {"format": "camtool run 1"}
 """The part of a description that tells it from a file of the user's."""
 
-_TEXTS, _LISTS = ("directory", "engine", "device", _VERSION), ("method",)
+_TEXTS, _LISTS = ("directory", "engine", "device"), ("method",)
 _OBJECTS = ("command", "sha256", "model", _CODE, "options", "seeds", "versions", MACHINE, "inputs")
 _PARTS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict)}
 """Part of a description → its type in JSON."""

@@ -13,10 +13,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
-from camtool.runs.file_names import is_inside
+from camtool.runs.file_names import is_encodable, is_inside
 from camtool.runs.report_rows import parse_row
-from camtool.runs.stored_files import build_checked, is_encodable, iterate_lines, parse_object
+from camtool.runs.stored_files import build_checked, parse_object
 from camtool.runs.text_escapes import to_json
 
 __all__ = ["JOURNAL", "PHOTOS", "PhotoRecord", "check_records", "encode_record", "merge_records", "read_records"]

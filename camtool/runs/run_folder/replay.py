@@ -173,16 +173,12 @@ def _check_shape(description: Mapping[str, Any], path: Path) -> None:
     Raises:
         CamtoolError: One is of another type.
     """
-    command = description["command"]
-    paths = command.get("paths") if isinstance(command, dict) else None
-    texts = [description.get(name, "") for name in ("directory", "engine")]
-    if not isinstance(paths, list) or not all(isinstance(each, str) for each in (*paths, *texts)):
-        raise CamtoolError(f"{path} is damaged: it holds no valid command, directory or engine.")
-    model, weights = command.get("model"), command.get("weights")
-    if not isinstance(model, str) or not isinstance(weights, str | None):
-        raise CamtoolError(f"{path} is damaged: its command names no valid model or weights.")
     if is_cluster_run(description):
         raise CamtoolError(f"{path} is of camtool cluster, whose runs cannot be replayed.")
+    paths, model, weights = (description["command"].get(name) for name in ("paths", "model", "weights"))
+    are_paths = isinstance(paths, list) and all(isinstance(each, str) for each in paths)
+    if not are_paths or not isinstance(model, str) or not isinstance(weights, str | None):
+        raise CamtoolError(f"{path} is damaged: its command names no valid paths, model or weights.")
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import name_path_in_errors, open_atomically
 from camtool.runs.file_names import check_inside
@@ -42,7 +43,6 @@ from camtool.runs.run_folder.photo_records import (
 )
 from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
 from camtool.runs.run_folder.replaced_run import replace_old_run
-from camtool.runs.stored_files import iterate_lines, open_regular
 from camtool.runs.text_escapes import to_json
 
 __all__ = ["RunFolder", "RunStart", "open_run_folder"]

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.messages import format_percent
+from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
+from camtool.runs.file_names import is_inside
 from camtool.runs.report_rows import MANIFEST, ManifestLine
-from camtool.runs.stored_files import iterate_lines, open_regular, parse_object
+from camtool.runs.stored_files import parse_object
 from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
@@ -158,10 +160,9 @@ def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Pa
         if overlay is None or line.get("image") not in images:
             continue
         # A manifest that somebody else wrote must not lead out of the folder.
-        inside = PurePosixPath(overlay)
-        if not inside.is_absolute() and ".." not in inside.parts and (folder / inside).is_file():
+        if is_inside(overlay) and (folder / overlay).is_file():
             name = escape_hidden(PurePath(line["image"]).name)
-            yield folder / inside, [CaptionLine(name, MUTED), *_build_caption(line)]
+            yield folder / overlay, [CaptionLine(name, MUTED), *_build_caption(line)]
 
 
 def _load_picture(path: Path, *, has_caption: bool) -> Pixels:

@@ -1,0 +1,101 @@
+"""Reading regular files: anybody may have written what a user names, or what a run stored.
+
+No pipe and no device is opened to wait or to read without end, and no more is read than fits into memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from camtool.errors import CamtoolError
+
+__all__ = ["iterate_lines", "open_regular", "read_regular"]
+
+_MAX_DOCUMENT_BYTES = 2**28
+"""Bytes of a file that is read as a whole: a table about three million photos."""
+
+_MAX_LIST_BYTES = 2**34
+"""Bytes of a file that is read line by line."""
+
+_MAX_LINE_BYTES = 2**24
+"""Bytes of a line: thousands of explanations of one photo."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
+    """Open a regular file to read its bytes. A pipe would wait forever, and a device may have no end.
+
+    Raises:
+        CamtoolError: It is of another kind, larger than ``max_bytes``, or cannot be opened.
+        FileNotFoundError: There is no such file.
+        NotADirectoryError: A part of the path is no folder.
+    """
+    flags = (getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK"))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | sum(flags))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError) as error:  # ValueError: there is a NUL in the name
+        raise CamtoolError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    found = f"it has {status.st_size:,} bytes, and {max_bytes:,} are allowed" if kind is None else f"it is {kind}"
+    raise CamtoolError(f"{path} cannot be read: {found}.")
+
+
+@contextmanager
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading into a sentence: some files of the system can be opened, and not read."""
+    try:
+        yield
+    except OSError as error:
+        raise CamtoolError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        CamtoolError: As of :func:`open_regular`.
+        FileNotFoundError: There is no such file.
+        NotADirectoryError: A part of the path is no folder.
+    """
+    with open_regular(path, max_bytes) as file, _name_in_errors(path):
+        content = file.read(max_bytes + 1) or b""  # None: one of the system has nothing to read yet
+    if len(content) > max_bytes:  # some files of the system claim to be empty
+        raise CamtoolError(f"{path} cannot be read: it has more than {max_bytes:,} bytes.")
+    return content
+
+
+def iterate_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a regular file, with their ends; none if there is no such file.
+
+    Raises:
+        CamtoolError: As of :func:`open_regular`, or a line is too long.
+    """
+    try:
+        file = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with file, _name_in_errors(path):
+        number = 0
+        while line := file.readline(_MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > _MAX_LINE_BYTES:
+                raise CamtoolError(f"{path}, line {number}: it has more than {_MAX_LINE_BYTES:,} bytes.")
+            yield line
