@@ -29,7 +29,7 @@ from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation
-from camtool.hooks.registration import has_foreign_hooks
+from camtool.hooks.registration import list_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.progress import follow_step
@@ -153,7 +153,7 @@ class CompiledObserver:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = list_modules(model), find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
-        has_hooks = has_global_hooks() or any(has_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
+        has_hooks = has_global_hooks() or any(list_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()

@@ -20,7 +20,7 @@ from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, ca
 from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.model_call import describe_missing_gradient, run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
-from camtool.hooks.registration import has_foreign_hooks
+from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.tracing import trace
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
@@ -316,7 +316,7 @@ class ForwardPass:
         image, or hooks of the user, which may depend on anything.
         """
         blank = torch.zeros_like(self.image_input)
-        if not isinstance(self.inputs, Tensor) or any(map(has_foreign_hooks, list_modules(self.model))):
+        if not isinstance(self.inputs, Tensor) or any(map(list_foreign_hooks, list_modules(self.model))):
             return self._observe_images(blank)
         key = blank[:1].shape, blank.dtype, blank.device, self._autocast, self.call_index
 

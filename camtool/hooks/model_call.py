@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import BackwardHook
 
 from camtool.errors import CamtoolError, ForwardError
-from camtool.private_torch import get_forward_hooks, has_backward_hooks
+from camtool.hooks.registration import describe_hook, list_foreign_hooks
+from camtool.private_torch import has_backward_hooks
 from camtool.state.guard import enable_gradients, find_name_in_use, list_names_in_use, preserve_model
 from camtool.structures.module_names import find_detector_transform
 from camtool.structures.module_tree import forget_held_trees
@@ -30,9 +32,11 @@ __all__ = [
     "apply_detector_transform",
     "describe_missing_gradient",
     "differentiate",
+    "retry_with_gradients",
     "run_model",
 ]
 
+_T = TypeVar("_T")
 
 NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()
 """Models that run only while gradients are recorded, e.g. because they register hooks on tensors."""
@@ -64,11 +68,30 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
         image, cause = find_main_tensor(inputs), _describe_hook_error(error)
         shape = "" if image is None else f" of shape {tuple(image.shape)}"
         reason = cause or f"{_describe_error(error)}{_find_remedy(error, image, model)}"
-        size, note = ASSUMED_SIZES.get(model, ((), ""))
-        note = f". {note}" if image is not None and image.shape[2:] == size else ""
-        raise ForwardError(f"the model cannot run on an input{shape}: {reason}{note}") from error
+        size, note = ASSUMED_SIZES.get(model, (None, ""))
+        if image is not None and image.shape[2:] == size:
+            reason = f"{reason.rstrip('.')}. {note}"
+        raise ForwardError(f"the model cannot run on an input{shape}: {reason}") from error
     finally:
         forget_held_trees()
+
+
+def retry_with_gradients(model: nn.Module, run: Callable[[], _T]) -> _T:
+    """Return ``run()`` of a model that failed without gradients, and note that it needs them.
+
+    Call it where the error is handled: it is raised again if the model fails with gradients, too, or runs out of
+    memory for their graph.
+    """
+    if model in NEED_GRADIENTS:
+        raise
+    NEED_GRADIENTS.add(model)
+    try:
+        return run()
+    except BaseException as second:
+        NEED_GRADIENTS.discard(model)
+        if not isinstance(second, (ForwardError, torch.OutOfMemoryError)):
+            raise
+    raise
 
 
 def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> str:
@@ -83,7 +106,8 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
         return f". {_AXIS_TOO_MANY}"
     if "is on the meta device" in str(error) or "meta tensor" in str(error):
         return ". A part of the model is on the meta device and has no weights; load them first"
-    return ". If it takes one image at a time, pass batch_size=1" if image is not None and len(image) > 1 else ""
+    has_several = image is not None and image.shape[:1] > (1,)
+    return ". If it takes one image at a time, pass batch_size=1" if has_several else ""
 
 
 def _call(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -216,12 +240,13 @@ def _describe_hook_error(error: Exception) -> str | None:
     deeper = error.__traceback__.tb_next if error.__traceback__ is not None else None
     for frame, _ in walk_tb(deeper):
         owner: Any = frame.f_locals.get("self")
-        if caller is not None and frame.f_code in map(_get_code, get_forward_hooks(caller)):
+        if caller is not None and frame.f_code in map(_get_code, list_foreign_hooks(caller)):
             return _describe_failure("forward", caller, error)
+        if description := describe_hook(owner):
+            return f"{description} failed with {_describe_error(error)}"
         # Torch keeps the module of a hook on the backward pass in an object of its own.
-        if type(owner).__module__ == "torch.utils.hooks":
-            module = owner.module if isinstance(owner.module, nn.Module) else owner.module()
-            return _describe_failure("backward", module, error)
+        if isinstance(owner, BackwardHook):
+            return _describe_failure("backward", owner.module, error)
         caller = owner if isinstance(owner, nn.Module) else None
         running, is_backward = caller or running, is_backward or frame.f_code.co_name == "_engine_run_backward"
         last = frame

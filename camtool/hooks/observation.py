@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article, format_count
 from camtool.arguments.models import HasModel, get_module
 from camtool.errors import ForwardError, LayerError
-from camtool.hooks.model_call import NEED_GRADIENTS, run_model
+from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.unhookable_models import is_quantized
@@ -113,23 +112,16 @@ def observe(
     """
     model = get_module(model)
     further = [name for name in dict.fromkeys(without_graph) if name not in layers]
-    needs_gradients = model in NEED_GRADIENTS
     run = partial(_observe, model, layers, inputs, frames, further, grad=grad)
     try:
-        observation, is_connected = run(grad_in_trunk=needs_gradients)
+        observation, is_connected = run(grad_in_trunk=model in NEED_GRADIENTS)
     except ForwardError:
-        if needs_gradients:
-            raise
-        with suppress(ForwardError):  # the first error is that of the user
-            observation, _ = run(grad_in_trunk=True)
-            NEED_GRADIENTS.add(model)
-            return observation
-        raise
+        observation, is_connected = retry_with_gradients(model, partial(run, grad_in_trunk=True))
     # A second pass does not connect a quantized model, as its operators have no backward pass.
-    if grad and not is_connected and not is_quantized(model):
+    if grad and not is_connected and model not in NEED_GRADIENTS and not is_quantized(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
         # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
-        observation, _ = _observe(model, layers, inputs, frames, further, grad=True, grad_in_trunk=True)
+        observation, _ = run(grad_in_trunk=True)
     return observation
 
 
@@ -218,7 +210,7 @@ def observe_connected(
 def observe_with_trunk(
     model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs
 ) -> tuple[Tensor, Observation]:
-    """Run ``model`` once on the first image, with a graph from the image to the outputs of ``layers``.
+    """Run ``model`` once on the first image, with a graph from the image to the outputs of ``layers`` and of the model.
 
     Args:
         model: Any module. It runs in evaluation mode, and its state is preserved.

@@ -14,7 +14,14 @@ from torch.autograd.graph import Node
 from camtool.private_torch import get_forward_hooks, remove_forward_hooks
 from camtool.state.cleanup import Cleanup
 
-__all__ = ["add_forward_hook", "add_forward_pre_hook", "add_gradient_hook", "add_node_hook", "has_foreign_hooks"]
+__all__ = [
+    "add_forward_hook",
+    "add_forward_pre_hook",
+    "add_gradient_hook",
+    "add_node_hook",
+    "describe_hook",
+    "list_foreign_hooks",
+]
 
 
 class _Hook:
@@ -26,8 +33,8 @@ class _Hook:
     nobody would remove the hook from there.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], description: str = "") -> None:
+        self._function, self.description = function, description
         self.owner: int | None = threading.get_ident()
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
@@ -44,6 +51,7 @@ def add_forward_hook(
     *,
     prepend: bool = False,
     always_call: bool = False,
+    description: str = "",
 ) -> None:
     """Call ``function(module, output)`` after each call of the module in this thread.
 
@@ -57,8 +65,9 @@ def add_forward_hook(
             on, and some models collect the outputs of their blocks with hooks (Hugging Face's, for heads on several
             depths).
         always_call: Call the function with ``None`` if the module fails.
+        description: Name of a function of the user, for the error of a model that fails in it.
     """
-    hook = _Hook(lambda module, *args: function(module, args[-1]))
+    hook = _Hook(lambda module, *args: function(module, args[-1]), description)
     cleanup.push(partial(_remove_hook, module, hook))
     module.register_forward_hook(hook, prepend=prepend, always_call=always_call)
 
@@ -69,6 +78,7 @@ def add_forward_pre_hook(
     function: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None],
     *,
     prepend: bool = False,
+    description: str = "",
 ) -> None:
     """Call ``function(module, args, kwargs)`` before each call of the module in this thread.
 
@@ -79,15 +89,21 @@ def add_forward_pre_hook(
         module: Any module that accepts hooks.
         function: The function.
         prepend: Run before the hooks that are there already.
+        description: See :func:`add_forward_hook`.
     """
-    hook = _Hook(function)
+    hook = _Hook(function, description)
     cleanup.push(partial(_remove_hook, module, hook))
     module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
 
 
-def has_foreign_hooks(module: nn.Module) -> bool:
-    """Return True if the module has forward hooks that are not from this library."""
-    return not all(isinstance(each, _Hook) for each in get_forward_hooks(module))
+def list_foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the forward hooks of a module that are not from this library."""
+    return [each for each in get_forward_hooks(module) if not isinstance(each, _Hook)]
+
+
+def describe_hook(hook: object) -> str:
+    """Return the description that a hook of this library was added with; an empty string for other objects."""
+    return hook.description if isinstance(hook, _Hook) else ""
 
 
 def _remove_hook(module: nn.Module, hook: _Hook) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.models import HasModel, get_module
 from camtool.errors import ForwardError
-from camtool.hooks.model_call import NEED_GRADIENTS, run_model
+from camtool.hooks.model_call import retry_with_gradients, run_model
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.private_torch import get_write_count, is_in_transform
 from camtool.state.cleanup import Cleanup
@@ -69,14 +69,7 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
     try:
         return _trace(model, inputs)
     except ForwardError:
-        if model in NEED_GRADIENTS:
-            raise
-        NEED_GRADIENTS.add(model)
-        try:
-            return _trace(model, inputs)
-        except ForwardError:
-            NEED_GRADIENTS.discard(model)
-        raise
+        return retry_with_gradients(model, partial(_trace, model, inputs))
 
 
 def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.hooks.model_call import run_model
-from camtool.hooks.registration import has_foreign_hooks
+from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import is_exported_for_one_image, is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
@@ -155,7 +155,7 @@ def _can_be_folded(module: nn.Module) -> bool:
     # A batch norm without running statistics normalizes by its batch: there is nothing constant to fold.
     numbers = getattr(module, "running_mean", module.weight)
     is_precise = isinstance(numbers, Tensor) and numbers.dtype in (torch.float32, torch.float64)
-    return is_precise and not has_foreign_hooks(module)
+    return is_precise and not list_foreign_hooks(module)
 
 
 def _fold(convolution: Any, norm: Any) -> None:

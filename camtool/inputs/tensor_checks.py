@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from camtool.arguments.checks import parse_device
 from camtool.errors import CamtoolError, ImageError
-from camtool.hooks.registration import has_foreign_hooks
+from camtool.hooks.registration import list_foreign_hooks
 from camtool.inputs.data_kinds import SPATIAL_AXES, DataKind, list_channels
 from camtool.structures.module_names import list_modules, list_weights
 
@@ -111,7 +111,7 @@ def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.
 
 def _loads_weights(module: nn.Module) -> bool:
     """Return True if something is wrapped around a module's forward, or hooked before it."""
-    return "forward" in vars(module) or has_foreign_hooks(module)
+    return "forward" in vars(module) or bool(list_foreign_hooks(module))
 
 
 def get_dtype(model: nn.Module) -> torch.dtype:

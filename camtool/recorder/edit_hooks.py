@@ -51,13 +51,15 @@ class EditHooks:
         """
         for name, edit in reversed(self._input_edits):
             module = find_module(self._model, name)
-            add_forward_pre_hook(cleanup, module, partial(_apply_input_edit, name, edit), prepend=True)
+            apply: Callable[..., Any] = partial(_apply_input_edit, name, edit)
+            add_forward_pre_hook(cleanup, module, apply, prepend=True, description=f"edit_inputs of layer {name!r}")
         for name, edit in reversed(self._gradient_edits):
             module = find_module(self._model, name)
             add_forward_hook(cleanup, module, partial(add_gradient_edit, name, edit), prepend=True)
         for name, edit in reversed(self._output_edits):
             module = find_module(self._model, name)
-            add_forward_hook(cleanup, module, partial(_apply_output_edit, name, edit), prepend=True)
+            apply = partial(_apply_output_edit, name, edit)
+            add_forward_hook(cleanup, module, apply, prepend=True, description=f"edit of layer {name!r}")
 
 
 def get_editable_tensor(name: str, structure: Any) -> Tensor:

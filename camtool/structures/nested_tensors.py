@@ -136,7 +136,7 @@ def map_batch(inputs: ModelInputs, change: Callable[[Tensor], Tensor]) -> ModelI
     Other tensors belong to no image, e.g. a temperature or a table of constants, and are kept.
     """
     image = find_main_tensor(inputs)
-    count = None if image is None else len(image)
+    count = len(image) if image is not None and image.ndim else None
 
     def change_part(tensor: Tensor) -> Tensor:
         return change(tensor) if tensor.ndim and count in (None, len(tensor)) else tensor

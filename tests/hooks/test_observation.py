@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, ForwardError, LayerError
-from camtool.hooks.model_call import run_model
+from camtool.hooks.model_call import ASSUMED_SIZES, run_model
 from camtool.hooks.observation import observe, resume
 from camtool.hooks.tracing import add_module_hooks, trace
 from camtool.state.cleanup import Cleanup
@@ -282,6 +282,26 @@ def test_the_error_for_refused_inputs_contains_the_reason_of_the_model(look) -> 
         net()(refused)
     assert type(told.value.__cause__) is RuntimeError
     assert str(own.value).split("\n")[0] in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "end"), [((torch.tensor(0.7),), "1 was given"), ((torch.rand(2),) * 2, "batch_size=1")]
+)
+def test_inputs_of_few_axes_do_not_hide_the_reason(given: tuple[Tensor, ...], end: str) -> None:
+    class Look(nn.Module):
+        def forward(self, *args: Tensor) -> Tensor:
+            raise ValueError(f"{len(args)} was given.")
+
+    with pytest.raises(ForwardError, match=f"{end}$"):
+        Recorder(Look()).run(given)
+
+
+def test_the_note_on_an_assumed_size_begins_a_sentence() -> None:
+    net = nn.Sequential(nn.Identity())
+    net[0].register_forward_hook(lambda *_: 1 / 0)
+    ASSUMED_SIZES[net] = (4, 6), "The size was assumed."
+    with pytest.raises(ForwardError, match=r"while explaining\. The size was assumed\.$"):
+        run_model(net, torch.rand(1, 3, 4, 6))
 
 
 def test_an_out_of_memory_error_is_not_wrapped(x) -> None:

@@ -28,6 +28,13 @@ def one_more_in_place(tensor: Tensor) -> None:
     tensor += 1
 
 
+def test_an_edit_that_fails_is_named_and_no_hook_is_blamed() -> None:
+    recorder = Recorder(nn.Sequential(nn.Linear(2, 3)), edit={"0": lambda tensor: tensor @ torch.eye(2)})
+    expected = "edit of layer '0' failed with RuntimeError: mat1 and mat2"
+    with pytest.raises(CamtoolError, match=expected):
+        recorder.run(torch.rand(1, 2))
+
+
 def test_edits_change_the_forward_pass_and_the_record() -> None:
     model = nn.Sequential(identity_layer(2), nn.ReLU(), identity_layer(2))
     x = torch.tensor([[1.0, -1.0]], requires_grad=True)
