@@ -43,7 +43,7 @@ _OUT = Path(__file__).with_suffix(".json")
 _STAGES: dict[str, list[tuple[Any, str]]] = {
     "graphs of the engine": [(compiled, "_run")],
     "forward pass of the model": [(model_call, "_call")],
-    "check that modules and weights are unchanged": [(CompiledObserver, "_find"), (ForwardPass, "find_centers")],
+    "check that modules and weights are unchanged": [(CompiledObserver, "_find"), (ForwardPass, "find_place")],
     "state of the model, random states": [(Cleanup, "__enter__"), (Cleanup, "__exit__")],
     "preparation and checks of the input": [(InputPreparer, "_prepare_tensor")],
     "PyTorch's backward call": [(torch.autograd, "grad")],

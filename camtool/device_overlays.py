@@ -178,4 +178,4 @@ def _apply(
 
 def _find_place(forward_pass: ForwardPass, layer: Layer, maps: Tensor, *, at_input_size: bool) -> CellCenters | None:
     is_on_grid = tuple(maps.shape[1:]) == tuple(layer.layout.grid) and not at_input_size
-    return forward_pass.find_centers(layer) if is_on_grid else None
+    return forward_pass.find_place(layer).centers if is_on_grid else None

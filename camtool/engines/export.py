@@ -222,7 +222,7 @@ def _build(
     with torch.no_grad():
         values = list(capture.graph(images))
     inputs = values[capture.output_count :]
-    centers, size = forward_pass.find_centers(layer), images.shape[2:]
+    centers, size = forward_pass.find_place(layer).centers, images.shape[2:]
 
     def place(maps: Tensor) -> Tensor:
         return resample(maps, centers, size, None) if resize else maps
@@ -258,7 +258,7 @@ def _compare(
         logits, maps = explained(images, torch.full((len(images),), -1))
     grid: torch.Size = maps.shape[1:]
     if grid != expected.shape[1:]:
-        expected = resample(expected, forward_pass.find_centers(layer), grid, None)
+        expected = resample(expected, forward_pass.find_place(layer).centers, grid, None)
     _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
     return grid
 

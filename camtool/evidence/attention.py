@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camtool import targets
 from camtool.arguments.messages import format_count
-from camtool.errors import MethodError
+from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.attention_capture import AttentionBlock, AttentionCall, CapturedAttention
@@ -285,11 +285,12 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
             f"{format_count(len(inputs), 'image')}. Use method={others}, which need no attention."
         )
     # The number of tokens does not tell where class token and registers are, nor whether queries have places at all.
-    located = locate_grid(evidence.model, evidence.forward_pass.inputs, layout)
-    if located is None:
+    try:
+        with evidence.forward_pass.restore_autocast():
+            return locate_grid(evidence.model, evidence.forward_pass.inputs, layout)
+    except LayerError as error:
         raise MethodError(
             f"the model's attention is over {tokens} tokens, and no layer shows which of them are parts of the image: "
             "learned queries have no places, and registers may lie between the patches. "
             f"Use method={others}, which need no attention."
-        )
-    return located
+        ) from error

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.errors import LayerError, MethodError, NotCompilableError
+from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters, resample
@@ -147,6 +147,8 @@ class Evidence:
                     direction.detach().to(output.dtype).clone(), torch.zeros_like(output[:1])
                 )
                 return upcast(layer.layout.to_grid(self._scored.hessian_vector_product(layer.name, own_layout)))
+        except ForwardError:  # e.g. a hook on the backward pass failed
+            raise
         except RuntimeError as error:
             raise MethodError(
                 f"torch has no second derivative of what follows layer {self.layer!r} ({error}). Use method='gradcam'; "
@@ -164,7 +166,7 @@ class Evidence:
             return None
         for layer in [self._layer, *(self.depths if at_depths else [])]:
             if maps is None or tuple(maps.shape[1:]) == tuple(layer.layout.grid):
-                return self.forward_pass.find_centers(layer)
+                return self.forward_pass.find_place(layer).centers
         return None
 
     def resize_to_input(self, maps: Tensor, *, at_depths: bool = False) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from camtool import targets
 from camtool.errors import CamtoolError, ForwardError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
-from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention_branches import CapturedBranches, capture_branches
 from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
 from camtool.hooks.final_operation import find_final_operation
@@ -25,7 +26,7 @@ from camtool.hooks.tracing import trace
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
-from camtool.layers.centers import find_place
+from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.depths import Depths, find_depths
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.maps import upcast
@@ -82,8 +83,6 @@ class ForwardPass:
         placement: As above.
         asked_depths: The argument ``depths``.
         run: As above.
-        has_other_paths: Layer name to whether the image reaches the scores by other paths, too; filled by
-            :meth:`find_centers`.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
@@ -107,7 +106,6 @@ class ForwardPass:
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
         self.asked_depths, self.run = depths, run
-        self.has_other_paths: dict[str, bool] = {}
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
         names = [layer.name for layer in self.observed_layers]
         self._frames = {each.name: each.layout.frames for each in self.observed_layers if each.layout.frames}
@@ -134,6 +132,7 @@ class ForwardPass:
         self._attention: dict[bool, CapturedAttention] = {}
         self._branches: CapturedBranches | None = None
         self._tail_chunk_sizes: dict[str, int] = {}
+        self._places: dict[str, LayerPlace] = {}
         self._folded_model: FoldedModel | None = None
 
     @property
@@ -168,7 +167,7 @@ class ForwardPass:
             outputs = {layer.name: outputs[layer.name] for layer in self.layers}
             latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
             if self.layers and not scores.requires_grad and not is_quantized(self.model):
-                latest.reason = describe_missing_gradient(self.model, self.select_inputs(0))
+                latest.find_reason = partial(describe_missing_gradient, self.model, self.select_inputs(0))
         return latest
 
     def _get_outputs_by_row(self, images: Sequence[int]) -> tuple[Any, dict[str, Tensor], Sequence[int]]:
@@ -296,17 +295,16 @@ class ForwardPass:
                 self._branches = capture_branches(self.model, self.inputs)
         return self._branches
 
-    def find_centers(self, layer: Layer) -> CellCenters | None:
-        """Return where a layer's cells lie in the image input; ``None`` if its grid is stretched over the image.
+    def find_place(self, layer: Layer) -> LayerPlace:
+        """Return where a layer's cells lie in the image input, without centers if its grid is stretched over the image.
 
         The first call for a model, a layer and an input size runs the model.
         """
-        if self.placement == "stretch":
-            return None
-        with self.restore_autocast():
-            place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
-        self.has_other_paths[layer.name] = place.has_other_paths
-        return place.centers
+        if layer.name not in self._places:
+            with self.restore_autocast():
+                place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
+            self._places[layer.name] = place if self.placement == "centers" else place._replace(centers=None)
+        return self._places[layer.name]
 
     def find_blank_outputs(self) -> dict[str, Tensor]:
         """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.

@@ -37,7 +37,7 @@ class ScoredTargets:
         scores: Each row's score, ``(R,)``, on the graph.
         layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
         places: The index of each row's image in ``layer_outputs``.
-        reason: Why the scores have no graph, if the model shows it.
+        find_reason: Runs the model and returns why scores have no graph, if it shows that; ``None`` if they have one.
     """
 
     targets: list[Target]
@@ -46,7 +46,7 @@ class ScoredTargets:
     layer_outputs: dict[str, Tensor]
     places: list[int]
     _gradients: dict[str, Tensor] = field(default_factory=dict)
-    reason: str | None = None
+    find_reason: Callable[[], str | None] | None = None
 
     def compute_gradients(self, layer: str) -> Tensor:
         """Return the gradient of each row's score with respect to a layer's output for the row's image, ``(R, ...)``.
@@ -75,6 +75,7 @@ class ScoredTargets:
             self.layer_outputs,
             [self.places[row] for row in index],
             {layer: gradient[index] for layer, gradient in self._gradients.items()},
+            self.find_reason,
         )
 
     def hessian_vector_product(self, layer: str, direction: Tensor) -> Tensor:
@@ -104,9 +105,10 @@ class ScoredTargets:
         return product
 
     def _raise_no_gradient(self) -> NoReturn:
+        reason = None if self.find_reason is None else self.find_reason()
         raise LayerError(
             f"the score does not depend on the layers {list(self.layer_outputs)} through a gradient; "
-            f"{self.reason or 'choose a layer that leads to it, and a target that does not detach the output'}."
+            f"{reason or 'choose a layer that leads to it, and a target that does not detach the output'}."
         )
 
 

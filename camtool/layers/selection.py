@@ -123,8 +123,8 @@ def depends_on_image(
     return not any(bool((each == each[:1]).all()) for each in by_variant)
 
 
-def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout | None:
-    """Return a layout of tokens with its grid at the right ones; None if no layer shows that these are the image's.
+def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout:
+    """Return a layout of tokens with its grid at the right ones.
 
     The first layers with as many tokens are asked; the answer is remembered for each model and input shape.
 
@@ -132,15 +132,18 @@ def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout
         model: Any module.
         inputs: What the model will be called with.
         layout: The likely layout.
+
+    Raises:
+        LayerError: No layer shows that these tokens are the image's. Another image may, so this is not remembered.
     """
 
-    def locate() -> Layout | None:
+    def locate() -> Layout:
         origins = find_first_with_tokens(trace(model, select_first_image(inputs)), (1, layout.token_count))
         for name in origins:
             located, verdict = locate_tokens(model, inputs, Layer(name, layout), (), origins, 0)
             if not verdict:
                 return located
-        return None
+        raise LayerError(f"no layer shows which of {layout.token_count} tokens are parts of the image.")
 
     return remember_for_model(model, ("grid", describe_shapes(inputs), layout), locate)
 

@@ -108,21 +108,19 @@ def _check_contrast(explained: ExplainedRow) -> Iterator[MapWarning]:
 
 
 def _check_link(explained: ExplainedRow) -> Iterator[MapWarning]:
-    """Warn if the score of a class is a probability."""
-    if explained.context.link == "identity" and explained.target.get_class_index() is not None:
+    """Warn if the score of a class is a probability, or may be one, unless the user asks for a probability."""
+    target, index = explained.target, explained.target.get_class_index()
+    if index is None:
+        return
+    if explained.context.link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
             "the softmax or sigmoid at its end.",
             "probability-score",
         )
-
-
-def _check_assumed_link(explained: ExplainedRow) -> Iterator[MapWarning]:
-    """Warn if it is not known whether the score of a class is a logit, unless the user asks for a probability."""
-    target, index = explained.target, explained.target.get_class_index()
-    if index is None or target.to_probability() is target:
-        return
-    if any(each.forward_pass.is_link_assumed() for each in explained.evidence):
+    if target.to_probability() is not target and any(
+        each.forward_pass.is_link_assumed() for each in explained.evidence
+    ):
         yield MapWarning(
             "The scores are between 0 and 1, and nothing shows whether they are probabilities; they were taken for "
             f'logits. If they are probabilities, pass target_class=Probability({index}, of="identity").',
@@ -162,17 +160,22 @@ def _check_target(explained: ExplainedRow) -> Iterator[MapWarning]:
         yield to_map_warning(warning, "target-warning")
 
 
-def _check_layers(explained: ExplainedRow) -> Iterator[MapWarning]:
-    """Warn of a layer that other paths pass by, and of each that ran several times, unless the user chose a call."""
-    evidence, target = explained.evidence, explained.target
+def _check_other_paths(explained: ExplainedRow) -> Iterator[MapWarning]:
+    """Warn of a layer that other paths pass by."""
     # Several layers may be those of all branches, and a detection is read from some layers of a detector.
-    is_about_one = len(evidence) == 1 and evidence[0].forward_pass.has_other_paths.get(evidence[0].layer)
-    if is_about_one and target.traits.reads == "scores" and not explained.has_zero_gradient:
+    if len(explained.evidence) > 1 or explained.target.traits.reads != "scores" or explained.has_zero_gradient:
+        return
+    evidence = explained.evidence[0]
+    if evidence.layer and evidence.forward_pass.find_place(evidence.get_layer()).has_other_paths:
         yield MapWarning(
             f"The image reaches the scores by other branches of the model, too, and not only through layer "
-            f"{evidence[0].layer!r}; the map shows nothing of these.",
+            f"{evidence.layer!r}; the map shows nothing of these.",
             "other-paths",
         )
+
+
+def _check_calls(explained: ExplainedRow) -> Iterator[MapWarning]:
+    """Warn of each layer that ran several times, unless the user chose a call."""
     for each in explained.evidence:
         # A layer that runs several times has several outputs, and a map shows only one of them.
         if each.call_count > 1 and not each.forward_pass.is_call_chosen:
@@ -188,12 +191,12 @@ MAP_WARNINGS: Mapping[str, Check] = MappingProxyType(
         "zero gradient": _check_gradient,
         "values that are not finite": _check_values,
         "constant map": _check_contrast,
-        "score is a probability": _check_link,
-        "score may be a probability": _check_assumed_link,
+        "score is or may be a probability": _check_link,
         "low rank": _check_rank,
         "class predicted nowhere": _check_presence,
         "the target's own": _check_target,
-        "other paths, several calls of a layer": _check_layers,
+        "other paths beside the layer": _check_other_paths,
+        "several calls of a layer": _check_calls,
     }
 )
 """All warnings, in the order in which they are shown: name and function."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from camtool.errors import LayerError
+from camtool.errors import ForwardError, LayerError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.rescoring import run_forward, run_tail, score_with_graph
@@ -31,6 +31,30 @@ def test_activations_and_gradients_equal_plain_autograd() -> None:
     assert torch.equal(evidence.activations, activations)
     assert_close(evidence.gradients, expected)
     assert_close(evidence.scores, scores.detach())
+
+
+class WithoutGraph(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()  # type: ignore[no-any-return]
+
+
+def test_a_missing_gradient_is_looked_into_when_it_is_asked_for() -> None:
+    model, passes = WithoutGraph(*make_cnn()), list[int]()
+    (evidence,) = gather_evidence(forward_pass := observe_layers(model, "2"), [ClassScore(1)] * 3)
+    model.register_forward_hook(lambda *_: passes.append(1))
+    forward_pass.score_targets([ClassScore(2)] * 3, [0, 1, 2])
+    assert passes == []
+    with pytest.raises(LayerError, match="detaches the output"):
+        _ = evidence.gradients
+    assert passes == [1]
+
+
+def test_a_hook_that_fails_in_a_second_derivative_is_named() -> None:
+    model = make_cnn()
+    model[6].register_full_backward_hook(lambda *_: 1 / 0)
+    evidence = gather_one(model, "0")
+    with pytest.raises(ForwardError, match=r"a backward hook on .* failed with ZeroDivisionError"):
+        evidence.hessian_vector_product(torch.ones_like(evidence.activations))
 
 
 def test_evidence_is_detached_from_the_graph() -> None:

@@ -62,6 +62,8 @@ def test_a_layer_that_other_branches_pass_by_gets_a_warning(join: str, is_passed
     model, image = Net(join).eval(), torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     result = camtool.explain(model, image, 1, layer="layer")[0]
     assert ("other-paths" in [each.code for each in result.warnings]) == is_passed_by
+    result = camtool.explain(model, image, 1, layer="layer", placement="stretch")[0]
+    assert ("other-paths" in [each.code for each in result.warnings]) == is_passed_by
     # With branches named together, and for functions, whose tensors are not known before, check() finds out.
     for target, layer in ((1, ["layer", "other"]), (lambda scores: scores[1], "layer")):
         result = camtool.explain(model, image, target, layer=layer)[0]

@@ -113,6 +113,17 @@ def test_a_class_token_may_be_the_last(name: str) -> None:
     close_to_peak(last, first, 1e-9)
 
 
+def test_the_places_of_tokens_are_found_on_the_next_image_and_in_the_mode_of_the_forward_pass() -> None:
+    net, x, modes = make_tiny_vit().float(), make_images().float(), list[bool]()
+    net.patches.register_forward_hook(lambda *_: modes.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", torch.bfloat16):
+        missing, present = (gather_rows(net, each, [ClassScore(3)] * 2) for each in (x * torch.nan, x))
+    with pytest.raises(MethodError, match="no layer shows which of them are parts of the image"):
+        METHODS["rollout"](missing)
+    assert METHODS["rollout"](present).shape == (2, *GRID)
+    assert all(modes)
+
+
 def test_all_methods_but_rollout_depend_on_the_class() -> None:
     net, x = make_tiny_vit(), make_images(1)
     for name in ATTENTION_METHODS:

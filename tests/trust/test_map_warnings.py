@@ -284,16 +284,27 @@ def make_constant_map(evidence: Evidence) -> Tensor:
     return torch.ones_like(evidence.activations[:, 0])
 
 
+class Pair(nn.Module):
+    """The sum of two classifiers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = ColorNet(), ColorNet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.other(x)
+
+
 CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "zero gradient": (ColorNet(), lambda one: 0 * one.sum(), {}, ZERO),
     "values that are not finite": (ColorNet(), None, {"method": make_infinite_map}, NOT_FINITE),
     "constant map": (ColorNet(), None, {"method": make_constant_map}, CONSTANT),
-    "score is a probability": (nn.Sequential(ColorNet(), nn.Sigmoid()), 0, {"layer": "0.colors"}, "return its logits"),
-    "score may be a probability": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
+    "score is or may be a probability": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
     "low rank": (ColorNet(), 7, {}, RANK),
     "class predicted nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
     "the target's own": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
-    "other paths, several calls of a layer": (ColorNet(runs=2), None, {}, TWICE),
+    "other paths beside the layer": (Pair(), None, {"layer": "one.colors"}, "other branches"),
+    "several calls of a layer": (ColorNet(runs=2), None, {}, TWICE),
 }
 """For each entry of the table a model, a target, options, and a part of the warning."""
 

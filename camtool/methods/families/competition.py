@@ -250,7 +250,7 @@ def _find_rivals(evidence: Evidence, row: int, count: int) -> Sequence[Target]:
 def _add_depths(evidence: Evidence, maps: Sequence[Tensor], gate: Tensor) -> Tensor:
     """Return the sum of the maps of all depths, times the gate of the layer, on the finest grid among them."""
     layers = [*evidence.depths, evidence.get_layer()]
-    places = [evidence.forward_pass.find_centers(layer) for layer in layers]
+    places = [evidence.forward_pass.find_place(layer).centers for layer in layers]
     # Of equal grids that of the layer counts, then that of the shallowest depth, as in Evidence.find_centers.
     finest = max([maps[-1], *maps[:-1]], key=lambda each: each[0].numel())
     grid, onto = finest.shape[1:], evidence.find_centers(finest, at_depths=True)
