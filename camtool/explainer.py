@@ -528,7 +528,7 @@ class Explainer(Generic[Result]):
         Raises:
             MethodError: There are several methods, or the method needs more than activations and gradients.
             TargetError: There is another number of classes than of images, or an integer is no class. In a tensor,
-                which is not read, such a class gives a map of NaN, and an overlay without heat.
+                which is not read, such a class gives a map of NaN.
             CamtoolError: The model is no classifier.
         """
         with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
@@ -548,7 +548,7 @@ class Explainer(Generic[Result]):
         else:
             maps = self._batches.compute_device_maps(given, classes)
         if target_class is not None and not isinstance(target_class, Tensor):
-            for index in {*np.atleast_1d(target_class).tolist()} - {-1}:
+            for index in {*torch.as_tensor(target_class).flatten().tolist()} - {-1}:
                 check_class_index(index, max(maps.logits.shape[1], 2))
         return maps
 

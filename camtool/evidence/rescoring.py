@@ -20,7 +20,7 @@ from camtool.hooks.observation import resume
 from camtool.inference.chunks import iterate_chunks
 from camtool.outputs import predictions
 from camtool.state.guard import enable_gradients, preserve_model
-from camtool.structures.nested_tensors import takes_one_image
+from camtool.structures.nested_tensors import shares_several_values
 from camtool.targets import Target
 
 __all__ = [
@@ -75,7 +75,7 @@ def score_inputs(
             return _score(output, wanted)
 
         size = model.chunk_size if chunk is None else chunk
-        return _score_chunks(score, count, 1 if takes_one_image(forward_pass.inputs) else size)
+        return _score_chunks(score, count, 1 if shares_several_values(forward_pass.inputs) else size)
 
 
 def score_activations(
@@ -108,7 +108,7 @@ def score_activations(
     def score(part: slice) -> Tensor:
         return _score(_run_tail(evidence, image, make_variants(part)), wanted)
 
-    return _score_chunks(score, count, 1 if takes_one_image(evidence.forward_pass.inputs) else size)
+    return _score_chunks(score, count, 1 if shares_several_values(evidence.forward_pass.inputs) else size)
 
 
 def _score_chunks(score: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
@@ -147,7 +147,7 @@ def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
         output = predictions.to_batch(run_model(evidence.model, replaced), len(inputs[part]))
         return targets.score_targets(evidence.targets[part], output)
 
-    size = 1 if takes_one_image(forward_pass.inputs) else count
+    size = 1 if shares_several_values(forward_pass.inputs) else count
     with enable_gradients(), forward_pass.restore_autocast(), preserve_model(evidence.model):
         return torch.cat([score(part) for part in iterate_chunks(count, size)])
 

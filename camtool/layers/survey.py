@@ -56,7 +56,7 @@ from camtool.outputs.detections import QueryTokens, find_detections, find_query_
 from camtool.outputs.predictions import get_image_output, to_batch
 from camtool.state.guard import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, takes_one_image
+from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 
 __all__ = [
     "GridOutput",
@@ -350,7 +350,7 @@ def _reads_text(model: nn.Module, inputs: ModelInputs) -> bool:
 
 def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
-    if takes_one_image(images) and len(get_image_input(images)) > 1:
+    if shares_several_values(images) and len(get_image_input(images)) > 1:
         return _observe_in_parts(model, names, images, 1)
     try:
         calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
@@ -509,7 +509,7 @@ def _judge(
     # and of gradients only those of the first image count.
     reads_text = _reads_text(model, inputs)
     first = None
-    if not (is_backbone or reads_text or takes_one_image(inputs)):
+    if not (is_backbone or reads_text or shares_several_values(inputs)):
         first = _observe_batch(model, names, origins, images, output_shape)
     is_single = first is None
     first = first or observe(model, names, select_first_image(inputs))

@@ -27,7 +27,7 @@ __all__ = [
     "map_batch",
     "map_tensors",
     "replace_main_tensor",
-    "takes_one_image",
+    "shares_several_values",
 ]
 
 ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
@@ -50,7 +50,7 @@ class SharedInput:
         return any(tensor.numel() > 1 for tensor in find_tensors(self._value))
 
 
-def takes_one_image(inputs: ModelInputs) -> bool:
+def shares_several_values(inputs: ModelInputs) -> bool:
     """Check that more images than the user gave might run with other inputs, silently.
 
     OWL-ViT deals its texts out to the images: two texts belong to one image, or to two images one each.

@@ -24,7 +24,7 @@ from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
-from camtool.structures.nested_tensors import takes_one_image
+from camtool.structures.nested_tensors import shares_several_values
 
 __all__ = ["compute_full_gradients", "fullgrad"]
 
@@ -92,7 +92,7 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
 
 def _compute_placed_terms(evidence: Evidence) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
     """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
-    if len(evidence.images) > 1 and takes_one_image(evidence.forward_pass.inputs):
+    if len(evidence.images) > 1 and shares_several_values(evidence.forward_pass.inputs):
         # The calls that are recorded would be those of one row after the other.
         rows = zip(evidence.targets, evidence.images, strict=True)
         parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
