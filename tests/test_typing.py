@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]  # it runs once, as its cache is for one process
+
 PROGRAM = """
 from pathlib import Path
 from typing import Any
