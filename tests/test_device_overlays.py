@@ -115,9 +115,16 @@ def test_nothing_waits_for_the_device(classes: Any, engine: Any) -> None:
         explainer.draw_overlays(x, classes)
 
 
+class OnDevice(Tensor):
+    """A tensor that numpy cannot read, as those on a GPU."""
+
+    def __array__(self, *_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
 def test_a_class_that_does_not_exist_has_no_map(demo: camtool.Loaded) -> None:
     explainer, x = camtool.Explainer(demo), torch.rand(2, 3, 128, 128)
-    for classes in (-2, [0, 99]):
+    for classes in (-2, [0, 99], [torch.tensor(0), torch.tensor(99).as_subclass(OnDevice)]):
         with pytest.raises(TargetError, match=r"target_class (-2|99) does not exist"):
             explainer.compute_maps(x, classes)
     maps = explainer.compute_maps(x, torch.tensor([-1, 99]))  # a tensor is not read
