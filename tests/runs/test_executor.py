@@ -172,12 +172,12 @@ def test_threads_change_no_byte(tmp_path, photos, workers):
 def test_photos_are_read_and_written_while_the_model_runs(tmp_path, photos, monkeypatch):
     read, written = threading.Event(), threading.Event()
     model_waits = iter([read, written])
-    real_read, real_write, forward = image_files.read_image, image_writing.open_atomically, Net.forward
+    real_read, real_write, forward = image_files.read_plain, image_writing.open_atomically, Net.forward
 
-    def note_reading(source, **settings):
+    def note_reading(source, *settings):
         if source == photos / "c.png":  # of the second batch
             read.set()
-        return real_read(source, **settings)
+        return real_read(source, *settings)
 
     def note_writing(path):
         written.set()
@@ -189,7 +189,7 @@ def test_photos_are_read_and_written_while_the_model_runs(tmp_path, photos, monk
         return forward(self, x)
 
     explainer = build_explainer(layer="trunk")
-    monkeypatch.setattr(image_files, "read_image", note_reading)
+    monkeypatch.setattr(image_files, "read_plain", note_reading)
     monkeypatch.setattr(image_writing, "open_atomically", note_writing)
     jobs = plan_run([str(photos)]).jobs
     outcomes = run_jobs(explainer, jobs, [TOP], OutputSettings(tmp_path / "out"), batch_size=2, workers=2)
@@ -280,14 +280,14 @@ def test_a_photo_that_cannot_be_read_is_the_only_failure(tmp_path, photos):
 
 
 def test_a_photo_that_needs_too_much_memory_is_the_only_failure(tmp_path, photos, monkeypatch):
-    real = image_files.read_image
+    real = image_files.read_plain
 
-    def read(source, **settings):
+    def read(source, *settings):
         if source == photos / "c.png":
             raise MemoryError
-        return real(source, **settings)
+        return real(source, *settings)
 
-    monkeypatch.setattr(image_files, "read_image", read)
+    monkeypatch.setattr(image_files, "read_plain", read)
     found = run_folder(photos, tmp_path / "out")
     (failure,) = [outcome for outcome in found if isinstance(outcome, Failure)]
     assert failure.reason == f"{photos / 'c.png'}: there is not enough memory for it"
