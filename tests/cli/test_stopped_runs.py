@@ -21,6 +21,7 @@ from camtool.cli import terminal
 from camtool.cli.progress import run_summary
 from tests.cli.test_commands import (
     assert_refused,
+    drop_progress,
     list_files,
     open_image,
     posix,
@@ -45,7 +46,7 @@ def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, co
         time.sleep(0.02)
     process.send_signal(sent)
     out_text, err = process.communicate(timeout=60)
-    assert (process.returncode, split_notes(err)[0]) == (code, "")
+    assert (process.returncode, split_notes(drop_progress(err))[0]) == (code, "")
     assert re.search(r"Stopped after \d+ of 202 photos", out_text)
     found = read_lines(out)
     assert 1 <= len(found) < 202
@@ -69,7 +70,7 @@ def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(ca
         assert_refused(second, "'out'", f"process {process.pid} on", "--out")
     finally:
         process.send_signal(signal.SIGCONT)
-    assert (split_notes(process.communicate(timeout=60)[1])[0], process.returncode) == ("", 0)
+    assert (split_notes(drop_progress(process.communicate(timeout=60)[1]))[0], process.returncode) == ("", 0)
     assert len(read_lines(tmp_path / "out")) == 2
     assert not lock.exists()
 
