@@ -20,7 +20,7 @@ test:  ## run the tests of every subject that take minutes in all
 	pytest
 
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "" --dist loadgroup --durations=50 $(TESTS)
+	pytest -m "" --durations=50 $(TESTS)
 
 pythons:  ## install the package alone on other Pythons, and run its demo
 	bash tools/try_pythons.sh 3.10 3.13

@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,29 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         resident_after_collecting = read_resident_mib()
+
+
+IN_ONE_PROCESS = {
+    "tests/app/test_browser.py": "browser",
+    "tests/app/panels/test_page.py": "browser",
+    "tests/app/test_safety.py": "server",
+    "tests/runs/cluster/test_ray_run.py": "Ray",
+    "tests/test_readme.py": "weights of the pages",
+    "tests/test_typing.py": "mypy",
+}
+"""Files whose tests share what is expensive or cannot run twice at the same time → what it is."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests that share something one after the other, before all others."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return IN_ONE_PROCESS.get(nodeid.partition("::")[0], nodeid)
+
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

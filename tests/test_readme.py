@@ -28,8 +28,6 @@ COMMANDS = [
 ]
 SECONDS = 1200  # it ends a test that hangs
 
-pytestmark = pytest.mark.xdist_group("readme")  # the folders are filled once
-
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]  # it runs once, as its cache is for one process
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 from pathlib import Path

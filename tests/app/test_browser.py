@@ -28,7 +28,6 @@ pytest.importorskip("gradio", reason="needs the package gradio")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),  # one page at a time, so that none waits for the other
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
     # Gradio warns of its own use of libraries.
     pytest.mark.filterwarnings("ignore"),

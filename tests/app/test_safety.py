@@ -28,7 +28,7 @@ from tests.helpers.photos import unseen
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx")
 pytest.importorskip("gradio", reason="needs the package gradio")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
+pytestmark = pytest.mark.slow
 
 AUTH = "anna:secret"
 

@@ -21,7 +21,6 @@ CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-brows
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),  # one page at a time, so that none waits for the other
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
     # Of Gradio and of the libraries of its server.
     pytest.mark.filterwarnings("ignore"),

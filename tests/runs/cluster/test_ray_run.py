@@ -28,7 +28,6 @@ pytest.importorskip("ray.data")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.skipif(sys.platform == "win32", reason="Ray for Windows is not tested here"),
 ]
