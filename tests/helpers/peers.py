@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -38,7 +38,7 @@ def scaled_logit(output_of_one_image: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- three sources
 
 
-@cache
+@lru_cache(maxsize=1)  # VGG-11 alone takes 500 MB
 def network(name: str) -> nn.Module:
     """Return a network with random weights and the batch norm statistics that fit them."""
     torch.manual_seed(0)
