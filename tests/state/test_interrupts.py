@@ -30,8 +30,8 @@ GUARDED = {"state", "hooks", "recorder", "evidence", "explainer"}
 MOMENTS = 100
 """How many of a run's lines are tried, evenly spread: with all of them it takes a quarter of an hour, and passes."""
 
-SIGNALS = 400
-"""How many signals each run gets, at random moments: 2,000 in all."""
+SIGNALS = 150
+"""How many signals each run gets, at random moments: 750 in all."""
 
 
 # ------------------------------------------------------------------------------------------------- the cleanup itself
