@@ -268,8 +268,8 @@ def test_the_words_of_an_answer_are_clicked_on(page: Any) -> None:
 
 def test_a_mask_that_is_none_is_refused_with_a_sentence(page: Any) -> None:
     open_tab(page, "Paint over")
-    canvas = page.locator("#paint-photo canvas")
-    canvas.wait_for()
-    canvas.evaluate("each => { each.toDataURL = () => 'data:image/png;base64,AAAA'; }")
+    page.locator("#paint-photo canvas").wait_for()
+    # Of all canvases, as the page may draw this one anew.
+    page.evaluate("HTMLCanvasElement.prototype.toDataURL = () => 'data:image/png;base64,AAAA'")
     paint(page, STAR)
     page.get_by_text("the painted mask cannot be read").wait_for()
