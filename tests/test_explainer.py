@@ -88,6 +88,15 @@ def test_gray_images_are_explained(model, shape) -> None:
     assert np.array_equal(result.photo[..., 0], gray.reshape(40, 60))
 
 
+def test_a_tensor_may_be_written_to_after_it_was_explained(demo) -> None:
+    """The pixels are computed when somebody looks."""
+    x = torch.rand(1, 3, 128, 128)
+    expected, explained = camtool.explain(demo, x)[0].photo, camtool.explain(demo, x)[0]
+    x.zero_()
+    assert expected.any()
+    assert np.array_equal(explained.photo, expected)
+
+
 def test_the_heatmap_and_the_overlay_have_the_size_of_the_photo(model, photo) -> None:
     result = explain(model, photo)
     assert result.heatmap.shape == (40, 60)

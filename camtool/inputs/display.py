@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from camtool.geometry.crop_and_resize import Geometry
@@ -32,8 +31,9 @@ def to_image_array(tensor: Tensor) -> NDArray[Any]:
 
 def build_view(tensor: Tensor, value_range: ValueRange, kind: DataKind, transform: Transform | None) -> View:
     """Return the view of a prepared tensor ``(C, *size)``, with the range of its values, for the user."""
-    # A copy, as the pixels are computed when somebody looks, and the user may have written to the tensor by then.
-    values: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
+    # A copy, as the pixels are computed when somebody looks, and the user may have written to the tensor by then. Numpy
+    # makes it, as torch would use all cores, which an engine needs.
+    values: NDArray[np.float32] = tensor.detach().float().cpu().numpy().copy()
     if kind == "signal":
         return Signal(values)
     if kind == "image":
