@@ -1,4 +1,4 @@
-"""What explanations give, kept before a change and compared bit for bit after it: ``python -m benchmarks golden FILE``.
+"""Explanations before and after a change, compared bit for bit: ``python -m benchmarks golden FILE``.
 
 All methods explain twelve small networks with random weights, for two images and two targets each; with ``--coverage``
 Grad-CAM also explains the architectures of the coverage benchmark. The first call writes maps, scores, warning codes,

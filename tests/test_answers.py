@@ -27,7 +27,11 @@ LAYER = "model.language_model.layers.1"
 
 @pytest.fixture(scope="module")
 def llava() -> tuple[nn.Module, Any]:
-    return WITH_GRID["llava"].build(), make_llava_processor()
+    model = WITH_GRID["llava"].build()
+    # Hugging Face's models register hooks on their own blocks at their first forward pass, and these stay.
+    with torch.no_grad():
+        model.get_image_features(torch.zeros(1, 3, 64, 64), output_hidden_states=True)
+    return model, make_llava_processor()
 
 
 @pytest.fixture

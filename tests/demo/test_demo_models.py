@@ -102,7 +102,7 @@ def test_a_map_that_equals_the_mask_has_perfect_scores(monkeypatch):
 
         return answer
 
-    monkeypatch.setattr("camtool.explainer.Explainer", explainer)
+    monkeypatch.setattr(measure, "Explainer", explainer)
     found = measure.play_pointing_game(build_camnet(), range(4))
     assert (found.hits, found.energy) == (1, 1)
     assert 0.01 < found.share < 0.1

@@ -394,6 +394,7 @@ def test_cameras_has_the_images_size_and_uses_whole_cells() -> None:
     net, layer = bent_net()
     net.trunk.insert(0, listener)
     evidence = look(net, layer, torch.randn(2, *IMAGES).double(), ClassScore(1))
+    evidence.find_centers()  # runs the model, if its graph shows where cells look
     listener.heard.clear()
     assert METHODS["cameras"](evidence, scales=(1, 1.4, 3, 0.5)).shape == (2, *IMAGES[1:])
     sizes = {tuple(heard.shape[2:]) for heard in listener.heard}

@@ -13,6 +13,7 @@ import gradio as gr
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 
 # At run time, as Gradio evaluates the annotations of event handlers.
@@ -201,7 +202,8 @@ def read_mask(sent: str, size: tuple[int, int]) -> NDArray[np.bool_]:
     if not isinstance(sent, str) or not sent.startswith(_PNG) or len(sent) > _MOST_CHARACTERS:
         raise ImageError("the painted mask is no PNG of a usual size; load the page again.")
     try:
-        opened = Image.open(BytesIO(b64decode(sent.removeprefix(_PNG), validate=True)), formats=["PNG"])
+        # Not Image.open, which other libraries replace: Ultralytics asks for a package where it cannot read a file.
+        opened = PngImageFile(BytesIO(b64decode(sent.removeprefix(_PNG), validate=True)))
         if opened.width * opened.height > _MOST_MASK_PIXELS:
             raise ImageError(f"the painted mask has {opened.width} x {opened.height} pixels, which are too many.")
         alpha = opened.convert("RGBA").getchannel("A").resize(size, Image.Resampling.BILINEAR)

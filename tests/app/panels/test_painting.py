@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from camtool.app.panels.painting import repaint
+from camtool.app.panels.painting import read_mask, repaint
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded
 from tests.app.panels.models import Counted, box_model, color_segmenter, draw_demo_scene, draw_noise, to_tensor
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def test_painting_over_the_object_moves_the_prediction_away(demo: Loaded) -> None:
@@ -85,3 +89,15 @@ def test_what_cannot_be_painted_is_refused(demo: Loaded) -> None:
     for other in (color_segmenter(), box_model([(2, 2, 9, 9, 1, 0.9)])):
         with pytest.raises(ModelError, match="no classifier"):
             repaint(other, draw_noise(24, 24), mask)
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0", b"", PNG_START, PNG_START + b"\0\0\0\x0dIHDR" + b"\xff" * 17])
+def test_a_damaged_mask_is_refused_even_if_a_library_replaced_image_open(
+    monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    def asks_for_a_package(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("pi_heif")
+
+    monkeypatch.setattr(Image, "open", asks_for_a_package)
+    with pytest.raises(ImageError, match="cannot be read"):
+        read_mask("data:image/png;base64," + b64encode(data).decode(), (4, 4))
