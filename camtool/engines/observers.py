@@ -28,7 +28,7 @@ from camtool.engines.program import Plan, capture_program, read_plan, write_prog
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
-from camtool.hooks.observation import Observation
+from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.layers.selection import describe_shapes
 from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
@@ -104,14 +104,14 @@ class CompiledObserver:
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        frames: Mapping[str, int] | None = None,
+        rows: Mapping[str, Rows] | None = None,
     ) -> Observation:
         """Run the model once; the arguments and the result are those of ``observe``.
 
         Raises:
             NotCompilableError: The engine cannot run this model.
         """
-        compiled = self._find(model, layers, inputs, has_frames=bool(frames))
+        compiled = self._find(model, layers, inputs, has_rows=bool(rows))
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
         runner = compiled.model  # read once, as another thread may give it up
@@ -141,14 +141,14 @@ class CompiledObserver:
             self._used.model, self._used.reason = None, reason
             _LOG.warning("engine %r is not used: %s", self.engine, reason)
 
-    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_frames: bool) -> _Compiled:
-        found = self._remember(model, layers, inputs, None, has_frames=has_frames)
+    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_rows: bool) -> _Compiled:
+        found = self._remember(model, layers, inputs, None, has_rows=has_rows)
         if isinstance(found.model, CompiledModel) and found.model.image_count not in (None, len(inputs)):
-            return self._remember(model, layers, inputs, len(inputs), has_frames=has_frames)
+            return self._remember(model, layers, inputs, len(inputs), has_rows=has_rows)
         return found
 
     def _remember(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_frames: bool
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_rows: bool
     ) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = list_modules(model), find_main_tensor(inputs)
@@ -157,15 +157,15 @@ class CompiledObserver:
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()
-        question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_frames
+        question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_rows
 
         def compile_model() -> _Compiled:
             weights, settings = WeightStates(list_weights(model)), ModuleSettings(modules)
             try:
                 if has_hooks:
                     raise NotCompilableError("the model has hooks, which may change at any time")
-                if has_frames:
-                    raise NotCompilableError("the model runs on the frames of clips as one batch")
+                if has_rows:
+                    raise NotCompilableError("the model runs on several rows for each image, e.g. the frames of clips")
                 with COMPILING, follow_step(f"Compiling the model for {self.engine}"):
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs

@@ -108,8 +108,8 @@ class ForwardPass:
         self.asked_depths, self.run = depths, run
         self.depths = {layer.name: self._find_depths(layer) for layer in layers}
         names = [layer.name for layer in self.observed_layers]
-        self._frames = {each.name: each.layout.frames for each in self.observed_layers if each.layout.frames}
-        observed = self.run(model, names, inputs, grad=bool(layers), frames=self._frames)
+        self._rows = {each.name: each.layout.rows for each in self.observed_layers if each.layout.rows}
+        observed = self.run(model, names, inputs, grad=bool(layers), rows=self._rows)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = self._choose_calls(observed)
         self._repeat = observed.repeat
@@ -334,7 +334,7 @@ class ForwardPass:
         names = [layer.name for layer in self.observed_layers]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.run(self.model, names, inputs, grad=False, frames=self._frames).calls
+            calls = self.run(self.model, names, inputs, grad=False, rows=self._rows).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def _find_depths(self, layer: Layer) -> list[Layer]:

@@ -32,6 +32,7 @@ __all__ = [
     "Observation",
     "Observe",
     "Repeat",
+    "Rows",
     "get_call",
     "observe",
     "observe_connected",
@@ -43,7 +44,30 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-_NO_FRAMES: Mapping[str, int] = {}
+@dataclass(frozen=True)
+class Rows:
+    """Several rows of a layer's batch for each image: the frames of a clip, or the images that a model stacks.
+
+    Attributes:
+        count: Number of rows of each image.
+        in_turn: True if the rows of one image follow each other, as ``torch.stack(images, 1)`` folds them; False if
+            they are apart, as ``torch.cat(images)`` leaves them.
+    """
+
+    count: int
+    in_turn: bool = True
+
+    def split(self, tensor: Tensor) -> Tensor:
+        """Return a tensor ``(N·count, ...)`` as ``(N, count, ...)``."""
+        split: Tensor = tensor.unflatten(0, (-1, self.count) if self.in_turn else (self.count, -1))
+        return split if self.in_turn else split.transpose(0, 1)
+
+    def join(self, tensor: Tensor) -> Tensor:
+        """Return a tensor ``(N, count, ...)`` as ``(N·count, ...)``."""
+        return (tensor if self.in_turn else tensor.transpose(0, 1)).flatten(0, 1)
+
+
+_ONE_ROW: Mapping[str, Rows] = {}
 
 Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
@@ -75,7 +99,7 @@ class Observe(Protocol):
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        frames: Mapping[str, int] = _NO_FRAMES,
+        rows: Mapping[str, Rows] = _ONE_ROW,
     ) -> Observation:
         """Run the model once."""
         ...
@@ -87,7 +111,7 @@ def observe(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    frames: Mapping[str, int] = _NO_FRAMES,
+    rows: Mapping[str, Rows] = _ONE_ROW,
     without_graph: Collection[str] = (),
 ) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
@@ -97,8 +121,8 @@ def observe(
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
-        frames: For layers that get the T frames of clips as rows of one batch: the number T. Their tensors
-            ``(N·T, ...)`` are returned as ``(N, T, ...)``.
+        rows: For layers whose batch has several rows for each image: which. Their tensors ``(N·T, ...)`` are returned
+            as ``(N, T, ...)``.
         without_graph: Further layers, whose outputs are kept, but start no graph.
 
     Returns:
@@ -112,7 +136,7 @@ def observe(
     """
     model = get_module(model)
     further = [name for name in dict.fromkeys(without_graph) if name not in layers]
-    run = partial(_observe, model, layers, inputs, frames, further, grad=grad)
+    run = partial(_observe, model, layers, inputs, rows, further, grad=grad)
     try:
         observation, is_connected = run(grad_in_trunk=model in NEED_GRADIENTS)
     except ForwardError:
@@ -129,7 +153,7 @@ def _observe(
     model: nn.Module,
     layers: Sequence[str],
     inputs: ModelInputs,
-    frames: Mapping[str, int],
+    rows: Mapping[str, Rows],
     without_graph: Sequence[str],
     *,
     grad: bool,
@@ -145,7 +169,7 @@ def _observe(
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         nonlocal is_cut
-        kept = _split_frames(_get_tensor(layer, output), frames.get(layer))
+        kept = _split_rows(_get_tensor(layer, output), rows.get(layer))
         if grad:
             is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
@@ -153,7 +177,7 @@ def _observe(
             # no gradient from here.
             kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept if grad else kept.detach())
-        return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
+        return replace_main_tensor(output, _join_rows(kept, rows.get(layer)).clone())
 
     with (
         preserve_model(model) as cleanup,
@@ -179,7 +203,7 @@ def observe_connected(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    frames: Mapping[str, int] = _NO_FRAMES,
+    rows: Mapping[str, Rows] = _ONE_ROW,
 ) -> Observation:
     """Run ``model`` as :func:`observe` does, with a graph from its parameters and inputs to the outputs of ``layers``.
 
@@ -193,10 +217,10 @@ def observe_connected(
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
-        kept = _split_frames(_get_tensor(layer, output), frames.get(layer))
+        kept = _split_rows(_get_tensor(layer, output), rows.get(layer))
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
-        return replace_main_tensor(output, _join_frames(kept, frames.get(layer)).clone())
+        return replace_main_tensor(output, _join_rows(kept, rows.get(layer)).clone())
 
     with preserve_model(model) as cleanup, torch.enable_grad():
         for layer in calls:
@@ -268,19 +292,19 @@ def resume(
     *,
     call_index: int = 0,
     grad: bool = False,
-    frames: int | None = None,
+    rows: Rows | None = None,
 ) -> Any:
     """Run the tail behind ``layer`` with other activations: the trunk once on one image, the tail on all variants.
 
     Args:
         model: Any module. It runs in evaluation mode, and its state is preserved.
         layer: The dotted name of the layer whose output is replaced.
-        activations: ``(M, ...)``, M variants of the output of the layer for one image; with ``frames`` ``(M, T, ...)``.
+        activations: ``(M, ...)``, M variants of the output of the layer for one image; with ``rows`` ``(M, T, ...)``.
             They are quantized as that output, if it is.
         inputs: The inputs of that one image, with batch dimension.
         call_index: Which call of the layer is replaced, if it runs more than once.
         grad: Record the graph from the activations to the output.
-        frames: The number T of frames, if the layer gets those of a clip as rows of its batch.
+        rows: The rows of each image, if the batch of the layer has several.
 
     Returns:
         The output of the model for the M variants.
@@ -289,7 +313,7 @@ def resume(
         LayerError: The name is unknown, or the layer has no call of this index.
     """
     model, variants = get_module(model), len(activations)
-    activations = _join_frames(activations, frames)
+    activations = _join_rows(activations, rows)
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
     try:
@@ -363,14 +387,12 @@ def _get_tensor(layer: str, output: Any) -> Tensor:
     return dequantize(tensor)
 
 
-def _split_frames(tensor: Tensor, frames: int | None) -> Tensor:
-    """Return a tensor ``(N·T, ...)`` as ``(N, T, ...)``; the tensor itself without frames."""
-    return tensor if frames is None else tensor.unflatten(0, (-1, frames))
+def _split_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
+    return tensor if rows is None else rows.split(tensor)
 
 
-def _join_frames(tensor: Tensor, frames: int | None) -> Tensor:
-    """Return a tensor ``(N, T, ...)`` as ``(N·T, ...)``; the tensor itself without frames."""
-    return tensor if frames is None else tensor.flatten(0, 1)
+def _join_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
+    return tensor if rows is None else rows.join(tensor)
 
 
 def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:

@@ -86,7 +86,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         with preserve_model(model):
             image, observed = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, observed.calls[layer.name], call_index)
-            (centers,) = read_centers([(output, layer.layout.grid)], image, frames=layer.layout.frames)
+            (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
             return centers, has_other_paths(observed.output, output, image)
 
     def find() -> LayerPlace:
@@ -163,21 +163,21 @@ def _find_source(tensor: Tensor) -> Tensor | None:
 
 
 def read_centers(
-    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, frames: int | None = None
+    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool = False
 ) -> list[CellCenters | None]:
     """Return the centers of the cells of outputs, read from the graph between the image and each output.
 
     Args:
         outputs: Outputs of layers, on the graph, each with the size of its grid.
         image: The image input ``(N, C, *size)``, a leaf of the graph.
-        frames: The number T of frames, if the layers have those of clips ``(N, C, T, H, W)`` as rows of their batch.
+        has_frames: Whether the rows of the layers' batch are the frames of clips ``(N, C, T, H, W)``.
             Then the graph is read for height and width alone, and each row of cells belongs to its own frame.
 
     Returns:
         For each output the centers, or None if the graph does not determine them.
     """
     size = tuple(image.shape[2:])
-    before = (_PIXEL,) * (frames is not None)  # the time axis, which the graph moves to the batch
+    before = (_PIXEL,) * has_frames  # the time axis, which the graph moves to the batch
     start = _Grid(size[len(before) :], (_PIXEL,) * (len(size) - len(before)))
     known: dict[Node, _Grid | None] = {}
 

@@ -22,7 +22,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import LayerError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import select_first_image
+from camtool.layers.image_variants import count_views, select_first_image
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.other_paths import iterate_graph
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
@@ -101,7 +101,8 @@ def _choose(model: nn.Module, inputs: ModelInputs, layer: Layer, count: int, cal
 def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> list[_Place]:
     """Return the layers with a grid that ran before a layer, in the order of their calls, and the layer itself."""
     calls = trace(model, select_first_image(inputs))
-    reader = LayoutReader(calls, find_size_in_model(model, inputs), find_query_tokens(calls[-1].output))
+    queries, views = find_query_tokens(calls[-1].output), count_views(inputs)
+    reader = LayoutReader(calls, find_size_in_model(model, inputs), queries, views=views)
     module = find_module(model, layer.name)  # a module with several names is traced under the first
     own = get_call(layer.name, [i for i, call in enumerate(calls) if call.module is module], call_index)
     matrices = [*accumulate(has_matrix(call.module) for call in calls)]

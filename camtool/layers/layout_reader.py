@@ -10,6 +10,7 @@ from itertools import islice
 
 from torch import nn
 
+from camtool.hooks.observation import Rows
 from camtool.hooks.tracing import TracedCall
 from camtool.layers import rules
 from camtool.layers.channel_axes import find_channel_axes
@@ -38,6 +39,7 @@ class LayoutReader:
         text: The tokens of the image in the text that the model reads, if it reads one.
         disordered: Number of tokens that the model writes into the text in place of the image, if they are no grid in
             the order of its rows, e.g. queries. As many tokens before the text may be these, and are not read either.
+        views: Number of inputs of the image's shape, itself included, which the model may join to one batch.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class LayoutReader:
         queries: QueryTokens = _NO_QUERIES,
         text: ImageTokens | None = None,
         disordered: int = 0,
+        views: int = 1,
     ) -> None:
-        self._disordered = disordered
+        self._disordered, self._views = disordered, views
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -149,6 +152,9 @@ class LayoutReader:
         if self._is_text(call):
             in_text = None if self._is_read_by_another_text(call) else self._find_layout_in_text()
             return [in_text] if in_text is not None and len(shape) == 3 else []
+        if shape and 1 < shape[0] <= self._views:
+            plain, rows = self._find_possible_layouts(call, (1, *shape[1:])), (Rows(shape[0]), Rows(shape[0], False))
+            return [replace(each, views=r, view=v) for each in plain for r in rows for v in range(shape[0])]
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:
@@ -188,7 +194,7 @@ class LayoutReader:
     def _is_convolved(self, call: TracedCall) -> bool:
         """Check that a convolution returned a grid of more than one position."""
         shape = call.shape
-        if shape is None or shape[:1] != (1,) or len(shape) != len(self._size) + 2:
+        if not shape or not 1 <= shape[0] <= self._views or len(shape) != len(self._size) + 2:
             return False
         return isinstance(call.module, _CONVOLUTIONS) and min(shape[2:]) > 1
 

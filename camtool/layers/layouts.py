@@ -10,6 +10,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from camtool.hooks.observation import Rows
+from camtool.layers.image_variants import VARIANTS
+
 __all__ = [
     "FEWEST_CELLS",
     "Grid",
@@ -18,7 +21,6 @@ __all__ = [
     "choose_layout",
     "find_concatenated_level",
     "find_token_layout",
-    "follows_frames",
     "follows_image",
     "is_in_order",
     "is_in_proportion",
@@ -97,6 +99,8 @@ class Layout:
         suffix: Number of tokens after those of the grid: the queries of a detector.
         positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
             a text, or if they are not in this order, as those of several tiles; else empty.
+        views: The rows of the batch that belong to one image, if the model joins several inputs to one batch.
+        view: The index of the row that shows the image itself.
     """
 
     kind: Literal["channels first", "channels last", "tokens", "frames", "frames channels last", "frame tokens"]
@@ -104,6 +108,8 @@ class Layout:
     prefix: int = 0
     suffix: int = 0
     positions: tuple[int, ...] = ()
+    views: Rows | None = None
+    view: int = 0
 
     @classmethod
     def from_positions(cls, grid: Grid, positions: Sequence[int], tokens: int) -> Layout:
@@ -115,7 +121,7 @@ class Layout:
     @property
     def token_count(self) -> int:
         """Number of all tokens, those beside the grid's included; for frames those of one frame."""
-        cells = math.prod(self.grid[1:] if self.frames else self.grid)
+        cells = math.prod(self.grid[1:] if self.has_frames else self.grid)
         between = max(self.positions) + 1 - self.prefix if self.positions else cells
         return self.prefix + between + self.suffix
 
@@ -125,12 +131,19 @@ class Layout:
         return self.kind in ("tokens", "frame tokens")
 
     @property
-    def frames(self) -> int | None:
-        """Number of rows that one clip has in a layer's output; None if frames are no rows."""
-        return self.grid[0] if self.kind.startswith("frame") else None
+    def has_frames(self) -> bool:
+        """True if the frames of a clip are rows of the layer's batch."""
+        return self.kind in ("frames", "frames channels last", "frame tokens")
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of the layer's batch that belong to one image: frames or views; None if each image has one."""
+        return Rows(self.grid[0]) if self.has_frames else self.views
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid."""
+        if self.views is not None:
+            return shape[1] == self.views.count and replace(self, views=None).fits((shape[0], *shape[2:]))
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
         if self.kind == "frames channels last":
@@ -143,10 +156,12 @@ class Layout:
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Return the layer's tensor as ``(N, C, *grid)``, without prefix and suffix tokens."""
+        if self.views is not None and tensor.ndim > (3 if self.has_tokens else len(self.grid) + 2):
+            tensor = tensor[:, self.view]
         if self.kind == "tokens":
             of_grid = tensor[:, [*self.positions] or slice(self.prefix, tensor.shape[1] - self.suffix)]
             return of_grid.transpose(1, 2).reshape(len(tensor), -1, *self.grid)
-        if self.frames is not None:
+        if self.has_frames:
             return self._frames_to_grid(tensor)
         return tensor.movedim(-1, 1) if self.kind == "channels last" else tensor
 
@@ -155,8 +170,14 @@ class Layout:
 
         Args:
             maps: The values of the grid.
-            like: One output of the layer, ``(1, ...)``. Its prefix and suffix tokens are repeated for each map.
+            like: One output of the layer, ``(1, ...)``. Its prefix and suffix tokens, and other views, are repeated for
+                each map.
         """
+        if self.views is not None:
+            before, own, behind = like.tensor_split((self.view, self.view + 1), 1)
+            own = replace(self, views=None).from_grid(maps, own[:, 0])[:, None]
+            others = (each.expand(len(maps), *each.shape[1:]) for each in (before, behind))
+            return torch.cat([next(others), own, next(others)], 1)
         if self.kind == "tokens":
             tokens = maps.flatten(2).transpose(1, 2)
             around = like.expand(len(maps), -1, -1)
@@ -172,6 +193,28 @@ class Layout:
             return torch.cat([before, maps.movedim(1, -1).flatten(2, 3), behind], dim=2)
         return maps.movedim(1, -1) if self.kind.endswith("channels last") else maps
 
+    def select_view(self, tensor: Tensor) -> Tensor:
+        """Return the rows ``(N, ...)`` that show the image, of a layer's tensor with the views in its batch."""
+        if self.views is None or len(tensor) % self.views.count:  # the latter is no batch of the images
+            return tensor
+        return self.views.split(tensor)[:, self.view]
+
+    def follows_rows(self, tensor: Tensor) -> bool:
+        """Check that the rows of a layer's batch belong to the images that the layout says.
+
+        Args:
+            tensor: The output for the images of :func:`camtool.layers.image_variants.vary_corner`: frames must change
+                where those of the clip do, and views other than that of the image must not change.
+        """
+        if self.views is None:
+            return not self.has_frames or _follows_frames(self.to_grid(tensor)[:VARIANTS])
+        if len(tensor) % self.views.count:
+            return False
+        by_image = self.views.split(tensor)
+        change = (by_image - by_image[:1]).abs().flatten(2).amax((0, 2))
+        others = [*change[: self.view], *change[self.view + 1 :]]
+        return bool(max(others) <= _UNCHANGED * change[self.view])
+
     def _frames_to_grid(self, tensor: Tensor) -> Tensor:
         axes = 4 if self.kind == "frame tokens" else 5
         # Outputs that were not observed for this layout still have the frames in their batch.
@@ -183,7 +226,8 @@ class Layout:
     def __str__(self) -> str:
         prefix = f" after {self.prefix}" if self.prefix else ""
         suffix = f" before {self.suffix}" if self.suffix else ""
-        return f"{self.kind}, {' x '.join(map(str, self.grid))}{prefix}{suffix}"
+        view = f", view {self.view} of {self.views.count}" if self.views else ""
+        return f"{self.kind}, {' x '.join(map(str, self.grid))}{prefix}{suffix}{view}"
 
 
 @dataclass(frozen=True)
@@ -235,15 +279,17 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
     The first layout is returned unless another one responds clearly more.
 
     Args:
-        tensor: ``(V, ...)``, the layer's outputs for an image and for variants with a changed upper left corner.
+        tensor: ``(V, ...)``, the layer's outputs for the images of :func:`camtool.layers.image_variants.vary_corner`,
+            with those of all rows of the batch. Further variants are not read.
         layouts: Possible layouts, the likely one first; at least one.
     """
+    layouts = [each for each in layouts if each.views and each.follows_rows(tensor)] or layouts
     if len(layouts) == 1 or len(tensor) < 2:
         return layouts[0]
 
     def compute_response(layout: Layout) -> float:
         """Return the change in the corner, relative to the mean change."""
-        maps = layout.to_grid(tensor)
+        maps = layout.to_grid(layout.select_view(tensor))[:VARIANTS]
         change = (maps[1:] - maps[:1]).abs().mean((0, 1))
         # Rounded up, because a position may cover changed and unchanged pixels.
         corner = change[tuple(slice(math.ceil(cells / 2)) for cells in layout.grid)]
@@ -253,7 +299,7 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
     return best if compute_response(best) > _CLEARLY * compute_response(first) else first
 
 
-def follows_frames(clips: Tensor) -> bool:
+def _follows_frames(clips: Tensor) -> bool:
     """Check that a layer's frames are those of the clip, in their order.
 
     The rows of its batch may be in another order, or be the channels of a clip with its frames first.
@@ -405,7 +451,7 @@ def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
 
     This shows the places where a convolutional trunk sees so much of the image that no half changes alone.
     """
-    if output.ndim != 3 or output.shape[1] != layout.token_count or layout.frames:
+    if output.ndim != 3 or output.shape[1] != layout.token_count or layout.has_frames:
         return False
     change = (output[1:] - output[:1]).abs().amax((0, 2))
     is_changed = change > _UNCHANGED * change.amax()

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.channel_axes import ChannelAxis
-from camtool.layers.layouts import Layout, follows_frames, is_in_proportion
+from camtool.layers.layouts import Layout, is_in_proportion
 
 __all__ = [
     "MODULE",
     "NOT_REACHED",
     "ORDER",
+    "OTHER_ROWS",
     "PROJECTION",
     "READING",
     "RESPONSE",
@@ -163,7 +164,7 @@ def _is_transposed(reading: Reading) -> bool:
 READING: tuple[Rule[Reading], ...] = (
     Rule(
         "windows",
-        lambda reading: reading.shape[0] != (reading.layout.frames or 1),
+        lambda reading: reading.shape[0] != (reading.layout.rows.count if reading.layout.rows else 1),
         needed_by="Swin, MaxViT and detectors: windows or regions instead of images along the first axis",
     ),
     Rule(
@@ -228,6 +229,12 @@ MODULE: tuple[Rule[TracedCall], ...] = (
 NOT_REACHED = "no gradient reaches it"
 """Verdict on a layer whose gradient is zero everywhere."""
 
+OTHER_ROWS = (
+    "the rows of its batch are neither the frames of each clip (N, C, T, H, W) in turn nor views of which one alone is "
+    "the image's"
+)
+"""Verdict on a layer whose batch has other rows than expected."""
+
 _FEW_POSITIONS = 0.05
 """Share of positions that a class token and registers take at most: 5 of 7 x 7 would be 10 %, but they are a prefix. In
 feature maps that a classifier reads, the gradient reaches nearly all positions."""
@@ -243,7 +250,7 @@ class Response(NamedTuple):
         classes: Number of channels that the classes' own score maps have; 0 if the layer cannot hold them.
         origins: First outputs in the forward pass that have as many tokens as the layer, if it is uncertain that they
             come from the image. They have the batch size of the variants, or 1 for parameters.
-        frames: Number of frames, if the layer has them as rows of its batch.
+        follows_rows: Whether the rows of its batch are the frames, or views, that the layout says.
     """
 
     maps: Tensor
@@ -251,7 +258,7 @@ class Response(NamedTuple):
     variants: int
     classes: int = 0
     origins: Sequence[Tensor] = ()
-    frames: int | None = None
+    follows_rows: bool = True
 
     @property
     def reached(self) -> Tensor | None:
@@ -295,11 +302,6 @@ def _is_latent(response: Response) -> bool:
     # An output with batch size 1 is a position embedding, which is added to the tokens of each image.
     first = next((each for each in response.origins if len(each) == response.variants), None)
     return first is not None and _are_equal(first)
-
-
-def _has_other_frames(response: Response) -> bool:
-    """Check that the rows of the layer's batch are not the frames of each clip in turn."""
-    return response.frames is not None and not follows_frames(response.maps)
 
 
 def _are_equal(variants: Tensor) -> bool:
@@ -347,10 +349,10 @@ RESPONSE: tuple[Rule[Response], ...] = (
         verdict="it holds tokens that are the model's own, not the image's",
     ),
     Rule(
-        "frames in another order",
-        _has_other_frames,
+        "rows in another order",
+        lambda response: not response.follows_rows,
         needed_by="networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames",
-        verdict="the rows of its batch are not the frames of each clip (N, C, T, H, W) in turn",
+        verdict=OTHER_ROWS,
     ),
 )
 """Rules on activations and gradients. The first that applies gives the verdict."""

@@ -21,8 +21,8 @@ from camtool.layers.image_variants import (
     vary_corner,
 )
 from camtool.layers.layout_reader import find_first_with_tokens
-from camtool.layers.layouts import Layer, Layout, choose_layout, follows_frames
-from camtool.layers.rules import NOT_REACHED
+from camtool.layers.layouts import Layer, Layout, choose_layout
+from camtool.layers.rules import NOT_REACHED, OTHER_ROWS
 from camtool.layers.survey import (
     find_candidates,
     group_grid_outputs,
@@ -117,7 +117,7 @@ def depends_on_image(
         return False
     # The variants differ, so a layer that depends on them returns different outputs.
     calls = observe_variants(model, [layer.name for layer in layers], vary_corner(inputs))
-    outputs = [calls[layer.name][call_index] for layer in layers]
+    outputs = [layer.layout.select_view(calls[layer.name][call_index]) for layer in layers]
     # The frames of a clip are rows of a layer's batch.
     by_variant = (each.reshape(VARIANTS, -1) if len(each) % VARIANTS == 0 else each for each in outputs)
     return not any(bool((each == each[:1]).all()) for each in by_variant)
@@ -230,22 +230,21 @@ def _find_named(
         layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
-            beside = like.prefix + like.suffix
-            layouts = [each for each in layouts if (each.kind, each.prefix + each.suffix) == (like.kind, beside)]
+            fixed = like.kind, like.prefix + like.suffix, like.views, like.view
+            layouts = [
+                each for each in layouts if (each.kind, each.prefix + each.suffix, each.views, each.view) == fixed
+            ]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
                 f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
             )
-        if len(layouts) > 1 or layouts[0].frames:
+        if len(layouts) > 1 or layouts[0].rows:
             output = observe_variants(model, [name], vary_corner(inputs))[name][call_index]
             layouts = [choose_layout(output, layouts)]
-            if layouts[0].frames and not follows_frames(layouts[0].to_grid(output)):
-                raise LayerError(
-                    f"layer {name!r} returned {call.shape}, but the rows of its batch are not the frames of each clip "
-                    "(N, C, T, H, W) in turn."
-                )
+            if not layouts[0].follows_rows(output):
+                raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_ROWS}.")
         layer = Layer(name, layouts[0])
         index = next(index for index, each in enumerate(calls) if each is call)
         grids = group_grid_outputs(calls[:index], reader, call_index)

@@ -27,6 +27,7 @@ from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
     VARIANTS,
+    count_views,
     find_image_size,
     get_image_input,
     list_parts_of_tiles,
@@ -204,7 +205,8 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    reader = LayoutReader(calls, size, queries, text)
+    views = count_views(inputs)
+    reader = LayoutReader(calls, size, queries, text, views=views)
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
         return reader
@@ -216,7 +218,7 @@ def read_layouts(
     if is_ordered:
         return reader
     # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
-    return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions))
+    return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions), views)
 
 
 def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader) -> list[Candidate]:
@@ -259,7 +261,7 @@ def _find_places(
     run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
     images = nudge_bands(inputs)
     calls, count = run(model, [each.name for each in layers], images), len(get_image_input(images))
-    grids = [each.layout.to_grid(calls[each.name][call_index]) for each in layers]
+    grids = [each.layout.to_grid(each.layout.select_view(calls[each.name][call_index])) for each in layers]
     return [follows_image(_repeat_constant(each, count)) for each in grids]
 
 
@@ -281,10 +283,12 @@ def locate_tokens(
         return layer.layout, ""
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
-    calls = run(model, [*names, *origins], vary_halves(inputs))
-    located = place_prefix(layer.layout, [*(calls[name][0] for name in origins), calls[layer.name][call_index]])
+    calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
+    located = place_prefix(
+        layer.layout, [*(select(calls[name][0]) for name in origins), select(calls[layer.name][call_index])]
+    )
     layout = located or layer.layout
-    own, *shown = (_find_order(layout, calls[name][call_index]) for name in names)
+    own, *shown = (_find_order(layout, select(calls[name][call_index])) for name in names)
     # The test takes a forward pass of its own. It says little of a few cells behind attention that mixes them: then the
     # first tokens of as many, but for position embeddings, must have places.
     names, call = [layer.name], call_index
@@ -516,7 +520,10 @@ def _judge(
     classes = 0 if is_backbone else _count_score_maps(first.output)
     asked = [first.calls[name][call_index] for name in names]
     images_at_once = 1 if is_single else count
-    gradients = _find_gradients(model, first.output, asked, images_at_once, is_backbone=is_backbone, score=score)
+    has_views = any(output.layouts[0].views for output in outputs)
+    gradients = _find_gradients(
+        model, first.output, asked, images_at_once, is_backbone=is_backbone, score=score, keeps_rows=has_views
+    )
     calls = {} if is_single else first.calls
     del first, asked  # with the graph
     if is_single:
@@ -530,21 +537,22 @@ def _judge(
             judged.append(replace(output.to_candidate(size), reached=False, verdict=rules.NOT_REACHED))
             continue
         tensor = calls[output.name][call_index].detach()
-        corners, halves = _split_variants(tensor, count, output.layouts[0].frames or 1)
-        layout = choose_layout(corners, output.layouts)
-        earliest = [_split_variants(calls[name][0].detach(), count) for name in output.origins]
+        layout = choose_layout(tensor, output.layouts)
+        follows_rows, frames = layout.follows_rows(tensor), layout.grid[0] if layout.has_frames else 1
+        corners, halves = _split_variants(layout.select_view(tensor), count, frames)
+        earliest = [_split_variants(layout.select_view(calls[name][0].detach()), count) for name in output.origins]
         located: Layout | None = layout
         if halves is not None and layout.has_tokens and not reader.is_in_text(layout):
             located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
             layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),
-            None if gradient is None else layout.to_grid(gradient)[0],
+            None if gradient is None else layout.to_grid(layout.select_view(gradient))[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
             [corner for corner, _ in earliest] if output.may_be_latents else [],
-            layout.frames,
+            follows_rows,
         )
         is_reached = None if response.reached is None else bool(response.reached.any())
         in_order = _find_order(layout, halves) if halves is not None and layout.has_tokens else None
@@ -582,7 +590,9 @@ def _observe_batch(
 
 def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:
     """Check that the gradient is not zero at all cells of the grid, however the output is read."""
-    return gradient is None or any(bool(layout.to_grid(gradient).any()) for layout in output.layouts)
+    return gradient is None or any(
+        bool(layout.to_grid(layout.select_view(gradient)).any()) for layout in output.layouts
+    )
 
 
 def _find_gradients(
@@ -593,8 +603,11 @@ def _find_gradients(
     *,
     is_backbone: bool,
     score: UserScore | None,
+    keeps_rows: bool = False,
 ) -> Sequence[Tensor | None]:
     """Return for each layer output the smallest absolute gradient over all scores, for the first of the images.
+
+    With ``keeps_rows`` it is that for all images, as the rows of the first one are not known yet.
 
     If the score that comes first reaches none of the outputs, the other one counts: the user's, or the model's own.
     """
@@ -615,7 +628,7 @@ def _find_gradients(
         found: Sequence[Tensor | None] = []
         for compute_scores in compute:
             by_score = (_compute_gradients(each, tensors, is_connected=is_connected) for each in compute_scores())
-            found = _combine_gradients(by_score, images) or found
+            found = _combine_gradients(by_score, 1 if keeps_rows else images) or found
             if any(each is None or bool(each.any()) for each in found):
                 break
     return found

@@ -663,17 +663,29 @@ class JoinedViews(nn.Module):
         return self.head(maps.mean((3, 4)).flatten(1))
 
 
-@pytest.mark.parametrize("how", ["stack", "cat"])
+@pytest.mark.parametrize("how", ["stack", "cat", "apart"])
 @pytest.mark.parametrize(("layer", "count", "image"), [(None, 1, 0), ("trunk", 2, 1)])
-def test_views_that_are_joined_are_refused_and_the_way_that_the_error_names_works(how, layer, count, image) -> None:
+def test_views_that_are_joined_have_the_maps_of_views_apart(how, layer, count, image) -> None:
     model, images = JoinedViews(how).eval(), torch.rand(2, count, 3, 12, 12)
     inputs = camtool.Inputs(*images, image=image)
-    advice = r"joins several images, views or tiles .* 2 rows for one .* layers\(u\) and layers\(v\), or .*occlusion"
-    with pytest.raises(LayerError, match=advice):
-        camtool.explain(model, inputs, 1, layer=layer)
-    assert camtool.explain(model, inputs, 1, method="inputxgradient")[0].raw.any()
-    model.how = "apart"
     maps, weight = model.trunk(images[image]).detach(), model.head.weight.detach()[1].view(2, 4)[image]
     for result, activation in zip(camtool.explain(model, inputs, 1, layer=layer), maps, strict=True):
         expected = torch.einsum("c,chw->hw", weight / activation[0].numel(), activation).relu()
         assert_close(torch.from_numpy(result.raw), expected)
+
+
+class CutViews(JoinedViews):
+    """Runs both views through its trunk in halves, so that no row of its batch is the image's."""
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        halves = torch.cat([torch.cat([u, v], 1).unflatten(1, (2, 3)).flatten(0, 1)] * 2)
+        maps = self.trunk(halves).unflatten(0, (2, -1, 2)).mean(0)
+        return self.head(maps.mean((3, 4)).flatten(1))
+
+
+def test_rows_that_are_no_views_are_refused_and_the_way_that_the_error_names_works() -> None:
+    model, images = CutViews("stack").eval(), torch.rand(2, 1, 3, 12, 12)
+    advice = r"joins several images, views or tiles .* 4 rows for one .* layers\(u\) and layers\(v\), or .*occlusion"
+    with pytest.raises(LayerError, match=advice):
+        camtool.explain(model, camtool.Inputs(*images), 1)
+    assert camtool.explain(model, camtool.Inputs(*images), 1, method="inputxgradient")[0].raw.any()

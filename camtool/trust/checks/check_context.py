@@ -109,11 +109,11 @@ class CheckContext:
         Held outputs stay those of the image.
         """
         forward_pass, evidence = self.forward_pass, self.evidence
-        frames = [each.get_layer().layout.frames for each in evidence]
+        rows = [each.get_layer().layout.rows for each in evidence]
         outputs = [forward_pass.layer_outputs[each.layer].detach() for each in evidence]
         held = {
-            each.layer: output if count is None else output.flatten(0, 1)
-            for each, output, count in zip(evidence, outputs, frames, strict=True)
+            each.layer: output if several is None else several.join(output)
+            for each, output, several in zip(evidence, outputs, rows, strict=True)
         }
         calls = [forward_pass.call_index % each.call_count for each in evidence]
 
