@@ -39,6 +39,7 @@ from camtool.state.guard import guard
 from camtool.state.random_state import seed_generators_anew
 from camtool.structures import model_cache
 from camtool.structures.module_names import find_detector_transform
+from camtool.targets.base import Corners
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.checks.model_checks import find_training_modules
@@ -49,7 +50,7 @@ from camtool.warning_codes import MapWarning, to_map_warning
 if TYPE_CHECKING:
     from camtool.inputs.input_batch import InputBatch
 
-__all__ = ["BatchExplainer"]
+__all__ = ["BatchExplainer", "Prediction"]
 
 
 class Row(NamedTuple):
@@ -67,12 +68,23 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What a model returns for a target: fields of :class:`camtool.Explanation`, without a map."""
+
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    box: Corners | None
+
+
+@dataclass(frozen=True)
 class BatchExplainer:
     """Explains batches of one model with fixed settings.
 
     Attributes:
         model: The module that runs.
-        methods: One or more methods.
+        methods: One or more methods; none to run the model without a map.
         has_many_methods: True if each result is a list with one explanation per method.
         options: Options of the methods, by name.
         layers: The names of the layers; ``None`` to find the best ones.
@@ -157,6 +169,24 @@ class BatchExplainer:
             of_image = [each for each, row in zip(by_row, rows, strict=True) if row.image == image]
             results.append(of_image if targets.asks_for_several(request) else of_image[0])
         return results
+
+    def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
+        """Return what the model returns for the targets that are requested of each image, in order, without maps."""
+        forward_pass = replace(self, methods=()).run_forward_pass(observe, batch)
+        rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link()
+        scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
+        by_class = forward_pass.compute_probabilities()
+        probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
+        return [
+            Prediction(
+                target.describe(labels),
+                target.get_class_index(),
+                score,
+                target.get_probability(targets.ScoreContext(score, probabilities[image], link)),
+                target.get_box(),
+            )
+            for score, (image, target, labels) in zip(scores, rows, strict=True)
+        ]
 
     def _resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
         """Return the rows of all images in order; they share the forward pass."""

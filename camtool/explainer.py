@@ -24,7 +24,7 @@ from camtool.arguments.checks import check_choice, to_list
 from camtool.arguments.explain_arguments import check_settings, match_targets
 from camtool.arguments.models import check_argument_order, get_module
 from camtool.arguments.other_libraries import explain_foreign_arguments
-from camtool.batch_explainer import BatchExplainer
+from camtool.batch_explainer import BatchExplainer, Prediction
 from camtool.device_overlays import ClassMaps, to_class_tensor, to_device_pixels
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
@@ -414,6 +414,24 @@ class Explainer(Generic[Result]):
                 asked = requests[len(results) : len(results) + len(batch.items)]
                 results += self._batches.explain(batch, asked)
             return results[0] if count is None else results
+
+    def predict(self, img: OneImage, target_class: AnyTargets = None) -> list[Prediction]:
+        """Return what the model returns for the targets of one image, from one forward pass and without a map.
+
+        Args:
+            img: The image.
+            target_class: One target or several, as in :func:`explain`: a :class:`camtool.targets.Top` for those that
+                the model ranks highest.
+
+        Raises:
+            CamtoolError: An argument does not fit, or the model does not run on the image.
+        """
+        with Cleanup(), guard(self._model, evaluate=True), torch.no_grad():
+            prepared = self._preparer.prepare_batches(
+                [img], 1, image=self._image, layers=None, call_index=self._call_index, score=None, needs_layers=False
+            )
+            (batch,) = prepared[1]
+            return self._batches.predict(batch, [target_class])
 
     def _choose_method(self, img: Any) -> None:
         """Take the method and the layer that are recommended for the model, if none was named."""

@@ -21,9 +21,11 @@ from camtool.demo.scenes import SceneObject
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
+from tests.app.panels.models import box_model
 from tests.helpers.comparison import assert_same_explanation
 from tests.helpers.method_lists import FOR_CLASSIFIERS
 from tests.helpers.photos import unseen
+from tests.state.test_no_trace import unchanged
 
 LABELS = ["cat", "dog", "fish", "bird", "cow", "hen", "ox"]
 TRANSFORM = ImageClassification(crop_size=32, resize_size=36)
@@ -503,3 +505,28 @@ def test_a_method_at_the_input_gives_a_warning_about_layer(model, photo) -> None
     found = explain(model, photo, 1, method="inputxgradient")
     assert found.layer == ""
     assert repr(found).startswith(f"<Explanation of 'dog', probability {found.probability:.1%}: inputxgradient,")
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+@pytest.mark.parametrize("asked", [None, "hen", targets.Top(3), [2, "ox", None]])
+def test_a_prediction_says_what_explanations_say_in_one_forward_pass(model: nn.Module, photo, asked) -> None:
+    explained = explain(model, photo, asked, method="rise", samples=2)
+    passes = list[int]()
+    model.register_forward_hook(lambda *_: passes.append(1))
+    with unchanged(model):
+        predicted = camtool.Explainer(model, transform=TRANSFORM, labels=LABELS).predict(photo, asked)
+    assert passes == [1]
+    assert [dataclasses.astuple(each) for each in predicted] == [
+        (each.label, each.index, each.score, each.probability, each.box)
+        for each in (explained if isinstance(explained, list) else [explained])
+    ]
+
+
+def test_a_prediction_of_boxes() -> None:
+    loaded = box_model([(2, 3, 10, 12, 1, 0.9), (5, 4, 18, 15, 2, 0.6)])
+    found = camtool.Explainer(loaded).predict(Image.new("RGB", (20, 20)), targets.Top(5))
+    assert [(each.label, each.index) for each in found] == [("cat", 1), ("dog", 2)]
+    assert [each.probability for each in found] == pytest.approx([0.9, 0.6])
+    np.testing.assert_allclose([each.box for each in found], [(2, 3, 10, 12), (5, 4, 18, 15)])

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
-from torch import Tensor
 
 import camtool
 from camtool.app.drawing import Screen, make_screen
@@ -17,11 +16,10 @@ from camtool.app.panels.outputs import Kind, find_kind
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.errors import CamtoolError, NothingFoundError, TargetError
-from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
 from camtool.inputs.image_files import MAX_PIXELS, read_image
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, SHALLOW, Candidate
-from camtool.methods import METHODS, Method
+from camtool.methods import METHODS
 from camtool.models import resolve_labels
 from camtool.models.vision_language import takes_image_and_text
 from camtool.targets import Top
@@ -203,9 +201,8 @@ class Workbench:
         def rank() -> tuple[RankedClass, ...]:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
-            method = Method("ranking", _draw_nothing, ignores_layer=True)
             try:
-                found = camtool.explain(loaded, stored.image, top, method=method)
+                found = camtool.Explainer(loaded).predict(stored.image, top)
             except NothingFoundError:
                 return ()
             ranked: dict[int, RankedClass] = {}
@@ -329,11 +326,6 @@ def list_methods() -> list[tuple[str, str]]:
     names = [name for name, method in METHODS.items() if "text" not in method.needs]
     ordered = [*(name for name in _FIRST_METHODS if name in names), *(n for n in names if n not in _FIRST_METHODS)]
     return [(f"{name}: {METHODS[name].summary.rstrip('.').lower()}", name) for name in ordered]
-
-
-def _draw_nothing(evidence: Evidence) -> Tensor:
-    """Return empty maps: the forward pass has ranked the classes, and no map is needed."""
-    return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])
 
 
 _MAX_LAYERS = 24

@@ -16,7 +16,7 @@ from camtool.hooks.observation import observe
 from camtool.inference.folded_model import FoldedModel
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer
-from camtool.methods import find_asked_depths, find_method, merges
+from camtool.methods import merges
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link
 from camtool.state.cleanup import Cleanup
@@ -76,11 +76,9 @@ class Subject:
             raise MetricError("model: it compares images with texts; a classifier with fixed classes is needed.")
         self.model = loaded.model
         self.preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind="image")
-        # RISE looks at no layer, so each batch is classified without one. Candidates bring their own methods.
-        methods = [find_method("rise")]
         self.explainer = BatchExplainer(
             model=loaded.model,
-            methods=methods,
+            methods=(),  # candidates bring their own
             has_many_methods=True,
             options={},
             layers=None,
@@ -88,7 +86,7 @@ class Subject:
             labels=labels if labels is not None else loaded.labels,
             text=None,
             placement="centers",
-            depths=find_asked_depths(methods, {}),
+            depths=0,
             engines=(),
         )
 

@@ -84,6 +84,10 @@ _MIXED = 0.5
 if the rows of the batch are no frames or in another order."""
 
 
+_OF_FRAMES = ("frames", "frames channels last", "frame tokens")
+"""Kinds of layouts where the frames of a clip are rows of the layer's batch."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Axes of a tensor: which are the channels, and which are the grid over the image.
@@ -133,12 +137,12 @@ class Layout:
     @property
     def has_frames(self) -> bool:
         """True if the frames of a clip are rows of the layer's batch."""
-        return self.kind in ("frames", "frames channels last", "frame tokens")
+        return self.kind in _OF_FRAMES
 
     @property
     def rows(self) -> Rows | None:
         """The rows of the layer's batch that belong to one image: frames or views; None if each image has one."""
-        return Rows(self.grid[0]) if self.has_frames else self.views
+        return Rows(self.grid[0]) if self.kind in _OF_FRAMES else self.views
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid."""
@@ -161,7 +165,7 @@ class Layout:
         if self.kind == "tokens":
             of_grid = tensor[:, [*self.positions] or slice(self.prefix, tensor.shape[1] - self.suffix)]
             return of_grid.transpose(1, 2).reshape(len(tensor), -1, *self.grid)
-        if self.has_frames:
+        if self.kind in _OF_FRAMES:
             return self._frames_to_grid(tensor)
         return tensor.movedim(-1, 1) if self.kind == "channels last" else tensor
 

@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 import camtool
 
@@ -19,9 +18,7 @@ from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
 from camtool.errors import ModelError, NothingFoundError
-from camtool.evidence.evidence import Evidence
 from camtool.explanation import Explanation
-from camtool.methods import Method
 from camtool.models import Loaded
 from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
@@ -90,18 +87,12 @@ def list_boxes(loaded: Loaded, image: Image.Image, least: float = 0.0) -> tuple[
         ModelError: The model is no detector.
         CamtoolError: The model does not run on the photo.
     """
-
-    def compute_nothing(evidence: Evidence) -> Tensor:
-        if isinstance(evidence.forward_pass.predictions, Tensor):
-            raise ModelError("this model returns no boxes; it is no detector.")
-        return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])
-
-    # No map is computed, so there is one forward pass without a graph.
-    method: Any = Method("boxes", compute_nothing, ignores_layer=True)
     try:
-        found = camtool.explain(loaded, image, Top(_MOST_BOXES), method=method)
+        found = camtool.Explainer(loaded).predict(image, Top(_MOST_BOXES))
     except NothingFoundError:
         return ()
+    if any(each.box is None for each in found):
+        raise ModelError("this model returns no boxes; it is no detector.")
     boxes = (
         BoxOnPhoto(number, each.label, each.probability or 0.0, each.box)
         for number, each in enumerate(found)
