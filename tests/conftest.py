@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from camtool.private_torch import restore_function_modes, save_function_modes
+from tests.helpers.memory import read_resident_mib
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -45,12 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # process let the C library keep what is freed, up to 6 GB.
 COLLECT_AFTER_MIB = 200
 resident_after_collecting = 0.0
-
-
-def read_resident_mib() -> float:
-    """Return the resident memory of this process; 0 where there is no /proc."""
-    path = Path("/proc/self/statm")
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if path.exists() else 0.0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -35,10 +34,6 @@ def record_with_module_hooks(model: nn.Module, layer: str, inputs: Tensor) -> tu
     model(inputs.clone().requires_grad_())[:, 1].sum().backward()
     hook.remove()
     return seen[0]
-
-
-def live_tensors() -> int:
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
 class Pair(NamedTuple):

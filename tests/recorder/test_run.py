@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from camtool import Recorder
+from tests.helpers.memory import live_tensors
 from tests.recorder.models import (
     hooks_on,
     identity_layer,
-    live_tensors,
 )
 
 

@@ -1,0 +1,39 @@
+"""Memory that stays: tensors that live on, and the resident memory of the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from torch import Tensor
+
+_STATE = Path("/proc/self/statm")
+
+
+def live_tensors() -> int:
+    kinds = Counter(map(type, gc.get_objects()))
+    return sum(count for kind, count in kinds.items() if issubclass(kind, Tensor))
+
+
+def read_resident_mib() -> float:
+    """Return the resident memory of this process; 0 where there is no /proc."""
+    return int(_STATE.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if _STATE.exists() else 0.0
+
+
+def assert_memory_stays(run: Callable[[], object]) -> None:
+    """Check that memory does not grow with the number of calls of a function."""
+
+    def measure(calls: int) -> tuple[int, float]:
+        for _ in range(calls):
+            run()
+        gc.collect()
+        return live_tensors(), read_resident_mib()
+
+    states = [measure(calls) for calls in (100, 500, 500)]
+    assert states[-1][0] <= states[0][0]
+    # What a call keeps adds up in every round. The allocator grows once, in a process that has run other tests.
+    assert min(later[1] - earlier[1] for earlier, later in pairwise(states)) < 2
