@@ -250,7 +250,24 @@ def test_two_files_must_agree(weights: Path) -> None:
         ("config.json", "[" * 100_000, "cannot be read"),
         ("config.json", '{"pretrained_cfg": 3}', "must be an object"),
         ("config.json", '{"pretrained_cfg": {"input_size": "large"}}', "is not timm's"),
+        ("config.json", '{"pretrained_cfg": {"input_size": true}}', "input_size is True, not a list"),
+        ("config.json", '{"pretrained_cfg": {"mean": [true, 0, 0]}}', r"mean is \[True, 0, 0\], not a list"),
+        (
+            "config.json",
+            '{"pretrained_cfg": {"input_size": [3, 30000, 30000]}}',
+            "34286 pixels a side, and at most 4096",
+        ),
+        ("config.json", '{"pretrained_cfg": {"crop_pct": 0.001}}', "224000 pixels a side"),
         ("config.json", json.dumps(TIMM).replace("32", "48"), "on which the model fails"),
+        *(
+            ("preprocessor_config.json", json.dumps({**HUGGING_FACE, **sizes}), "30000 pixels a side, and at most 4096")
+            for sizes in (
+                {"size": {"height": 30000, "width": 1}},
+                {"size": {"shortest_edge": 30000}},
+                {"size": 30000},
+                {"do_center_crop": True, "crop_size": {"height": 8, "width": 30000}},
+            )
+        ),
         (
             "preprocessor_config.json",
             json.dumps({**HUGGING_FACE, "auto_map": {"AutoImageProcessor": "x.Y"}, "image_processor_type": "Y"}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
-from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
 from camtool.models.weights import load_state, read_state
 from camtool.structures.cached_property import cached_property
@@ -179,9 +179,25 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
                 "you trust it, load it yourself with transformers, and pass camtool.Loaded(model, transform, labels)."
             ) from error
         return None
+    check_sides(path, _list_sides(processor))
     # The processor of a timm model contains timm's transform, whose geometry can be read exactly.
     timm_transform: Transform | None = getattr(processor, "val_transforms", None)
     return timm_transform or ProcessorTransform(processor)
+
+
+def _list_sides(processor: Any) -> Iterator[Any]:
+    """Yield the sides in pixels that an image processor resizes or pads any image to."""
+    settings = processor.to_dict()
+    yield from getattr(processor, "data_config", {}).get("input_size", ())  # of a timm model
+    for name in ("size", "crop_size", "pad_size"):
+        given = settings.get(name)
+        if isinstance(given, Mapping):
+            yield from (given.get(side) for side in ("height", "width"))
+            # Those that merge patches count pixels of the whole image instead.
+            shortest = given.get("shortest_edge")
+            yield shortest**0.5 if "merge_size" in settings and isinstance(shortest, int) else shortest
+        else:
+            yield given
 
 
 def read_processor(path: Path) -> Transform:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
 from camtool.models.two_towers import Tokenizer
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Source", "get_first_line", "to_height_and_width"]
+__all__ = ["Source", "check_sides", "get_first_line", "to_height_and_width"]
+
+_MAX_SIDE = 4096
+"""Largest side that a file may ask images to be resized to. Published models have at most 2048."""
 
 
 class Source(ABC):
@@ -106,6 +110,24 @@ def to_height_and_width(size: int | Sequence[int] | Mapping[str, int]) -> tuple[
         size = (size["height"], size["width"])
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
+
+
+def check_sides(where: object, sides: Iterable[Any]) -> None:
+    """Check the size that a file asks images to be resized to; a few bytes could ask for more than the memory.
+
+    Args:
+        where: The file, for the message.
+        sides: Sides in pixels; what is no number is left to the library.
+
+    Raises:
+        ModelError: A side is too large.
+    """
+    most = max((side for side in sides if isinstance(side, (int, float))), default=0)
+    if most > _MAX_SIDE:
+        raise ModelError(
+            f"{where} asks for images of {most:.0f} pixels a side, and at most {_MAX_SIDE} are allowed. Name the "
+            "preprocessing with transform=, or give smaller images to a transform of your own."
+        )
 
 
 def get_first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from torch import nn
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, Transform
-from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
 
@@ -85,10 +86,21 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
         ModelError: timm is not installed, or the settings are not timm's.
     """
     timm = _import_timm()
+    for name, kinds in (("input_size", {int}), ("mean", {int, float}), ("std", {int, float})):
+        values = settings.get(name)
+        # To Python JSON's true is a number, and timm takes whatever it can index.
+        is_list = isinstance(values, list) and len(values) > 0 and {*map(type, values)} <= kinds
+        if values is not None and not (is_list and (name != "input_size" or len(values) == 3)):
+            raise ModelError(
+                f"{path}: 'pretrained_cfg' is not timm's: {name} is {reprlib.repr(values)}, not a list of numbers."
+            )
     try:
         data = timm.data.resolve_data_config(pretrained_cfg={**settings}, use_test_size=False)
+        check_sides(path, [side / min(1, data["crop_pct"]) for side in data["input_size"][1:]])
         transform: Transform = timm.data.create_transform(**data)
         transform(Image.new("RGB", (320, 256)))
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
     return build_gray(transform) if data["input_size"][0] == 1 else transform
