@@ -16,7 +16,8 @@ from torch import Tensor
 from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableError, TargetError
 from camtool.evidence.evidence import GridEvidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.model_call import differentiate
 from camtool.layers.selection import Layer

@@ -25,7 +25,8 @@ from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.geometry.cell_centers import CellCenters, Placement, resample
+from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe, resume
 from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source

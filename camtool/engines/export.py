@@ -26,7 +26,8 @@ from camtool.engines.segments import Segment, split_at_layers
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.inputs.data_kinds import choose_example_shape

@@ -24,7 +24,8 @@ from torch import Tensor
 from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.layers.selection import Layer, find_layers
 from camtool.maps import upcast
 from camtool.state.guard import enable_gradients

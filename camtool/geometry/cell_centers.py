@@ -1,4 +1,4 @@
-"""Centers of the cells of a grid in the model's input, and maps resampled from one grid to another."""
+"""Centers of the cells of a grid in the model's input."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from camtool.maps import resize
-
-__all__ = ["AxisCenters", "CellCenters", "Placement", "resample", "scale_to_cells"]
+__all__ = ["AxisCenters", "CellCenters", "Placement", "scale_to_cells"]
 
 Placement: TypeAlias = Literal["centers", "stretch"]
 """Placement of a layer's grid on the model's input: each cell at the center of its receptive field, or stretched."""
@@ -86,39 +82,4 @@ def scale_to_cells(centers: CellCenters | None, grid: Sequence[int], size: Seque
     return [
         (axis.offset * cells / pixels, axis.stride * cells / pixels)
         for axis, cells, pixels in zip(centers.axes, grid, size, strict=True)
-    ]
-
-
-def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], onto: CellCenters | None) -> Tensor:
-    """Return maps on another grid, each of whose cells gets the value at its own place in the input.
-
-    Values are linear between the centers of the old cells, and constant beyond the outermost ones.
-
-    Args:
-        maps: ``(N, *old)``, floating.
-        centers: Where the old cells lie; None for a grid that covers the input evenly.
-        grid: Number of new cells along each axis.
-        onto: Where the new cells lie; None likewise.
-
-    Returns:
-        ``(N, *grid)``.
-    """
-    if (centers is None and onto is None) or (centers == onto and maps.shape[1:] == tuple(grid)):
-        return resize(maps, grid)
-    # Lengths in shares of the input, so that a grid without centers needs no size.
-    spans = zip(_scale_to_input(centers, maps.shape[1:]), _scale_to_input(onto, grid), strict=True)
-    for axis, ((offset, stride), (new_offset, new_stride)) in enumerate(spans, 1):
-        places = new_offset + new_stride * torch.arange(grid[axis - 1], dtype=torch.float64)
-        cell = ((places - offset) / stride).clamp(0, maps.shape[axis] - 1)
-        weights = (1 - (cell[:, None] - torch.arange(maps.shape[axis])).abs()).clamp_min(0)
-        maps = (maps.movedim(axis, -1) @ weights.T.to(maps)).movedim(-1, axis)
-    return maps
-
-
-def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the offset and the stride along each axis, in lengths of the input."""
-    if centers is None:
-        return [(0.5 / cells, 1 / cells) for cells in grid]
-    return [
-        (axis.offset / pixels, axis.stride / pixels) for axis, pixels in zip(centers.axes, centers.size, strict=True)
     ]

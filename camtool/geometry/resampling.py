@@ -1,4 +1,8 @@
-"""Interpolate and average values along the axes of a grid."""
+"""Interpolate and average values along the axes of a grid.
+
+How a map is drawn between the centers of its cells, and beyond the outermost ones, is written once, in
+:func:`weigh_cells`. :func:`camtool.maps.resize` is the same for grids that cover one input evenly.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Floats", "average_cells", "build_interpolation_matrix", "find_pixels_inside"]
+from camtool.geometry.cell_centers import CellCenters
+from camtool.maps import resize
+
+__all__ = ["Floats", "average_cells", "build_interpolation_matrix", "find_pixels_inside", "resample", "weigh_cells"]
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
+
+
+def weigh_cells(places: Floats, cells: int) -> Floats:
+    """Return how much each of a row of cells counts at each of some places.
+
+    Values are linear between the centers of the cells, and constant beyond the outermost ones.
+
+    Args:
+        places: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
+        cells: Number of cells.
+
+    Returns:
+        ``(P, cells)``.
+    """
+    inside = np.clip(places, 0, cells - 1)
+    weights: Floats = np.clip(1 - np.abs(inside[:, None] - np.arange(cells)), 0, None)
+    return weights
 
 
 @lru_cache(maxsize=32)
@@ -22,7 +46,7 @@ def build_interpolation_matrix(
 ) -> Tensor:
     """Return the matrix that interpolates ``n_in`` cells, which cover ``start`` to ``stop``, at ``n_out`` pixels.
 
-    It is linear between the centers of the cells, constant beyond the outermost centers, and 0 outside of the cells.
+    Its rows are those of :func:`weigh_cells`, and 0 outside of the cells.
 
     Args:
         n_in: Number of cells.
@@ -36,13 +60,45 @@ def build_interpolation_matrix(
         (n_out, n_in) float64 on the CPU. Calls share it: do not change it in place.
     """
     centers = np.arange(n_out) + 0.5
-    # Position of each pixel's center in units of cells; clipping continues the outermost cells.
-    cell = np.clip(((centers - start) / (stop - start) * n_in - offset) / stride, 0, n_in - 1)
-    weights = np.clip(1 - np.abs(cell[:, None] - np.arange(n_in)), 0, None)
+    weights = weigh_cells(((centers - start) / (stop - start) * n_in - offset) / stride, n_in)
     weights[~find_pixels_inside(start, stop, n_out)] = 0
     # The matrix is cached. A tensor that is created in inference mode can never be part of a graph.
     with torch.inference_mode(False):
         return torch.from_numpy(weights)
+
+
+def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], onto: CellCenters | None) -> Tensor:
+    """Return maps on another grid, each of whose cells gets the value at its own place in the input.
+
+    Between and beyond the centers of the old cells it is drawn as :func:`weigh_cells` says.
+
+    Args:
+        maps: ``(N, *old)``, floating.
+        centers: Where the old cells lie; None for a grid that covers the input evenly.
+        grid: Number of new cells along each axis.
+        onto: Where the new cells lie; None likewise.
+
+    Returns:
+        ``(N, *grid)``.
+    """
+    if (centers is None and onto is None) or (centers == onto and maps.shape[1:] == tuple(grid)):
+        return resize(maps, grid)
+    # Lengths in shares of the input, so that a grid without centers needs no size.
+    spans = zip(_scale_to_input(centers, maps.shape[1:]), _scale_to_input(onto, grid), strict=True)
+    for axis, ((offset, stride), (new_offset, new_stride)) in enumerate(spans, 1):
+        places = (new_offset + new_stride * np.arange(grid[axis - 1], dtype=np.float64) - offset) / stride
+        weights = torch.from_numpy(weigh_cells(places, maps.shape[axis])).to(maps)
+        maps = (maps.movedim(axis, -1) @ weights.T).movedim(-1, axis)
+    return maps
+
+
+def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tuple[float, float]]:
+    """Return the offset and the stride along each axis, in lengths of the input."""
+    if centers is None:
+        return [(0.5 / cells, 1 / cells) for cells in grid]
+    return [
+        (axis.offset / pixels, axis.stride / pixels) for axis, pixels in zip(centers.axes, centers.size, strict=True)
+    ]
 
 
 def average_cells(values: Tensor, spans: Sequence[tuple[float, float]], size: Sequence[int]) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.maps import scale_by_peak, scale_min_max, unsqueeze_like
 
 __all__ = [

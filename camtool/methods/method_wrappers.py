@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate, pad
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.geometry.cell_centers import resample
+from camtool.geometry.resampling import resample
 from camtool.inference.chunks import iterate_chunks
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods.families.eigencam import compute_first_component

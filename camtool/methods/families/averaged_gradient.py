@@ -13,7 +13,8 @@ from torch import Tensor
 
 from camtool.errors import MethodError, TargetError
 from camtool.evidence.evidence import Evidence
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.inference.chunks import compute_chunk_size
 from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions

@@ -10,7 +10,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence
-from camtool.geometry.cell_centers import resample
+from camtool.geometry.resampling import resample
 from camtool.inference.chunks import compute_chunk_size
 from camtool.maps import scale_by_peak, unsqueeze_like
 from camtool.methods.options import check_count, check_depths, check_number

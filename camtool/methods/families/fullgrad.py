@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from camtool.evidence.evidence import Evidence
-from camtool.geometry.cell_centers import CellCenters, resample
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
