@@ -323,7 +323,9 @@ class BatchExplainer:
                 None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
                 for each, raw in zip(evidence, maps, strict=True)
             ]
-            merged = merges.merge_maps(maps, self.merge, partial(_compute_mean_gradients, evidence), places)
+            merged = merges.merge_maps(
+                maps, self.merge, lambda: merges.compute_means([each.gradients for each in evidence]), places
+            )
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
             raise MethodError(
                 f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "
@@ -390,11 +392,6 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
             f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
             "or maps on another grid with as many axes."
         )
-
-
-def _compute_mean_gradients(evidence: Sequence[Evidence]) -> Tensor:
-    """Return the mean gradient of each layer for each row, ``(L, R)``, the mean of Grad-CAM's weights."""
-    return torch.stack([each.gradients.flatten(1).mean(1) for each in evidence])
 
 
 def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
