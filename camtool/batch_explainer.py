@@ -232,7 +232,7 @@ class BatchExplainer:
             )
             outputs = forward_pass.layer_outputs
             if is_last_try or all(
-                layer.layout.fits(outputs[layer.name].shape) for layer in forward_pass.observed_layers
+                layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in forward_pass.observed_layers
             ):
                 break
             # The user changed the model since the layouts were cached, so they are read again.

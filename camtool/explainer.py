@@ -416,7 +416,10 @@ class Explainer(Generic[Result]):
             return results[0] if count is None else results
 
     def predict(self, img: OneImage, target_class: AnyTargets = None) -> list[Prediction]:
-        """Return what the model returns for the targets of one image, from one forward pass and without a map.
+        """Return what the model returns for the targets of one image, without a map.
+
+        It takes one forward pass; the first time another one, if nothing but the graph shows whether scores are
+        probabilities.
 
         Args:
             img: The image.
@@ -426,12 +429,14 @@ class Explainer(Generic[Result]):
         Raises:
             CamtoolError: An argument does not fit, or the model does not run on the image.
         """
+        check_argument_order(img, target_class)
+        requests = match_targets(target_class, None)
         with Cleanup(), guard(self._model, evaluate=True), torch.no_grad():
             prepared = self._preparer.prepare_batches(
                 [img], 1, image=self._image, layers=None, call_index=self._call_index, score=None, needs_layers=False
             )
             (batch,) = prepared[1]
-            return self._batches.predict(batch, [target_class])
+            return self._batches.predict(batch, requests)
 
     def _choose_method(self, img: Any) -> None:
         """Take the method and the layer that are recommended for the model, if none was named."""

@@ -18,6 +18,7 @@ from torchvision.transforms._presets import ImageClassification
 import camtool
 from camtool import targets
 from camtool.demo.scenes import SceneObject
+from camtool.errors import MethodError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
@@ -522,6 +523,18 @@ def test_a_prediction_says_what_explanations_say_in_one_forward_pass(model: nn.M
         (each.label, each.index, each.score, each.probability, each.box)
         for each in (explained if isinstance(explained, list) else [explained])
     ]
+
+
+@pytest.mark.filterwarnings("ignore:torch.*deprecated")
+def test_predictions_take_the_targets_of_explain(model: nn.Module, photo) -> None:
+    predict = camtool.Explainer(model, transform=TRANSFORM, labels=LABELS).predict
+    assert [each.index for each in predict(photo, torch.tensor([3, 1]))] == [3, 1]
+    with pytest.raises(TargetError, match="target_class is empty"):
+        predict(photo, [])
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    with pytest.raises(MethodError, match="quantized"):
+        camtool.Explainer(quantized)
+    assert camtool.Explainer(quantized, "rise", transform=TRANSFORM, labels=LABELS).predict(photo, "hen")[0].index == 5
 
 
 def test_a_prediction_of_boxes() -> None:

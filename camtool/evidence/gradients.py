@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from camtool.errors import ForwardError, LayerError
+from camtool.errors import LayerError
 from camtool.hooks.model_call import differentiate
 from camtool.state.guard import enable_gradients
 from camtool.targets import Target
@@ -179,9 +179,7 @@ def _hessian_vector_product(score: Tensor, tensor: Tensor, vector: Tensor) -> Te
     (gradient,) = differentiate(score, tensor, create_graph=True, materialize_grads=True)
     if not gradient.requires_grad:  # the gradient is constant
         return torch.zeros_like(vector)
-    try:
-        (product,) = differentiate(gradient, tensor, grad_outputs=vector, retain_graph=True, materialize_grads=True)
-    except ForwardError as error:
-        # Hooks ran for the gradient as well. What fails now is an operation without a second derivative.
-        raise error.__cause__ if isinstance(error.__cause__, RuntimeError) else error from None
+    options = {"grad_outputs": vector, "retain_graph": True, "materialize_grads": True}
+    # What fails now is an operation without a second derivative.
+    (product,) = differentiate(gradient, tensor, hooks_have_run=True, **options)
     return product.detach()

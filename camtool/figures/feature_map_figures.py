@@ -201,7 +201,7 @@ def _build_panels(
         note = f", most for {label} first"
     else:
         returned = observe(loaded.model, [layer.name for layer in found], batch.inputs, grad=False).calls
-        maps = [(layer.layout.to_grid(returned[layer.name][-1])[0], None) for layer in found]
+        maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in found]
         note = ", the strongest first" if choice.order == "strongest" else ""
     for layer, (activations, gradient) in zip(found, maps, strict=True):
         yield choice.build_panel(layer.name, activations, gradient, note)
@@ -285,7 +285,7 @@ def _find_layouts(
     for name in names:
         module = find_module(model, name)
         shape = shapes[id(module)]
-        if shape is not None and isinstance(module, CONVOLUTIONS):
+        if shape is not None and shape[0] == 1 and isinstance(module, CONVOLUTIONS):
             layers.append(Layer(name, Layout("channels first", shape[2:])))
             continue
         try:

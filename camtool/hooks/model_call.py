@@ -134,8 +134,10 @@ def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- backward pass
 
 
-def differentiate(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> tuple[Tensor, ...]:
     """Return ``torch.autograd.grad`` of the same arguments.
+
+    If the hooks have run for another gradient on the graph already, an error of an operation is raised as it is.
 
     Raises:
         ForwardError: A hook on the backward pass fails, another thread has changed the weights meanwhile, or the model
@@ -148,7 +150,8 @@ def differentiate(*args: Any, **options: Any) -> tuple[Tensor, ...]:
         raise
     except Exception as error:
         # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
-        reason = next((each for part, each in _REASONS if part in str(error)), None) or _describe_hook_error(error)
+        reason = next((each for part, each in _REASONS if part in str(error)), None)
+        reason = reason or (None if hooks_have_run else _describe_hook_error(error))
         if reason is None:
             raise
         raise ForwardError(f"no gradient passes through the model: {reason}") from error

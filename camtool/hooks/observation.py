@@ -169,7 +169,8 @@ def _observe(
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         nonlocal is_cut
-        kept = _split_rows(_get_tensor(layer, output), rows.get(layer))
+        tensor = _get_tensor(layer, output)
+        kept = _split_rows(tensor, rows.get(layer))
         if grad:
             is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
@@ -177,7 +178,7 @@ def _observe(
             # no gradient from here.
             kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept if grad else kept.detach())
-        return replace_main_tensor(output, _join_rows(kept, rows.get(layer)).clone())
+        return replace_main_tensor(output, _join_rows(kept, rows.get(layer), tensor).clone())
 
     with (
         preserve_model(model) as cleanup,
@@ -217,10 +218,11 @@ def observe_connected(
     calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
-        kept = _split_rows(_get_tensor(layer, output), rows.get(layer))
+        tensor = _get_tensor(layer, output)
+        kept = _split_rows(tensor, rows.get(layer))
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
-        return replace_main_tensor(output, _join_rows(kept, rows.get(layer)).clone())
+        return replace_main_tensor(output, _join_rows(kept, rows.get(layer), tensor).clone())
 
     with preserve_model(model) as cleanup, torch.enable_grad():
         for layer in calls:
@@ -313,7 +315,7 @@ def resume(
         LayerError: The name is unknown, or the layer has no call of this index.
     """
     model, variants = get_module(model), len(activations)
-    activations = _join_rows(activations, rows)
+    activations = activations if rows is None else rows.join(activations)
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
     try:
@@ -388,11 +390,12 @@ def _get_tensor(layer: str, output: Any) -> Tensor:
 
 
 def _split_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
-    return tensor if rows is None else rows.split(tensor)
+    # Another call of the layer may get one row for each image.
+    return tensor if rows is None or len(tensor) % rows.count else rows.split(tensor)
 
 
-def _join_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
-    return tensor if rows is None else rows.join(tensor)
+def _join_rows(kept: Tensor, rows: Rows | None, output: Tensor) -> Tensor:
+    return kept if rows is None or kept.ndim == output.ndim else rows.join(kept)
 
 
 def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:

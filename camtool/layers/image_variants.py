@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from camtool.errors import LayerError
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_batch
+from camtool.structures.nested_tensors import (
+    ModelInputs,
+    find_main_tensor,
+    find_tensors,
+    map_batch,
+    shares_several_values,
+)
 
 __all__ = [
     "ALL_VARIANTS",
@@ -24,6 +30,7 @@ __all__ = [
     "vary_corner_and_halves",
     "vary_halves",
     "vary_parts",
+    "vary_views",
 ]
 
 VARIANTS = 3
@@ -61,6 +68,9 @@ def find_image_size(inputs: ModelInputs) -> tuple[int, ...]:
 def count_views(inputs: ModelInputs) -> int:
     """Return the number of inputs of the image's shape, itself included, which a model may join to one batch."""
     image = get_image_input(inputs)
+    # A model that shares inputs between images runs on one image at a time, so the order of rows cannot be tested.
+    if shares_several_values(inputs):
+        return 1
     return sum(each.shape == image.shape and each.is_floating_point() for each in find_tensors(inputs))
 
 
@@ -93,6 +103,23 @@ def _change_corner(several: Tensor) -> None:
     # The ramp exceeds the image's own range, because a ReLU may respond to bright, or to dark, patches only.
     reach = 2 + 2 * float(several[0].abs().amax())
     corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1]).to(corner))
+
+
+def vary_views(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with three images: the first one, another one, and the first one beside other views.
+
+    Views are the other inputs of the image's shape.
+    """
+    image = get_image_input(inputs)
+
+    def repeat(tensor: Tensor) -> Tensor:
+        several = torch.cat([tensor[:1].detach()] * VARIANTS)
+        if tensor.shape == image.shape and tensor.is_floating_point():
+            changed = several[1 if tensor is image else 2]
+            changed.copy_(_draw_noise(several) - changed.flip(-1))
+        return several
+
+    return map_batch(inputs, repeat)
 
 
 def vary_halves(inputs: ModelInputs) -> ModelInputs:

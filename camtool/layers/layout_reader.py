@@ -154,7 +154,9 @@ class LayoutReader:
             return [in_text] if in_text is not None and len(shape) == 3 else []
         if shape and 1 < shape[0] <= self._views:
             plain, rows = self._find_possible_layouts(call, (1, *shape[1:])), (Rows(shape[0]), Rows(shape[0], False))
-            return [replace(each, views=r, view=v) for each in plain for r in rows for v in range(shape[0])]
+            views = [replace(each, views=r, view=v) for each in plain for r in rows for v in range(shape[0])]
+            if views:
+                return views
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:

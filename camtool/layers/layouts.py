@@ -144,10 +144,18 @@ class Layout:
         """The rows of the layer's batch that belong to one image: frames or views; None if each image has one."""
         return Rows(self.grid[0]) if self.kind in _OF_FRAMES else self.views
 
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid."""
+    def fits(self, shape: Sequence[int], images: int) -> bool:
+        """Check that a tensor of this shape, as :func:`camtool.hooks.observe` returns it, has this layout's grid.
+
+        Args:
+            shape: The shape.
+            images: The number of images.
+        """
+        if self.kind in _OF_FRAMES and shape[0] != images:
+            return False
         if self.views is not None:
-            return shape[1] == self.views.count and replace(self, views=None).fits((shape[0], *shape[2:]))
+            is_split = tuple(shape[:2]) == (images, self.views.count)
+            return is_split and replace(self, views=None).fits((shape[0], *shape[2:]), images)
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
         if self.kind == "frames channels last":
@@ -203,21 +211,30 @@ class Layout:
             return tensor
         return self.views.split(tensor)[:, self.view]
 
-    def follows_rows(self, tensor: Tensor) -> bool:
-        """Check that the rows of a layer's batch belong to the images that the layout says.
+    def has_other_frames(self, tensor: Tensor) -> bool:
+        """Check that the rows of a layer's batch are not the frames of each clip in turn.
 
         Args:
-            tensor: The output for the images of :func:`camtool.layers.image_variants.vary_corner`: frames must change
-                where those of the clip do, and views other than that of the image must not change.
+            tensor: The output for the images of :func:`camtool.layers.image_variants.vary_corner`.
         """
-        if self.views is None:
-            return not self.has_frames or _follows_frames(self.to_grid(tensor)[:VARIANTS])
-        if len(tensor) % self.views.count:
-            return False
-        by_image = self.views.split(tensor)
-        change = (by_image - by_image[:1]).abs().flatten(2).amax((0, 2))
-        others = [*change[: self.view], *change[self.view + 1 :]]
-        return bool(max(others) <= _UNCHANGED * change[self.view])
+        return self.has_frames and not _follows_frames(self.to_grid(tensor)[:VARIANTS])
+
+    def has_own_view(self, tensor: Tensor) -> bool:
+        """Check that one row for each image shows the image, all of it and nothing else, and that it is this view.
+
+        Args:
+            tensor: The output for the inputs of :func:`camtool.layers.image_variants.vary_views`: those of the user,
+                then another image in the place of the image, then others in the places of all other images.
+        """
+        if self.views is None or len(tensor) != VARIANTS * self.views.count:
+            return self.views is None
+        own, another, beside = self.views.split(tensor).flatten(2)
+        own_changes, others_change = ((each - own).abs().amax(1) for each in (another, beside))
+        is_own = torch.arange(self.views.count, device=tensor.device) == self.view
+        # Another image changes its own row alone; other views change all rows but this one.
+        is_alone = own_changes[~is_own].max() <= _UNCHANGED * own_changes[self.view]
+        is_independent = others_change[self.view] <= _UNCHANGED * others_change[~is_own].min()
+        return bool(is_alone & is_independent & (own_changes[self.view] > 0) & (others_change[~is_own].min() > 0))
 
     def _frames_to_grid(self, tensor: Tensor) -> Tensor:
         axes = 4 if self.kind == "frame tokens" else 5
@@ -287,7 +304,6 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
             with those of all rows of the batch. Further variants are not read.
         layouts: Possible layouts, the likely one first; at least one.
     """
-    layouts = [each for each in layouts if each.views and each.follows_rows(tensor)] or layouts
     if len(layouts) == 1 or len(tensor) < 2:
         return layouts[0]
 

@@ -32,7 +32,8 @@ __all__ = [
     "MODULE",
     "NOT_REACHED",
     "ORDER",
-    "OTHER_ROWS",
+    "OTHER_FRAMES",
+    "OTHER_VIEWS",
     "PROJECTION",
     "READING",
     "RESPONSE",
@@ -229,11 +230,14 @@ MODULE: tuple[Rule[TracedCall], ...] = (
 NOT_REACHED = "no gradient reaches it"
 """Verdict on a layer whose gradient is zero everywhere."""
 
-OTHER_ROWS = (
-    "the rows of its batch are neither the frames of each clip (N, C, T, H, W) in turn nor views of which one alone is "
-    "the image's"
+OTHER_FRAMES = "the rows of its batch are not the frames of each clip (N, C, T, H, W) in turn"
+"""Verdict on a layer with the frames of clips."""
+
+OTHER_VIEWS = (
+    "the model joins several inputs to one batch, and no row of it shows the image, all of it and nothing else; let "
+    "the model run these layers on one input after the other, or use a method at the input, e.g. method='occlusion'"
 )
-"""Verdict on a layer whose batch has other rows than expected."""
+"""Verdict on a layer whose batch has several rows for each image."""
 
 _FEW_POSITIONS = 0.05
 """Share of positions that a class token and registers take at most: 5 of 7 x 7 would be 10 %, but they are a prefix. In
@@ -250,7 +254,7 @@ class Response(NamedTuple):
         classes: Number of channels that the classes' own score maps have; 0 if the layer cannot hold them.
         origins: First outputs in the forward pass that have as many tokens as the layer, if it is uncertain that they
             come from the image. They have the batch size of the variants, or 1 for parameters.
-        follows_rows: Whether the rows of its batch are the frames, or views, that the layout says.
+        has_other_frames: Whether the rows of its batch are not the frames of each clip in turn.
     """
 
     maps: Tensor
@@ -258,7 +262,7 @@ class Response(NamedTuple):
     variants: int
     classes: int = 0
     origins: Sequence[Tensor] = ()
-    follows_rows: bool = True
+    has_other_frames: bool = False
 
     @property
     def reached(self) -> Tensor | None:
@@ -349,10 +353,10 @@ RESPONSE: tuple[Rule[Response], ...] = (
         verdict="it holds tokens that are the model's own, not the image's",
     ),
     Rule(
-        "rows in another order",
-        lambda response: not response.follows_rows,
+        "frames in another order",
+        lambda response: response.has_other_frames,
         needed_by="networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames",
-        verdict=OTHER_ROWS,
+        verdict=OTHER_FRAMES,
     ),
 )
 """Rules on activations and gradients. The first that applies gives the verdict."""

@@ -22,10 +22,11 @@ from camtool.layers.image_variants import (
 )
 from camtool.layers.layout_reader import find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
-from camtool.layers.rules import NOT_REACHED, OTHER_ROWS
+from camtool.layers.rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
 from camtool.layers.survey import (
     find_candidates,
     group_grid_outputs,
+    keep_views,
     locate_tokens,
     observe_variants,
     read_layouts,
@@ -240,11 +241,14 @@ def _find_named(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
                 f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
             )
-        if len(layouts) > 1 or layouts[0].rows:
+        layouts = keep_views(model, inputs, {name: layouts}, call_index)[name]
+        if not layouts:
+            raise LayerError(f"layer {name!r} returned {call.shape}: {OTHER_VIEWS}.")
+        if len(layouts) > 1 or layouts[0].has_frames:
             output = observe_variants(model, [name], vary_corner(inputs))[name][call_index]
             layouts = [choose_layout(output, layouts)]
-            if not layouts[0].follows_rows(output):
-                raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_ROWS}.")
+            if layouts[0].has_other_frames(output):
+                raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
         layer = Layer(name, layouts[0])
         index = next(index for index, each in enumerate(calls) if each is call)
         grids = group_grid_outputs(calls[:index], reader, call_index)

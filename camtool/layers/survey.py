@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.model_call import apply_detector_transform, differentiate
-from camtool.hooks.observation import Observation, observe
+from camtool.hooks.observation import Observation, Rows, observe
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
@@ -38,6 +38,7 @@ from camtool.layers.image_variants import (
     vary_corner_and_halves,
     vary_halves,
     vary_parts,
+    vary_views,
 )
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import (
@@ -63,6 +64,7 @@ __all__ = [
     "GridOutput",
     "find_candidates",
     "group_grid_outputs",
+    "keep_views",
     "locate_tokens",
     "observe_variants",
     "read_layouts",
@@ -205,8 +207,7 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    views = count_views(inputs)
-    reader = LayoutReader(calls, size, queries, text, views=views)
+    reader = LayoutReader(calls, size, queries, text, views=1 if text is not None else count_views(inputs))
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
         return reader
@@ -218,7 +219,35 @@ def read_layouts(
     if is_ordered:
         return reader
     # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
-    return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions), views)
+    return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions))
+
+
+def keep_views(
+    model: nn.Module, inputs: ModelInputs, layouts: Mapping[str, list[Layout]], call_index: int
+) -> dict[str, list[Layout]]:
+    """Return the layouts of layers without those of views that are not the image's own, see ``Layout.has_own_view``.
+
+    Args:
+        model: Any module.
+        inputs: What the model is called with.
+        layouts: The ways to read the output of each layer.
+        call_index: See :func:`find_candidates`.
+    """
+    asked = [name for name, found in layouts.items() if any(each.views for each in found)]
+    if not asked:
+        return {**layouts}
+    try:
+        calls = observe(model, asked, vary_views(inputs), grad=False).calls
+    except ForwardError:  # one image at a time shows no order
+        calls = {}
+    return {
+        name: [
+            each
+            for each in found
+            if each.views is None or (name in calls and each.has_own_view(calls[name][call_index].detach()))
+        ]
+        for name, found in layouts.items()
+    }
 
 
 def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader) -> list[Candidate]:
@@ -532,13 +561,20 @@ def _judge(
         run = observe_variants if is_backbone else partial(_observe_in_parts, size=2 if reads_text else 1)
         calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
     judged = []
+    layouts_by_name = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
     for output, gradient in zip(outputs, gradients, strict=True):
+        if not (layouts := layouts_by_name[output.name]):
+            judged.append(replace(output.to_candidate(size), verdict=rules.OTHER_VIEWS))
+            continue
         if output.name not in calls:
             judged.append(replace(output.to_candidate(size), reached=False, verdict=rules.NOT_REACHED))
             continue
         tensor = calls[output.name][call_index].detach()
-        layout = choose_layout(tensor, output.layouts)
-        follows_rows, frames = layout.follows_rows(tensor), layout.grid[0] if layout.has_frames else 1
+        # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
+        views = layouts[0].views
+        here = [replace(each, views=Rows(views.count)) for each in layouts] if views and is_single else layouts
+        layout = choose_layout(tensor, here)
+        has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
         corners, halves = _split_variants(layout.select_view(tensor), count, frames)
         earliest = [_split_variants(layout.select_view(calls[name][0].detach()), count) for name in output.origins]
         located: Layout | None = layout
@@ -552,12 +588,12 @@ def _judge(
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
             classes if output.is_projected else 0,
             [corner for corner, _ in earliest] if output.may_be_latents else [],
-            follows_rows,
+            has_other_frames,
         )
         is_reached = None if response.reached is None else bool(response.reached.any())
         in_order = _find_order(layout, halves) if halves is not None and layout.has_tokens else None
         verdict = rules.find_verdict(rules.RESPONSE, response)
-        candidate = output.to_candidate(size, layout)
+        candidate = output.to_candidate(size, replace(layout, views=views))
         is_located = located is not None
         judged.append(replace(candidate, reached=is_reached, in_order=in_order, is_located=is_located, verdict=verdict))
     return judged

@@ -119,7 +119,7 @@ def test_ablation_of_a_channel_removes_it_from_all_frames() -> None:
 def test_rows_in_another_order_are_refused(order: str, layer: Any) -> None:
     """A clip of three frames and three channels fits both ways, and its frames would be mixed up."""
     net, clips = build("mean", order), torch.randn(1, 3, 3, 16, 16)
-    with pytest.raises(LayerError, match="the rows of its batch are neither the frames of each clip"):
+    with pytest.raises(LayerError, match="the rows of its batch are not the frames of each clip"):
         camtool.explain(net, clips, layer=layer)
 
 

@@ -60,8 +60,8 @@ def test_frames_are_an_axis_or_rows_of_the_batch(layout: Layout, shape: tuple[in
     tensor = torch.randn(shape)
     maps = layout.to_grid(tensor)
     assert maps.shape == (2, 5, 3, 2, 4)
-    assert layout.fits(shape)
-    assert not layout.fits((2, 4, *shape[2:]))
+    assert layout.fits(shape, shape[0])
+    assert not layout.fits((2, 4, *shape[2:]), 2)
     assert torch.equal(layout.to_grid(tensor.flatten(0, 1)), maps)
     for i in range(2):
         assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])

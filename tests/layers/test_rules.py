@@ -142,7 +142,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "tokens that begin elsewhere": Example(lambda: find_chosen(RegisterNet(1, 24)), "patches"),
     "tokens without places": Example(lambda: find_chosen(QueryNet(64, 8)), "norm"),  # as many queries as patches
-    "rows in another order": Example(find_chosen_for_frames, None),
+    "frames in another order": Example(find_chosen_for_frames, None),
     "attention projection": Example(
         lambda: find_verdict(ClassTokenNet(ClassAttention(8, together=False)), "attention.key"), "a projection of norm"
     ),

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import camtool
 from camtool.errors import LayerError
+from camtool.figures import feature_maps
 from camtool.hooks.observation import Rows
 from tests.helpers.vision_transformers import CHANNELS, Block
 from tests.state.test_no_trace import unchanged
@@ -98,8 +99,116 @@ def test_a_layer_where_the_inputs_meet_is_not_read() -> None:
     net.trunk.append(Meet())
     (result,) = camtool.explain(net, draw_inputs(1), 2)
     assert result.layer == "trunk.3"
-    with pytest.raises(LayerError, match=r"'trunk.4' returned \(2, 12, 10, 12\), but .* nor views of which one alone"):
+    with pytest.raises(LayerError, match=r"'trunk.4' returned \(2, 12, 10, 12\): .* no row of it shows the image"):
         camtool.explain(net, draw_inputs(1), 2, layer="trunk.4")
+
+
+class Squeezed(Siamese):
+    """Returns ``(K,)`` for one image, so that the layers are surveyed one image at a time."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(*inputs).squeeze()
+
+
+@pytest.mark.parametrize("joined", ["stack", "cat"])
+def test_the_order_of_rows_is_read_from_a_batch(joined: str) -> None:
+    inputs, net = draw_inputs(3), Squeezed("maps", joined, 1).eval()
+    expected = camtool.explain(Siamese("maps", "none", 1).eval(), inputs, [2, 0, 1], layer="trunk.3")
+    for ours, reference in zip(camtool.explain(net, inputs, [2, 0, 1]), expected, strict=True):
+        np.testing.assert_allclose(ours.raw, reference.raw, atol=1e-6)
+
+
+def test_without_a_batch_the_order_is_not_guessed() -> None:
+    inputs = camtool.Inputs(*draw_inputs(3).entries.values(), torch.rand(4, 3), shared=[3])
+    net = Shared("maps", "cat", 0).eval()
+    with pytest.raises(LayerError, match="joins several images, views or tiles into one batch"):
+        camtool.explain(net, inputs, 1)
+
+
+class Shared(Siamese):
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(*inputs[:3]) + inputs[3].sum()
+
+
+class Triplet(nn.Module):
+    """Runs its trunk on the image alone, and then on two others in one batch."""
+
+    def __init__(self, *, is_image_last: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.is_image_last = build_trunk("maps"), is_image_last
+
+    def forward(self, image: Tensor, second: Tensor, third: Tensor) -> Tensor:
+        if self.is_image_last:
+            other, (own, last) = self.trunk(third), self.trunk(torch.cat([image, second])).chunk(2)
+        else:
+            own, (other, last) = self.trunk(image), self.trunk(torch.cat([second, third])).chunk(2)
+        return torch.stack([(own * other).mean((1, 2, 3)), (own * last).mean((1, 2, 3))], 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("is_image_last", "call_index"), [(True, -1), (False, 0)])
+def test_calls_of_one_layer_with_other_numbers_of_rows(count: int, is_image_last: bool, call_index: int) -> None:
+    net, inputs = Triplet(is_image_last=is_image_last).eval(), draw_inputs(count)
+    results = camtool.explain(net, inputs, 1, layer="trunk.3", image=0, call_index=call_index)
+    image, second, third = inputs.entries.values()
+    own, last = net.trunk(image).detach(), net.trunk(second if is_image_last else third).detach()
+    for result, activations, weights in zip(results, own, last, strict=True):
+        expected = ((weights / weights.numel()).mean((1, 2))[:, None, None] * activations).sum(0).relu()
+        np.testing.assert_allclose(result.raw, expected, atol=1e-6)
+
+
+CUTS = {
+    "parts by a mask": lambda image, mask: torch.cat([image * mask, image * (1 - mask)]),
+    "the image and its part": lambda image, mask: torch.cat([image, image * mask]),
+    "its halves": lambda image, mask: torch.cat(
+        [nn.functional.interpolate(half, image.shape[2:]) for half in (image + 0 * mask).chunk(2, 3)]
+    ),
+    "a constant beside it": lambda image, mask: torch.cat([image, torch.ones_like(mask)]),
+}
+
+
+class Cut(nn.Module):
+    """Runs its trunk on two rows that are not two inputs."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.classes, self.how = build_trunk("maps"), nn.Linear(24, 3), how
+
+    def forward(self, image: Tensor, mask: Tensor) -> Tensor:
+        features = self.trunk(CUTS[self.how](image, mask)).mean((2, 3))
+        return self.classes(torch.cat(features.chunk(2), 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", CUTS)
+@pytest.mark.parametrize("layer", [None, "trunk.1"])
+def test_rows_that_are_no_views_are_refused(how: str, layer: str | None) -> None:
+    image, mask = torch.rand(1, 3, 40, 48), torch.ones(1, 3, 40, 48)
+    mask[:, :, :20, :24] = 0  # what changes in the upper left quadrant alone would not show the parts
+    with pytest.raises(LayerError, match="no row of it shows the image, all of it and nothing else"):
+        camtool.explain(Cut(how).eval(), camtool.Inputs(image, mask), 1, layer=layer)
+
+
+def test_a_changed_way_to_join_the_inputs_is_noticed() -> None:
+    net, inputs = Siamese("maps", "stack", 0).eval(), draw_inputs(2)
+    before = camtool.explain(net, inputs, 2, layer="trunk.3")
+    net.joined = "none"
+    after = camtool.explain(net, inputs, 2, layer="trunk.3")
+    assert [each.raw.shape for each in after] == [(10, 12)] * 2
+    np.testing.assert_allclose(after[0].raw, before[0].raw, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["0", "1"])
+@pytest.mark.parametrize("joined", ["stack", "cat"])
+def test_feature_maps_are_those_of_the_image(joined: str, layer: str) -> None:
+    inputs = draw_inputs(1)
+    view = camtool.Inputs(*inputs.entries.values(), image=1)
+    figure = feature_maps(Siamese("maps", joined, 0).eval(), view, [f"trunk.{layer}"])
+    alone = feature_maps(Siamese("maps", "none", 0).other.eval(), [*inputs.entries.values()][1], [layer])
+    ours, expected = ([each.get_array() for each in drawn.axes[0].images] for drawn in (figure, alone))
+    assert len(ours) > 1
+    np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("in_turn", [True, False])

@@ -266,7 +266,14 @@ def test_two_files_must_agree(weights: Path) -> None:
                 {"size": {"shortest_edge": 30000}},
                 {"size": 30000},
                 {"do_center_crop": True, "crop_size": {"height": 8, "width": 30000}},
+                {"image_processor_type": "DetrImageProcessor", "size": {"max_height": 30000, "max_width": 30000}},
+                {"image_processor_type": "Mask2FormerImageProcessor", "size_divisor": 30000},
             )
+        ),
+        (
+            "preprocessor_config.json",
+            '{"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}, "crop_pct": 0.01}',
+            "22400 pixels a side",
         ),
         (
             "preprocessor_config.json",

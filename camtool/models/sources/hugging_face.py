@@ -185,19 +185,34 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     return timm_transform or ProcessorTransform(processor)
 
 
-def _list_sides(processor: Any) -> Iterator[Any]:
-    """Yield the sides in pixels that an image processor resizes or pads any image to."""
-    settings = processor.to_dict()
-    yield from getattr(processor, "data_config", {}).get("input_size", ())  # of a timm model
-    for name in ("size", "crop_size", "pad_size"):
-        given = settings.get(name)
-        if isinstance(given, Mapping):
-            yield from (given.get(side) for side in ("height", "width"))
-            # Those that merge patches count pixels of the whole image instead.
-            shortest = given.get("shortest_edge")
-            yield shortest**0.5 if "merge_size" in settings and isinstance(shortest, int) else shortest
-        else:
-            yield given
+_SIZES = (
+    *("size", "crop_size", "pad_size", "mask_pad_size", "tile_size", "min_size", "max_size", "max_image_size"),
+    *("size_divisor", "size_divisibility", "ensure_multiple_of", "image_grid_pinpoints", "timm"),
+)
+"""Settings of image processors with sides, or multiples of sides, that an image may be enlarged to."""
+
+
+def _list_sides(processor: Any) -> Iterator[float]:
+    """Yield the sides in pixels that an image processor may enlarge any image to."""
+    settings = {**processor.to_dict(), "timm": getattr(processor, "data_config", None)}
+    # Those that merge patches count the pixels of the whole image, and the largest number is a bound alone.
+    counts_pixels = "merge_size" in settings
+    left = (settings["timm"] or settings).get("crop_pct")
+    share = min(1.0, left) if isinstance(left, float) and left > 0 else 1.0
+    for name in _SIZES:
+        for number in _list_numbers(settings.get(name), "longest_edge" if counts_pixels else ""):
+            yield max(0, number) ** 0.5 if counts_pixels else number / share
+
+
+def _list_numbers(value: Any, left_out: str) -> Iterator[float]:
+    """Yield the numbers in nested lists and dictionaries, except one entry."""
+    if isinstance(value, Mapping):
+        value = [each for name, each in value.items() if name != left_out]
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _list_numbers(each, left_out)
+    elif isinstance(value, (int, float)):
+        yield value
 
 
 def read_processor(path: Path) -> Transform:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "check_sides", "get_first_line", "to_height_and_width"]
 
 _MAX_SIDE = 4096
-"""Largest side that a file may ask images to be resized to. Published models have at most 2048."""
+"""Largest side that a file may ask images to be resized to. Published models have less."""
 
 
 class Source(ABC):
@@ -122,11 +122,11 @@ def check_sides(where: object, sides: Iterable[Any]) -> None:
     Raises:
         ModelError: A side is too large.
     """
-    most = max((side for side in sides if isinstance(side, (int, float))), default=0)
-    if most > _MAX_SIDE:
+    too_large = [side for side in sides if isinstance(side, (int, float)) and side > _MAX_SIDE]
+    if too_large:
         raise ModelError(
-            f"{where} asks for images of {most:.0f} pixels a side, and at most {_MAX_SIDE} are allowed. Name the "
-            "preprocessing with transform=, or give smaller images to a transform of your own."
+            f"{where} asks for images of {too_large[0]:.0f} pixels a side, and at most {_MAX_SIDE} are allowed. Name "
+            "the preprocessing with transform=, or give smaller images to a transform of your own."
         )
 
 
