@@ -178,7 +178,7 @@ def _observe(
             # no gradient from here.
             kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         calls[layer].append(kept if grad else kept.detach())
-        return replace_main_tensor(output, _join_rows(kept, rows.get(layer), tensor).clone())
+        return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
     with (
         preserve_model(model) as cleanup,
@@ -222,7 +222,7 @@ def observe_connected(
         kept = _split_rows(tensor, rows.get(layer))
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
-        return replace_main_tensor(output, _join_rows(kept, rows.get(layer), tensor).clone())
+        return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
     with preserve_model(model) as cleanup, torch.enable_grad():
         for layer in calls:
@@ -392,10 +392,6 @@ def _get_tensor(layer: str, output: Any) -> Tensor:
 def _split_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
     # Another call of the layer may get one row for each image.
     return tensor if rows is None or len(tensor) % rows.count else rows.split(tensor)
-
-
-def _join_rows(kept: Tensor, rows: Rows | None, output: Tensor) -> Tensor:
-    return kept if rows is None or kept.ndim == output.ndim else rows.join(kept)
 
 
 def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:
