@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from camtool.models import (
     scale_statistics,
 )
 from camtool.models.preprocessing import Renormalized
+from camtool.models.sources.hugging_face import _list_sides
+from camtool.models.sources.source import check_sides
 
 PHOTO = Image.fromarray(np.random.default_rng(5).integers(0, 256, (40, 60, 3), np.uint8))
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.2)
@@ -268,6 +271,10 @@ def test_two_files_must_agree(weights: Path) -> None:
                 {"do_center_crop": True, "crop_size": {"height": 8, "width": 30000}},
                 {"image_processor_type": "DetrImageProcessor", "size": {"max_height": 30000, "max_width": 30000}},
                 {"image_processor_type": "Mask2FormerImageProcessor", "size_divisor": 30000},
+                {
+                    "image_processor_type": "Qwen2VLImageProcessor",
+                    "size": {"shortest_edge": 9 * 10**8, "longest_edge": 1},
+                },
             )
         ),
         (
@@ -286,6 +293,20 @@ def test_a_file_that_is_damaged_or_does_not_fit_is_refused(weights: Path, name, 
     (weights.parent / name).write_text(content)
     with pytest.raises(ModelError, match=message):
         camtool.load(SMALL, weights)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_no_image_processor_of_transformers_asks_for_too_much_by_default() -> None:
+    transformers = pytest.importorskip("transformers")
+    names = [name for name in dir(transformers) if name.endswith(("ImageProcessor", "ImageProcessorPil"))]
+    processors = []
+    for name in names:
+        with suppress(Exception):  # some need a library, or settings
+            processors.append(getattr(transformers, name)())
+    assert len(processors) > 100
+    for processor in processors:
+        check_sides(type(processor).__name__, _list_sides(processor))
 
 
 def test_gray_settings_of_timm_make_one_channel(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
 
 _SIZES = (
     *("size", "crop_size", "pad_size", "mask_pad_size", "tile_size", "min_size", "max_size", "max_image_size"),
-    *("size_divisor", "size_divisibility", "ensure_multiple_of", "image_grid_pinpoints", "timm"),
+    *("size_divisor", "size_divisibility", "ensure_multiple_of", "image_grid_pinpoints", "min_pixels", "timm"),
 )
 """Settings of image processors with sides, or multiples of sides, that an image may be enlarged to."""
 
@@ -195,24 +195,27 @@ _SIZES = (
 def _list_sides(processor: Any) -> Iterator[float]:
     """Yield the sides in pixels that an image processor may enlarge any image to."""
     settings = {**processor.to_dict(), "timm": getattr(processor, "data_config", None)}
-    # Those that merge patches count the pixels of the whole image, and the largest number is a bound alone.
-    counts_pixels = "merge_size" in settings
     left = (settings["timm"] or settings).get("crop_pct")
     share = min(1.0, left) if isinstance(left, float) and left > 0 else 1.0
     for name in _SIZES:
-        for number in _list_numbers(settings.get(name), "longest_edge" if counts_pixels else ""):
-            yield max(0, number) ** 0.5 if counts_pixels else number / share
+        for kind, number in _list_numbers(name, settings.get(name)):
+            # Processors that merge patches state the pixels of whole images, of which the largest is a bound alone.
+            if kind == "min_pixels" or (kind == "shortest_edge" and "merge_size" in settings):
+                yield max(0, number) ** 0.5
+            elif kind != "max_pixels" and (kind != "longest_edge" or "merge_size" not in settings):
+                yield number / share
 
 
-def _list_numbers(value: Any, left_out: str) -> Iterator[float]:
-    """Yield the numbers in nested lists and dictionaries, except one entry."""
+def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in nested lists and dictionaries, each with the nearest name above it."""
     if isinstance(value, Mapping):
-        value = [each for name, each in value.items() if name != left_out]
-    if isinstance(value, (list, tuple)):
+        for key, each in value.items():
+            yield from _list_numbers(key, each)
+    elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _list_numbers(each, left_out)
+            yield from _list_numbers(name, each)
     elif isinstance(value, (int, float)):
-        yield value
+        yield name, value
 
 
 def read_processor(path: Path) -> Transform:
