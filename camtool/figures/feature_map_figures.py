@@ -268,8 +268,8 @@ def _find_layouts(
 ) -> list[Layer]:
     """Return the layers with the layouts of their outputs.
 
-    The layout of a convolution is known, even if its output is 1 x 1. Layers whose output has no grid are left out,
-    unless they were given by name.
+    The layout of a convolution is known, even if its output is 1 x 1, unless its batch has several rows for one image.
+    Layers whose output has no grid are left out, unless they were given by name.
 
     Args:
         model: The model.

@@ -437,6 +437,11 @@ class InputPreparer:
         main = nested_tensors.find_main_tensor(entries[image])
         if main is None:
             raise ImageError(f"img: {image!r} holds no floating tensor, so it is no image; name another with image=.")
+        # An input that is given twice is the image in one place only.
+        for key in entries.keys() - {image}:
+            entries[key] = nested_tensors.map_tensors(
+                entries[key], lambda tensor: tensor.view_as(tensor) if tensor is main else tensor
+            )
         kind = self.infer_kind(main)
         axes = SPATIAL_AXES[kind]
         if main.ndim < axes + 1:

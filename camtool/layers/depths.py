@@ -26,7 +26,7 @@ from camtool.layers.image_variants import count_views, select_first_image
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.other_paths import iterate_graph
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
-from camtool.layers.survey import group_grid_outputs
+from camtool.layers.survey import group_grid_outputs, keep_views
 from camtool.outputs.detections import find_query_tokens
 from camtool.private_torch import get_saved_value
 from camtool.state.guard import preserve_model
@@ -103,13 +103,15 @@ def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index
     calls = trace(model, select_first_image(inputs))
     queries, views = find_query_tokens(calls[-1].output), count_views(inputs)
     reader = LayoutReader(calls, find_size_in_model(model, inputs), queries, views=views)
+    outputs = group_grid_outputs(calls, reader, call_index)
+    layouts = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
     module = find_module(model, layer.name)  # a module with several names is traced under the first
     own = get_call(layer.name, [i for i, call in enumerate(calls) if call.module is module], call_index)
     matrices = [*accumulate(has_matrix(call.module) for call in calls)]
     places = [
-        _Place(output.name, output.layouts[0].grid, output.calls[-1], matrices[output.calls[-1]])
-        for output in group_grid_outputs(calls, reader, call_index)
-        if output.calls[-1] < own
+        _Place(output.name, layouts[output.name][0].grid, output.calls[-1], matrices[output.calls[-1]])
+        for output in outputs
+        if output.calls[-1] < own and layouts[output.name]
     ]
     return [*places, _Place(layer.name, layer.layout.grid, own, matrices[own])]
 

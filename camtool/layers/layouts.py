@@ -12,6 +12,7 @@ from torch import Tensor
 
 from camtool.hooks.observation import Rows
 from camtool.layers.image_variants import VARIANTS
+from camtool.maps import ROUNDING_STEPS, upcast
 
 __all__ = [
     "FEWEST_CELLS",
@@ -228,13 +229,16 @@ class Layout:
         """
         if self.views is None or len(tensor) != VARIANTS * self.views.count:
             return self.views is None
-        own, another, beside = self.views.split(tensor).flatten(2)
+        own, another, beside = self.views.split(upcast(tensor)).flatten(2)
         own_changes, others_change = ((each - own).abs().amax(1) for each in (another, beside))
+        # Rows of a batch may be rounded differently.
+        rounding = max(_UNCHANGED, ROUNDING_STEPS * torch.finfo(tensor.dtype).eps)
         is_own = torch.arange(self.views.count, device=tensor.device) == self.view
         # Another image changes its own row alone; other views change all rows but this one.
-        is_alone = own_changes[~is_own].max() <= _UNCHANGED * own_changes[self.view]
-        is_independent = others_change[self.view] <= _UNCHANGED * others_change[~is_own].min()
-        return bool(is_alone & is_independent & (own_changes[self.view] > 0) & (others_change[~is_own].min() > 0))
+        is_alone = own_changes[~is_own].max() <= rounding * own_changes[self.view]
+        is_independent = others_change[self.view] <= rounding * others_change[~is_own].min()
+        is_seen = own_changes[self.view].isfinite() & (own_changes[self.view] > 0) & (others_change[~is_own].min() > 0)
+        return bool(is_alone & is_independent & is_seen)
 
     def _frames_to_grid(self, tensor: Tensor) -> Tensor:
         axes = 4 if self.kind == "frame tokens" else 5

@@ -64,7 +64,7 @@ class Siamese(nn.Module):
             one, two = self.trunk(torch.cat(pair)).chunk(2)
         else:
             one, two = (trunk(x) for trunk, x in zip(self.in_turn, pair, strict=True))
-        weights = torch.linspace(-3, 3, 2 * one[0].numel()).cos().reshape(2, -1)
+        weights = torch.linspace(-3, 3, 2 * one[0].numel()).cos().reshape(2, -1).to(one)
         first, last = (each.flatten(1) @ weights.T for each in (one, two))
         return self.classes(first, last) + third.mean((1, 2, 3))[:, None]  # type: ignore[no-any-return]
 
@@ -188,6 +188,44 @@ def test_rows_that_are_no_views_are_refused(how: str, layer: str | None) -> None
     mask[:, :, :20, :24] = 0  # what changes in the upper left quadrant alone would not show the parts
     with pytest.raises(LayerError, match="no row of it shows the image, all of it and nothing else"):
         camtool.explain(Cut(how).eval(), camtool.Inputs(image, mask), 1, layer=layer)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("joined", ["stack", "cat"])
+def test_views_in_other_types(joined: str, kind: torch.dtype) -> None:
+    inputs = camtool.Inputs(*(each.to(kind) for each in draw_inputs(2).entries.values()))
+    (expected, _), (found, _) = (
+        camtool.explain(Siamese("maps", how, 1).to(kind).eval(), inputs, 2, layer="trunk.3") for how in ("none", joined)
+    )
+    np.testing.assert_allclose(found.heatmap, expected.heatmap, atol=0.05)
+
+
+def test_one_image_in_both_places() -> None:
+    image, _, third = draw_inputs(1).entries.values()
+    inputs = camtool.Inputs(image, image, third)
+    maps = [camtool.explain(Siamese("maps", how, 0).eval(), [inputs], 2, layer="trunk.3")[0] for how in ("none", "cat")]
+    np.testing.assert_allclose(maps[1].raw, maps[0].raw, atol=1e-6)
+    assert feature_maps(Siamese("maps", "cat", 0).eval(), inputs, ["trunk.1"]).axes
+
+
+class FusedParts(nn.Module):
+    """Joins two parts of its image to one batch, and then to one row again, which a body reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.fc = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU()), nn.Linear(8, 3)
+        self.body = nn.Sequential(nn.Conv2d(12, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.Tanh())
+
+    def forward(self, image: Tensor, mask: Tensor) -> Tensor:
+        parts = self.stem(CUTS["parts by a mask"](image, mask)).chunk(2)
+        return self.fc(self.body(torch.cat(parts, 1)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_depths_leave_out_rows_that_are_no_views() -> None:
+    image, mask = torch.rand(1, 3, 40, 48), torch.rand(1, 3, 40, 48)
+    (result,) = camtool.explain(FusedParts().eval(), camtool.Inputs(image, mask), 1, method="faithcam")
+    assert result.layer == "body"
 
 
 def test_a_changed_way_to_join_the_inputs_is_noticed() -> None:

@@ -271,6 +271,9 @@ def test_two_files_must_agree(weights: Path) -> None:
                 {"do_center_crop": True, "crop_size": {"height": 8, "width": 30000}},
                 {"image_processor_type": "DetrImageProcessor", "size": {"max_height": 30000, "max_width": 30000}},
                 {"image_processor_type": "Mask2FormerImageProcessor", "size_divisor": 30000},
+                {"size": {"shortest_edge": 30000}, "merge_size": 2, "data_config": "none of timm's"},
+                {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 30000}, "merge_size": 2},
+                {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 30000, "width": 30000}},
                 {
                     "image_processor_type": "Qwen2VLImageProcessor",
                     "size": {"shortest_edge": 9 * 10**8, "longest_edge": 1},

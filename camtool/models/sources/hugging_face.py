@@ -188,21 +188,27 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
 _SIZES = (
     *("size", "crop_size", "pad_size", "mask_pad_size", "tile_size", "min_size", "max_size", "max_image_size"),
     *("size_divisor", "size_divisibility", "ensure_multiple_of", "image_grid_pinpoints", "min_pixels", "timm"),
+    *("patch_size", "high_res_size", "max_patches"),
 )
 """Settings of image processors with sides, or multiples of sides, that an image may be enlarged to."""
 
 
 def _list_sides(processor: Any) -> Iterator[float]:
     """Yield the sides in pixels that an image processor may enlarge any image to."""
-    settings = {**processor.to_dict(), "timm": getattr(processor, "data_config", None)}
+    # A file may set any attribute, so the class tells what the settings mean.
+    is_timm, merges_patches = type(processor).__name__.startswith("TimmWrapper"), hasattr(type(processor), "merge_size")
+    settings = {**processor.to_dict(), "timm": processor.data_config if is_timm else None}
     left = (settings["timm"] or settings).get("crop_pct")
     share = min(1.0, left) if isinstance(left, float) and left > 0 else 1.0
+    patch = [side for _, side in _list_numbers("", settings.get("patch_size"))]
     for name in _SIZES:
         for kind, number in _list_numbers(name, settings.get(name)):
             # Processors that merge patches state the pixels of whole images, of which the largest is a bound alone.
-            if kind == "min_pixels" or (kind == "shortest_edge" and "merge_size" in settings):
+            if kind == "min_pixels" or (kind == "shortest_edge" and merges_patches):
                 yield max(0, number) ** 0.5
-            elif kind != "max_pixels" and (kind != "longest_edge" or "merge_size" not in settings):
+            elif kind == "max_patches":  # any image is enlarged to as many
+                yield max(patch, default=16) * max(0, number) ** 0.5
+            elif kind != "max_pixels" and (kind != "longest_edge" or not merges_patches):
                 yield number / share
 
 
