@@ -30,6 +30,7 @@ from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evidence.evidence import Evidence as Evidence
 from camtool.explainer import Explainer as Explainer
 from camtool.explainer import explain as explain
+from camtool.explainer import predict as predict
 from camtool.explanation import Explanation as Explanation
 from camtool.figures.method_comparison import Comparison as Comparison
 from camtool.figures.method_comparison import compare as compare

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,7 +69,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model returns for a target: fields of :class:`camtool.Explanation`, without a map."""
+    """Score of a target on an image, as in :class:`camtool.Explanation`, but without a map.
+
+    Attributes:
+        label: The label of the class, or the description of another target.
+        index: The index of the class; ``None`` for targets that are no class.
+        score: The score, a logit as a rule.
+        probability: The probability; ``None`` where there is none.
+        box: The box ``(left, top, right, bottom)`` of a detection, in pixels of the photo; else ``None``.
+    """
 
     label: str
     index: int | None
@@ -84,7 +92,7 @@ class BatchExplainer:
 
     Attributes:
         model: The module that runs.
-        methods: One or more methods; none to run the model without a map.
+        methods: The methods. Without any, the model is run without observing layers.
         has_many_methods: True if each result is a list with one explanation per method.
         options: Options of the methods, by name.
         layers: The names of the layers; ``None`` to find the best ones.
@@ -98,16 +106,16 @@ class BatchExplainer:
     """
 
     model: nn.Module
-    methods: Sequence[Method]
-    has_many_methods: bool
-    options: Mapping[str, Any]
-    layers: Sequence[str] | None
-    merge: Merge
-    labels: Sequence[str] | None
-    text: TextEncoder | None
-    placement: Placement
-    depths: Depths
-    engines: Sequence[str]
+    methods: Sequence[Method] = ()
+    has_many_methods: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layers: Sequence[str] | None = None
+    merge: Merge = merges.MERGES["mean"]
+    labels: Sequence[str] | None = None
+    text: TextEncoder | None = None
+    placement: Placement = "centers"
+    depths: Depths = 0
+    engines: Sequence[str] = ()
     notes: tuple[MapWarning, ...] = ()
 
     @property
@@ -171,8 +179,8 @@ class BatchExplainer:
         return results
 
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
-        """Return what the model returns for the targets that are requested of each image, in order, without maps."""
-        forward_pass = replace(self, methods=()).run_forward_pass(observe, batch)
+        """Return the score of each target that is requested of each image, in order."""
+        forward_pass = self.run_forward_pass(observe, batch)
         rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link()
         scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
         by_class = forward_pass.compute_probabilities()

@@ -278,6 +278,37 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     return explainer(img, target_class)
 
 
+def predict(
+    model: Model,
+    img: OneImage,
+    target_class: AnyTargets = None,
+    *,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+) -> list[Prediction]:
+    """Return label, score and probability of targets on one image, without maps.
+
+        camtool.predict(model, "photo.jpg", camtool.targets.Top(5))
+
+    The arguments are those of :func:`explain`. It takes one forward pass; if the scores are between 0 and 1, the first
+    call takes another one, which shows whether they are probabilities.
+
+    Returns:
+        One :class:`Prediction` for each target.
+
+    Raises:
+        CamtoolError: An argument does not fit, or the model does not run on the image.
+    """
+    check_argument_order(img, target_class)
+    loaded, requests = to_loaded(model), match_targets(target_class, None)
+    names = labels if labels is not None else loaded.labels
+    preparer = InputPreparer(loaded.model, transform or loaded.transform, device)
+    with Cleanup(), guard(loaded.model, evaluate=True), torch.no_grad():
+        (batch,) = preparer.prepare_batches([img], 1, needs_layers=False)[1]
+        return BatchExplainer(loaded.model, labels=names, text=loaded.text).predict(batch, requests)
+
+
 _TOO_FEW_IMAGES = MapWarning(
     "method='auto' needs ten images or more in one call to choose a method; fewer came, so gradcam was used.",
     "few-images",
@@ -414,29 +445,6 @@ class Explainer(Generic[Result]):
                 asked = requests[len(results) : len(results) + len(batch.items)]
                 results += self._batches.explain(batch, asked)
             return results[0] if count is None else results
-
-    def predict(self, img: OneImage, target_class: AnyTargets = None) -> list[Prediction]:
-        """Return what the model returns for the targets of one image, without a map.
-
-        It takes one forward pass; the first time another one, if nothing but the graph shows whether scores are
-        probabilities.
-
-        Args:
-            img: The image.
-            target_class: One target or several, as in :func:`explain`: a :class:`camtool.targets.Top` for those that
-                the model ranks highest.
-
-        Raises:
-            CamtoolError: An argument does not fit, or the model does not run on the image.
-        """
-        check_argument_order(img, target_class)
-        requests = match_targets(target_class, None)
-        with Cleanup(), guard(self._model, evaluate=True), torch.no_grad():
-            prepared = self._preparer.prepare_batches(
-                [img], 1, image=self._image, layers=None, call_index=self._call_index, score=None, needs_layers=False
-            )
-            (batch,) = prepared[1]
-            return self._batches.predict(batch, requests)
 
     def _choose_method(self, img: Any) -> None:
         """Take the method and the layer that are recommended for the model, if none was named."""

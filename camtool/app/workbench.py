@@ -202,7 +202,7 @@ class Workbench:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
             try:
-                found = camtool.Explainer(loaded, "rise").predict(stored.image, top)
+                found = camtool.predict(loaded, stored.image, top)
             except NothingFoundError:
                 return ()
             ranked: dict[int, RankedClass] = {}

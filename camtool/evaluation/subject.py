@@ -16,7 +16,6 @@ from camtool.hooks.observation import observe
 from camtool.inference.folded_model import FoldedModel
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer
-from camtool.methods import merges
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link
 from camtool.state.cleanup import Cleanup
@@ -76,19 +75,7 @@ class Subject:
             raise MetricError("model: it compares images with texts; a classifier with fixed classes is needed.")
         self.model = loaded.model
         self.preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind="image")
-        self.explainer = BatchExplainer(
-            model=loaded.model,
-            methods=(),  # candidates bring their own
-            has_many_methods=True,
-            options={},
-            layers=None,
-            merge=merges.get_merge("mean"),
-            labels=labels if labels is not None else loaded.labels,
-            text=None,
-            placement="centers",
-            depths=0,
-            engines=(),
-        )
+        self.explainer = BatchExplainer(loaded.model, labels=labels if labels is not None else loaded.labels)
 
     def iterate_batches(
         self, images: Sequence[Any] | Tensor, requests: Sequence[Any], size: int

@@ -112,8 +112,9 @@ def _read_torch(path: Path) -> Any:
             "torch.load, and pass the model."
         ) from error
     except _UNPICKLER_ERRORS as error:
-        reason = str(error).split("\n", 1)[0] or type(error).__name__
-        raise ModelError(f"weights {str(path)!r} are damaged: {reason}") from error
+        # The first sentence alone: torch's next one says how to run the code in the file.
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+        raise ModelError(f"weights {str(path)!r} are damaged: {reason}.") from error
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:

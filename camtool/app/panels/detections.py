@@ -88,7 +88,7 @@ def list_boxes(loaded: Loaded, image: Image.Image, least: float = 0.0) -> tuple[
         CamtoolError: The model does not run on the photo.
     """
     try:
-        found = camtool.Explainer(loaded, "rise").predict(image, Top(_MOST_BOXES))
+        found = camtool.predict(loaded, image, Top(_MOST_BOXES))
     except NothingFoundError:
         return ()
     if any(each.box is None for each in found):

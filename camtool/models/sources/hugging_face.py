@@ -198,8 +198,8 @@ def _list_sides(processor: Any) -> Iterator[float]:
     # A file may set any attribute, so the class tells what the settings mean.
     is_timm, merges_patches = type(processor).__name__.startswith("TimmWrapper"), hasattr(type(processor), "merge_size")
     settings = {**processor.to_dict(), "timm": processor.data_config if is_timm else None}
-    left = (settings["timm"] or settings).get("crop_pct")
-    share = min(1.0, left) if isinstance(left, float) and left > 0 else 1.0
+    crop = (settings["timm"] or settings).get("crop_pct")
+    crop = min(1.0, crop) if isinstance(crop, float) and crop > 0 else 1.0
     patch = [side for _, side in _list_numbers("", settings.get("patch_size"))]
     for name in _SIZES:
         for kind, number in _list_numbers(name, settings.get(name)):
@@ -209,7 +209,7 @@ def _list_sides(processor: Any) -> Iterator[float]:
             elif kind == "max_patches":  # any image is enlarged to as many
                 yield max(patch, default=16) * max(0, number) ** 0.5
             elif kind != "max_pixels" and (kind != "longest_edge" or not merges_patches):
-                yield number / share
+                yield number / crop
 
 
 def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

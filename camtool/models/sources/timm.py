@@ -88,7 +88,7 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
     timm = _import_timm()
     for name, kinds in (("input_size", {int}), ("mean", {int, float}), ("std", {int, float})):
         values = settings.get(name)
-        # To Python JSON's true is a number, and timm takes whatever it can index.
+        # JSON's true counts as a number in Python, and timm does not check the types.
         is_list = isinstance(values, list) and len(values) > 0 and {*map(type, values)} <= kinds
         if values is not None and not (is_list and (name != "input_size" or len(values) == 3)):
             raise ModelError(

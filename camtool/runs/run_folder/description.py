@@ -119,9 +119,7 @@ def describe_command(command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a description that is known before the model is loaded."""
     # Options are hashed that name a file, e.g. of labels. Weights alone may be large; others are then refused.
     texts = {name: value for name, value in command.items() if isinstance(value, (str, Path))}
-    files = {
-        name: value for name, value in texts.items() if _is_file(value, math.inf if name == "weights" else _MAX_BYTES)
-    }
+    files = {name: value for name, value in texts.items() if _is_hashed(value, is_weights=name == "weights")}
     return {
         "directory": str(Path.cwd()),
         # Sorted, as the order of the arguments must not matter.
@@ -130,9 +128,14 @@ def describe_command(command: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_file(path: str | Path, max_bytes: float) -> bool:
-    # These functions take any text for a path, also a long one.
-    return os.path.isfile(path) and os.path.getsize(path) <= max_bytes  # noqa: PTH113, PTH202
+def _is_hashed(path: str | Path, *, is_weights: bool) -> bool:
+    """Check that a text is the path of a file that is hashed: weights of any size, others up to a limit."""
+    if not os.path.isfile(path):  # noqa: PTH113  it takes any text for a path, also a long one
+        return False
+    status = os.stat(path)  # noqa: PTH116
+    # A sparse file may claim any size. Weights are no such file, and loading refuses it.
+    is_sparse = 2 * 512 * getattr(status, "st_blocks", math.inf) < status.st_size
+    return not is_sparse if is_weights else status.st_size <= _MAX_BYTES
 
 
 def to_plain(value: Any) -> Any:
