@@ -110,7 +110,7 @@ class BatchExplainer:
     has_many_methods: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     layers: Sequence[str] | None = None
-    merge: Merge = merges.MERGES["mean"]
+    merge: Merge = field(default_factory=partial(merges.get_merge, "mean"))
     labels: Sequence[str] | None = None
     text: TextEncoder | None = None
     placement: Placement = "centers"

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from camtool.rendering.colormaps import Colormap
 
-__all__ = ["Explainer", "explain"]
+__all__ = ["Explainer", "explain", "predict"]
 
 # ------------------------------------------------------------------------------------------------------------ types
 

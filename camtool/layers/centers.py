@@ -30,7 +30,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
-from camtool.layers.other_paths import has_other_paths, iterate_graph
+from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.selection import Layer, describe_shapes
 from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.state.guard import preserve_model
@@ -117,7 +117,7 @@ class LayerPlace(NamedTuple):
         centers: The centers of its cells, or None if arithmetic does not determine them, e.g. for Swin transformers,
             which merge patches by a reshape, and for weights made in inference mode.
         weights: The states of the weights that the centers depend on; ``None`` if they depend on none.
-        has_other_paths: See :func:`camtool.layers.other_paths.has_other_paths`.
+        has_other_paths: See :func:`camtool.layers.depths.has_other_paths`.
     """
 
     centers: CellCenters | None

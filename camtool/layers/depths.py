@@ -5,28 +5,31 @@ score gets from the image is in the layer, and nothing bypasses it. Blocks of a 
 convolutions inside of a block are not, because the shortcut bypasses them, and neither are the encoder's layers of a
 U-Net, which the skip connections bypass.
 
-The paths are counted on autograd's graph from the image to the layer.
+The paths are counted on autograd's graph from the image to the layer. The same graph shows paths that pass a layer by,
+e.g. those of an ensemble's members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from math import ceil
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
-from camtool.errors import LayerError
+from camtool.errors import LayerError, TargetError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import count_views, select_first_image
+from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.other_paths import iterate_graph
+from camtool.layers.responses import count_views, keep_views
 from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
-from camtool.layers.survey import group_grid_outputs, keep_views
+from camtool.layers.survey import group_grid_outputs
+from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import find_query_tokens
 from camtool.private_torch import get_saved_value
 from camtool.state.guard import preserve_model
@@ -34,13 +37,20 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["Depths", "find_depths"]
+__all__ = ["Depths", "find_depths", "has_other_paths", "iterate_graph"]
 
 Depths: TypeAlias = "int | Sequence[str]"
 """A number of depths, with the explained layer, or the names of the others."""
 
 _PER_STAGE = 2
 """Depths in each stage: its middle and its end."""
+
+
+_WEIGHTED = re.compile(r"(?i)convolution|(mm|mv|linear)backward|attention|rnn|lstm|gru")
+"""Names of nodes with weights, of which a skip connection has none; `UpsampleLinear1DBackward0` resizes one."""
+
+_ADDED = re.compile(r"(Add|Sub|Cat|Stack)Backward")
+"""Names of nodes that join a skip connection."""
 
 
 class _Place(NamedTuple):
@@ -101,7 +111,7 @@ def _choose(model: nn.Module, inputs: ModelInputs, layer: Layer, count: int, cal
 def _list_places(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> list[_Place]:
     """Return the layers with a grid that ran before a layer, in the order of their calls, and the layer itself."""
     calls = trace(model, select_first_image(inputs))
-    queries, views = find_query_tokens(calls[-1].output), count_views(inputs)
+    queries, views = find_query_tokens(calls[-1].output), count_views(model, inputs)
     reader = LayoutReader(calls, find_size_in_model(model, inputs), queries, views=views)
     outputs = group_grid_outputs(calls, reader, call_index)
     layouts = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
@@ -182,3 +192,60 @@ def _count_paths_through(nodes: Mapping[str, Node | None], image: Tensor, end: N
             if child is not None:
                 to_end[child] += to_end[node]
     return {name: 0 if node is None else from_image.get(node, 0) * to_end.get(node, 0) for name, node in nodes.items()}
+
+
+# ------------------------------------------------------------------------------------------- paths beside the layer
+
+
+def has_other_paths(output: Any, layer: Tensor, image: Tensor) -> bool:
+    """Return True if the class scores depend on the image by a path with weights of its own beside a layer.
+
+    A skip connection is no such path: it adds to the layer's output what the layer itself was computed from. Every
+    transformer has one around its last layers.
+
+    Args:
+        output: The output of the model, on the graph that starts at the image.
+        layer: The output of the layer, on the same graph.
+        image: The image input, a leaf.
+    """
+    try:
+        root, start = find_logits(output).grad_fn, layer.grad_fn
+    except TargetError:  # a detector reads each detection from some of its layers
+        return False
+    if root is None or start is None:
+        return False
+    before: dict[Node, bool] = {}  # the nodes that the layer is computed from, and itself
+    for node in iterate_graph(start, before):
+        before[node] = True
+    sees_image: dict[Node, bool] = {}
+    follows: dict[Node, bool] = {}
+    for node in iterate_graph(root, sees_image):
+        children = [child for child, _ in node.next_functions if child is not None]
+        sees_image[node] = get_saved_value(node, "variable") is image or any(sees_image[child] for child in children)
+        follows[node] = node is start or any(follows[child] for child in children)
+    for node in (node for node, is_behind in follows.items() if is_behind and node is not start):
+        others = [child for child, _ in node.next_functions if child and sees_image[child] and not follows[child]]
+        for other in others:
+            known = dict(before)
+            for each in iterate_graph(other, known):
+                known[each] = True
+                if sees_image[each] and _WEIGHTED.search(each.name()):
+                    return True
+            if not _ADDED.match(node.name()):
+                return True
+    return False
+
+
+def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
+    """Yield the nodes of a graph that are not known yet, each after the nodes that it uses."""
+    stack, entered = [root], set()
+    while stack:
+        node = stack[-1]
+        if node in known:
+            stack.pop()
+        elif node not in entered:
+            entered.add(node)
+            stack += [child for child, _ in node.next_functions if child is not None]
+        else:
+            stack.pop()
+            yield node

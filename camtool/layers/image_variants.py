@@ -8,18 +8,11 @@ import torch
 from torch import Tensor
 
 from camtool.errors import LayerError
-from camtool.structures.nested_tensors import (
-    ModelInputs,
-    find_main_tensor,
-    find_tensors,
-    map_batch,
-    shares_several_values,
-)
+from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 
 __all__ = [
     "ALL_VARIANTS",
     "VARIANTS",
-    "count_views",
     "find_image_size",
     "get_image_input",
     "list_parts_of_tiles",
@@ -63,15 +56,6 @@ def get_image_input(inputs: ModelInputs) -> Tensor:
 def find_image_size(inputs: ModelInputs) -> tuple[int, ...]:
     """Return the size ``(H, W)`` of the images among the inputs of a model."""
     return tuple(get_image_input(inputs).shape[2:])
-
-
-def count_views(inputs: ModelInputs) -> int:
-    """Return the number of inputs of the image's shape, itself included, which a model may join to one batch."""
-    image = get_image_input(inputs)
-    # A model that shares inputs between images runs on one image at a time, so the order of rows cannot be tested.
-    if shares_several_values(inputs):
-        return 1
-    return sum(each.shape == image.shape and each.is_floating_point() for each in find_tensors(inputs))
 
 
 def select_first_image(inputs: ModelInputs) -> ModelInputs:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from camtool.hooks.observation import Rows
 from camtool.layers.image_variants import VARIANTS
-from camtool.maps import ROUNDING_STEPS, upcast
 
 __all__ = [
     "FEWEST_CELLS",
+    "UNCHANGED",
     "Grid",
     "Layer",
     "Layout",
@@ -74,7 +74,7 @@ _EXACT = 0.99
 """Share of the pairs of a cell in the changed half and another one, of which the first responds more, from which a grid
 begins at the right token. A grid of 14 columns that begins one token early or late has 0.86 or less."""
 
-_UNCHANGED = 1e-4
+UNCHANGED = 1e-4
 """Change of a token, relative to the largest one, up to which it counts as rounding."""
 
 _EXACT_MARGIN = 0.25
@@ -219,26 +219,6 @@ class Layout:
             tensor: The output for the images of :func:`camtool.layers.image_variants.vary_corner`.
         """
         return self.has_frames and not _follows_frames(self.to_grid(tensor)[:VARIANTS])
-
-    def has_own_view(self, tensor: Tensor) -> bool:
-        """Check that one row for each image shows the image, all of it and nothing else, and that it is this view.
-
-        Args:
-            tensor: The output for the inputs of :func:`camtool.layers.image_variants.vary_views`: those of the user,
-                then another image in the place of the image, then others in the places of all other images.
-        """
-        if self.views is None or len(tensor) != VARIANTS * self.views.count:
-            return self.views is None
-        own, another, beside = self.views.split(upcast(tensor)).flatten(2)
-        own_changes, others_change = ((each - own).abs().amax(1) for each in (another, beside))
-        # Rows of a batch may be rounded differently.
-        rounding = max(_UNCHANGED, ROUNDING_STEPS * torch.finfo(tensor.dtype).eps)
-        is_own = torch.arange(self.views.count, device=tensor.device) == self.view
-        # Another image changes its own row alone; other views change all rows but this one.
-        is_alone = own_changes[~is_own].max() <= rounding * own_changes[self.view]
-        is_independent = others_change[self.view] <= rounding * others_change[~is_own].min()
-        is_seen = own_changes[self.view].isfinite() & (own_changes[self.view] > 0) & (others_change[~is_own].min() > 0)
-        return bool(is_alone & is_independent & is_seen)
 
     def _frames_to_grid(self, tensor: Tensor) -> Tensor:
         axes = 4 if self.kind == "frame tokens" else 5
@@ -467,7 +447,7 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
 def _has_unchanged_tokens(output: Tensor) -> bool:
     """Check that some tokens ``(3, T, C)`` do not respond to another half of the image, but others do."""
     change = (output[1:] - output[:1]).abs().amax(-1)
-    return bool(change.any() and (change <= _UNCHANGED * change.amax()).any())
+    return bool(change.any() and (change <= UNCHANGED * change.amax()).any())
 
 
 def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
@@ -478,7 +458,7 @@ def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
     if output.ndim != 3 or output.shape[1] != layout.token_count or layout.has_frames:
         return False
     change = (output[1:] - output[:1]).abs().amax((0, 2))
-    is_changed = change > _UNCHANGED * change.amax()
+    is_changed = change > UNCHANGED * change.amax()
     cells = layout.to_grid(is_changed[None, :, None])
     return bool(cells.all()) and int(is_changed.sum()) == cells.numel()
 

@@ -22,15 +22,9 @@ from camtool.layers.image_variants import (
 )
 from camtool.layers.layout_reader import find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
+from camtool.layers.responses import keep_views, locate_tokens, observe_variants
 from camtool.layers.rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
-from camtool.layers.survey import (
-    find_candidates,
-    group_grid_outputs,
-    keep_views,
-    locate_tokens,
-    observe_variants,
-    read_layouts,
-)
+from camtool.layers.survey import find_candidates, group_grid_outputs, read_layouts
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.outputs.predictions import to_batch

@@ -7,9 +7,8 @@ layouts, which of them responds where the image was changed? The rules are in :m
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,30 +26,29 @@ from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     ALL_VARIANTS,
     VARIANTS,
-    count_views,
     find_image_size,
     get_image_input,
-    list_parts_of_tiles,
-    nudge_bands,
     score_next_token,
     select_first_image,
     vary_corner,
     vary_corner_and_halves,
-    vary_halves,
-    vary_parts,
-    vary_views,
 )
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import (
-    FEWEST_CELLS,
-    Layer,
     Layout,
     choose_layout,
-    follows_image,
-    is_in_order,
-    measure_agreement,
-    measure_order,
     place_prefix,
+)
+from camtool.layers.responses import (
+    count_views,
+    find_order,
+    find_places,
+    has_image_order,
+    has_tile_order,
+    is_language_model,
+    keep_views,
+    observe_in_parts,
+    observe_variants,
 )
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
@@ -58,33 +56,14 @@ from camtool.outputs.detections import QueryTokens, find_detections, find_query_
 from camtool.outputs.predictions import get_image_output, to_batch
 from camtool.state.guard import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
+from camtool.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 
 __all__ = [
     "GridOutput",
     "find_candidates",
     "group_grid_outputs",
-    "keep_views",
-    "locate_tokens",
-    "observe_variants",
     "read_layouts",
 ]
-
-_NEAREST = 8
-"""Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
-
-_TEXT_AGREEMENT = 0.7
-"""Share of the change that lies in the changed half of the image, at least, so that tokens in a text count as cells.
-Here a place is required, as nothing else shows that these tokens form a grid."""
-
-_TEXT_CONTRAST = 1.5
-"""Contrast that they must have, too, as a few cells agree by chance. With random weights it is 12 to 290 for
-cells, and 1.1 to 1.8 for queries, which look at the whole image."""
-
-_TEXT_MARGIN = 0.25
-"""Share of the cells on each side of the border that are not asked. A convolutional tower sees an object across the
-border, and may respond to the noise there more than to noise on plain background: with all cells, the agreement in the
-captioner of the demo was below 0.7 for 8 % of the scenes."""
 
 _MOST_ASKED = 32
 _MOST_ASKED_IN_TEXT = 4
@@ -207,47 +186,19 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    reader = LayoutReader(calls, size, queries, text, views=1 if text is not None else count_views(inputs))
+    reader = LayoutReader(calls, size, queries, text, views=count_views(model, inputs))
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
         return reader
     is_ordered = (
-        _has_tile_order(model, inputs, *in_text, text.seams)
+        has_tile_order(model, inputs, *in_text, text.seams)
         if any(text.seams)
-        else _has_image_order(model, inputs, *in_text)
+        else has_image_order(model, inputs, *in_text)
     )
     if is_ordered:
         return reader
     # Nothing in the text is a grid: queries that have looked at the image, or cells in another order.
     return LayoutReader(calls, size, queries, replace(text, positions=()), len(text.positions))
-
-
-def keep_views(
-    model: nn.Module, inputs: ModelInputs, layouts: Mapping[str, list[Layout]], call_index: int
-) -> dict[str, list[Layout]]:
-    """Return the layouts of layers without those of views that are not the image's own, see ``Layout.has_own_view``.
-
-    Args:
-        model: Any module.
-        inputs: What the model is called with.
-        layouts: The ways to read the output of each layer.
-        call_index: See :func:`find_candidates`.
-    """
-    asked = [name for name, found in layouts.items() if any(each.views for each in found)]
-    if not asked:
-        return {**layouts}
-    try:
-        calls = observe(model, asked, vary_views(inputs), grad=False).calls
-    except ForwardError:  # one image at a time shows no order
-        calls = {}
-    return {
-        name: [
-            each
-            for each in found
-            if each.views is None or (name in calls and each.has_own_view(calls[name][call_index].detach()))
-        ]
-        for name, found in layouts.items()
-    }
 
 
 def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader) -> list[Candidate]:
@@ -276,147 +227,11 @@ def _exclude_without_places(
     found, good = [*candidates], [index for index, each in enumerate(candidates) if not each.verdict]
     if not unknown or good[-1] != unknown[-1] or candidates[unknown[-1]].has_places:
         return found
-    places = _find_places(model, inputs, [candidates[index] for index in unknown], call_index)
+    places = find_places(model, inputs, [candidates[index] for index in unknown], call_index)
     for index, has_places in zip(unknown, places, strict=True):
         order = rules.TokenOrder(None, has_places=has_places)
         found[index] = replace(candidates[index], has_places=has_places, verdict=rules.find_verdict(rules.ORDER, order))
     return found
-
-
-def _find_places(
-    model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
-) -> list[bool]:
-    """Return for each layer whether its cells respond most to their own band of the image; the model runs once."""
-    run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
-    images = nudge_bands(inputs)
-    calls, count = run(model, [each.name for each in layers], images), len(get_image_input(images))
-    grids = [each.layout.to_grid(each.layout.select_view(calls[each.name][call_index])) for each in layers]
-    return [follows_image(_repeat_constant(each, count)) for each in grids]
-
-
-def locate_tokens(
-    model: nn.Module, inputs: ModelInputs, layer: Layer, before: Sequence[str], origins: Sequence[str], call_index: int
-) -> tuple[Layout, str]:
-    """Return the layout of a layer, with its grid at the right tokens, and the verdict if it cannot be used, else "".
-
-    Args:
-        model: Any module.
-        inputs: What the model is called with.
-        layer: The layer.
-        before: Layers before it with the same layout, from shallow to deep. If the layer itself does not show the order
-            of its tokens, the nearest of these that does is asked.
-        origins: The first modules with as many tokens.
-        call_index: See :func:`find_candidates`.
-    """
-    if not layer.layout.has_tokens:
-        return layer.layout, ""
-    names = [layer.name, *before[: -_NEAREST - 1 : -1]]
-    run = _observe_in_parts if _reads_text(model, inputs) else observe_variants
-    calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
-    located = place_prefix(
-        layer.layout, [*(select(calls[name][0]) for name in origins), select(calls[layer.name][call_index])]
-    )
-    layout = located or layer.layout
-    own, *shown = (_find_order(layout, select(calls[name][call_index])) for name in names)
-    # The test takes a forward pass of its own. It says little of a few cells behind attention that mixes them: then the
-    # first tokens of as many, but for position embeddings, must have places.
-    names, call = [layer.name], call_index
-    if math.prod(layout.grid) < FEWEST_CELLS:
-        names, call = [name for name in origins if len(calls[name][0]) > 1], 0
-    is_unknown = own is None and located is not None and False not in shown and bool(names)
-    places = _find_places(model, inputs, [Layer(name, layout) for name in names], call) if is_unknown else []
-    order = rules.TokenOrder(own, shown, located is not None, any(places) if places else None)
-    return layout, rules.find_verdict(rules.ORDER, order)
-
-
-def _find_order(layout: Layout, halves: Tensor) -> bool | None:
-    """Return whether the cells are in the image's order, from outputs for :func:`vary_halves`; None if unknown."""
-    return is_in_order(_repeat_constant(layout.to_grid(halves), VARIANTS).flatten(1, -3))
-
-
-def _repeat_constant(grids: Tensor, count: int) -> Tensor:
-    """Return an output for several images; positions or other parameters, of batch size 1, are the same for all."""
-    return grids.expand(count, *grids.shape[1:]) if len(grids) == 1 else grids
-
-
-def _has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
-    """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
-    maps = _observe_image_in_text(model, vary_halves(inputs), layout, names)
-    return maps is not None and all(
-        contrast > _TEXT_CONTRAST and agreement > _TEXT_AGREEMENT
-        for contrast, agreement in measure_order(maps, margin=_TEXT_MARGIN)
-    )
-
-
-def _has_tile_order(
-    model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str], seams: Sequence[Sequence[int]]
-) -> bool:
-    """Check that the cells respond where the image was changed: in some tiles, and in one half of each tile."""
-    parts = list_parts_of_tiles(find_image_size(inputs), seams)
-    # A few parts at a time, as tiles take much memory.
-    for start in range(0, len(parts), VARIANTS - 1):
-        some = parts[start : start + VARIANTS - 1]
-        maps = _observe_image_in_text(model, vary_parts(inputs, some), layout, names)
-        if maps is None or any(
-            measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
-            for changed, part in zip(maps[1:], some, strict=True)
-        ):
-            return False
-    return True
-
-
-def _observe_image_in_text(
-    model: nn.Module, variants: ModelInputs, layout: Layout, names: Sequence[str]
-) -> Tensor | None:
-    """Return the image's cells ``(V, C, h, w)`` in the first module whose output depends on the image; None without."""
-    calls = _observe_in_parts(model, names, variants)
-    several = [layout.to_grid(calls[name][0]) for name in names]
-    # The first modules may return positions, or the text alone.
-    return next((each for each in several if len(each) > 1 and not bool((each == each[:1]).all())), None)
-
-
-def _reads_text(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Check that the model is a language model with tokens of an image, whose activations take much memory."""
-    text = find_image_tokens(model, inputs)
-    return text is not None and bool(text.positions)
-
-
-def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
-    """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
-    if shares_several_values(images) and len(get_image_input(images)) > 1:
-        return _observe_in_parts(model, names, images, 1)
-    try:
-        calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
-    except ForwardError:
-        if len(get_image_input(images)) == 1:
-            raise
-        return _observe_in_parts(model, names, images, 1)
-    return {name: [each.detach() for each in found] for name, found in calls.items()}
-
-
-def _observe_in_parts(
-    model: nn.Module, names: Sequence[str], images: ModelInputs, size: int = 2
-) -> dict[str, list[Tensor]]:
-    """Return the outputs of layers for several images as :func:`observe_variants` does, a few images at a time.
-
-    With ``size=1`` nothing shows which outputs have the images along their first axis, so all are joined along it.
-    """
-    starts = range(0, len(get_image_input(images)), size)
-    parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
-    # The parts of one output are freed before the next one is joined.
-    return {
-        name: [_join_parts(part, size) for part in zip(*(each.pop(name) for each in parts), strict=True)]
-        for name in dict.fromkeys(names)
-    }
-
-
-def _select(start: int, size: int, batch: Tensor) -> Tensor:
-    return batch[start : start + size]
-
-
-def _join_parts(parts: Sequence[Tensor], size: int) -> Tensor:
-    """Return the outputs for all images; positions or other parameters, of batch size 1, are the same for all."""
-    return parts[0] if len(parts[0]) == 1 < size else torch.cat([*parts])
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -540,7 +355,7 @@ def _judge(
     count = ALL_VARIANTS if has_tokens else VARIANTS
     # The images of detectors are large, and so are the activations of language models. Their variants need no graph,
     # and of gradients only those of the first image count.
-    reads_text = _reads_text(model, inputs)
+    reads_text = is_language_model(model, inputs)
     first = None
     if not (is_backbone or reads_text or shares_several_values(inputs)):
         first = _observe_batch(model, names, origins, images, output_shape)
@@ -558,7 +373,7 @@ def _judge(
     if is_single:
         pairs = zip(outputs, gradients, strict=True)
         shown = [each for each, gradient in pairs if not reads_text or _may_be_reached(each, gradient)]
-        run = observe_variants if is_backbone else partial(_observe_in_parts, size=2 if reads_text else 1)
+        run = observe_variants if is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
         calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
     judged = []
     layouts_by_name = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
@@ -591,7 +406,7 @@ def _judge(
             has_other_frames,
         )
         is_reached = None if response.reached is None else bool(response.reached.any())
-        in_order = _find_order(layout, halves) if halves is not None and layout.has_tokens else None
+        in_order = find_order(layout, halves) if halves is not None and layout.has_tokens else None
         verdict = rules.find_verdict(rules.RESPONSE, response)
         candidate = output.to_candidate(size, replace(layout, views=views))
         is_located = located is not None

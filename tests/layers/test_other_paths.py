@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.layers.other_paths import _WEIGHTED
+from camtool.layers.depths import _WEIGHTED
 from tests.helpers.vision_transformers import make_tiny_vit
 
 

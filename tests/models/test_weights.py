@@ -100,6 +100,13 @@ def test_a_damaged_file_is_read_or_raises_a_model_error(tmp_path, name):
     assert refused > 50
 
 
+def test_the_error_about_a_file_of_zeros_gives_no_advice_to_run_its_code(tmp_path):
+    (tmp_path / "w.pt").write_bytes(bytes(5000))
+    with pytest.raises(ModelError, match="are damaged: ") as caught:
+        read_state(tmp_path / "w.pt")
+    assert "Re-running" not in str(caught.value)
+
+
 @pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"epoch": 3}, {"state_dict": {}}, {}, {0: torch.ones(3)}])
 def test_a_file_without_tensors_by_name_is_refused(tmp_path, content):
     with pytest.raises(ModelError, match=r"hold an? \w+, not tensors by name; save model\.state_dict"):

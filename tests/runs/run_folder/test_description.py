@@ -25,7 +25,7 @@ from camtool.runs.run_folder.description import (
     read_description,
     write_description,
 )
-from camtool.runs.run_folder.hashes import hash_photo, hash_weights, remove_addresses
+from camtool.runs.run_folder.hashes import hash_file, hash_photo, hash_weights, remove_addresses
 from tests.runs.photos import posix
 
 
@@ -96,6 +96,14 @@ def test_a_file_that_an_option_names_is_hashed(tmp_path):
     labels.write_text("bee")
     (change,) = find_changes(then, describe_command({"labels": labels}))
     assert change.startswith("sha256 labels: ")
+
+
+def test_weights_that_claim_more_than_the_disk_holds_are_not_hashed(tmp_path):
+    weights = tmp_path / "w.pt"
+    weights.write_bytes(bytes(1000))
+    assert describe_command({"weights": weights})["sha256"] == {"weights": hash_file(weights)}
+    os.truncate(weights, 2**36)
+    assert describe_command({"weights": weights})["sha256"] == {}
 
 
 def test_relative_paths_tie_a_run_to_its_directory(tmp_path, monkeypatch):
