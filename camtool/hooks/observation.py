@@ -121,8 +121,8 @@ def observe(
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
-        rows: For layers whose batch has several rows for each image: which. Their tensors ``(N·T, ...)`` are returned
-            as ``(N, T, ...)``.
+        rows: Layer name to the rows of each image, for layers whose batch has several. Their tensors ``(N·T, ...)`` are
+            returned as ``(N, T, ...)``.
         without_graph: Further layers, whose outputs are kept, but start no graph.
 
     Returns:

@@ -187,10 +187,9 @@ class Layout:
                 each map.
         """
         if self.views is not None:
-            before, own, behind = like.tensor_split((self.view, self.view + 1), 1)
-            own = replace(self, views=None).from_grid(maps, own[:, 0])[:, None]
-            others = (each.expand(len(maps), *each.shape[1:]) for each in (before, behind))
-            return torch.cat([next(others), own, next(others)], 1)
+            around = like.expand(len(maps), *like.shape[1:])
+            own = replace(self, views=None).from_grid(maps, like[:, self.view])
+            return torch.cat([around[:, : self.view], own[:, None], around[:, self.view + 1 :]], 1)
         if self.kind == "tokens":
             tokens = maps.flatten(2).transpose(1, 2)
             around = like.expand(len(maps), -1, -1)
