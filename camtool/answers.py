@@ -23,6 +23,7 @@ from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_toke
 from camtool.methods import find_method
 from camtool.models import to_loaded
 from camtool.models.vision_language import VisionLanguageModel
+from camtool.progress import follow_step
 from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.state.guard import preserve_model
@@ -340,6 +341,7 @@ def _count_tokens_before(module: nn.Module, given: Mapping[str, Any]) -> int:
     return int(given["input_ids"].shape[1]) - _is_cross_attending(module)
 
 
+@follow_step("Writing an answer")
 def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> list[int]:
     """Return the tokens that the model writes, which stand for no image."""
     placeholder = find_placeholder(module)

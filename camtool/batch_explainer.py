@@ -77,6 +77,7 @@ class Prediction:
         score: The score, a logit as a rule.
         probability: The probability; ``None`` where there is none.
         box: The box ``(left, top, right, bottom)`` of a detection, in pixels of the photo; else ``None``.
+        warnings: Reasons not to trust it, e.g. that the preprocessing was assumed.
     """
 
     label: str
@@ -84,6 +85,7 @@ class Prediction:
     score: float
     probability: float | None
     box: Corners | None
+    warnings: tuple[MapWarning, ...]
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ class BatchExplainer:
                 score,
                 target.get_probability(targets.ScoreContext(score, probabilities[image], link)),
                 target.get_box(),
+                (*self.notes, *batch.items[image].notes),
             )
             for score, (image, target, labels) in zip(scores, rows, strict=True)
         ]

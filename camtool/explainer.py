@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, cast, get_args, overload
@@ -50,6 +51,7 @@ from camtool.methods import (
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import UserScore
+from camtool.progress import follow_images
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.device_overlay import blend_batch
 from camtool.state.cleanup import Cleanup
@@ -278,6 +280,7 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     return explainer(img, target_class)
 
 
+@explain_foreign_arguments
 def predict(
     model: Model,
     img: OneImage,
@@ -291,8 +294,8 @@ def predict(
 
         camtool.predict(model, "photo.jpg", camtool.targets.Top(5))
 
-    The arguments are those of :func:`explain`. It takes one forward pass; if the scores are between 0 and 1, the first
-    call takes another one, which shows whether they are probabilities.
+    The arguments are those of :func:`explain`. It takes one forward pass; the first one for a model may take more, to
+    read the size of its images and whether its scores are probabilities.
 
     Returns:
         One :class:`Prediction` for each target.
@@ -441,9 +444,13 @@ class Explainer(Generic[Result]):
             )
             requests = match_targets(target_class, count)
             results: list[Any] = []
-            for batch in batches:
-                asked = requests[len(results) : len(results) + len(batch.items)]
-                results += self._batches.explain(batch, asked)
+            has_several = count is not None and count > 1
+            with follow_images(len(requests)) if has_several else nullcontext() as steps:
+                for batch in batches:
+                    asked = requests[len(results) : len(results) + len(batch.items)]
+                    results += self._batches.explain(batch, asked)
+                    if steps is not None:
+                        steps.update(len(batch.items))
             return results[0] if count is None else results
 
     def _choose_method(self, img: Any) -> None:

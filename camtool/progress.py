@@ -21,6 +21,7 @@ __all__ = [
     "PassCounter",
     "ProgressListener",
     "Stage",
+    "follow_images",
     "follow_loop",
     "follow_step",
     "format_duration",
@@ -128,6 +129,19 @@ def follow_step(activity: str) -> Iterator[None]:
         yield
     finally:
         step.close()
+
+
+@contextmanager
+def follow_images(count: int) -> Iterator[PassCounter | None]:
+    """Show how many images of a call are done. A caller that listens follows its own images: then this is ``None``."""
+    if _listener.get() is not None:
+        yield None
+        return
+    loop = _Loop(count, Stage("Explaining", "image"))
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 class _Loop:

@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 import camtool
 from camtool.errors import CamtoolError, ModelError, TargetError
+from camtool.progress import Stage, send_progress
 from camtool.targets import TextTokens
 from tests.helpers.comparison import assert_same_raw
 from tests.helpers.text_processors import make_llava_processor, make_qwen_processor
@@ -114,6 +115,22 @@ def test_the_model_writes_the_answer_if_none_is_given(llava: Any, photo: Image.I
     written = processor.tokenizer.decode(ids[0, given["input_ids"].shape[1] :])
     assert found.answer == written
     assert " ".join(found.words) in written.replace(" .", "")
+
+
+def test_the_time_to_write_is_shown(llava: Any, photo: Image.Image) -> None:
+    steps: list[str] = []
+
+    class Ignored:
+        def update(self, passes: int, /) -> None: ...
+        def close(self) -> None: ...
+
+    def listen(count: int, stage: Stage | None = None, /) -> Ignored:
+        steps.append("" if stage is None else stage.activity)
+        return Ignored()
+
+    with send_progress(listen):
+        camtool.tokens(*llava, photo, PROMPT, max_new_tokens=1)
+    assert "Writing an answer" in steps
 
 
 def test_only_the_logits_of_the_answer_are_computed(llava: Any, photo: Image.Image) -> None:

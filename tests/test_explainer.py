@@ -19,7 +19,7 @@ from torchvision.transforms._presets import ImageClassification
 import camtool
 from camtool import targets
 from camtool.demo.scenes import SceneObject
-from camtool.errors import TargetError
+from camtool.errors import MethodError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
@@ -521,7 +521,7 @@ def test_a_prediction_says_what_explanations_say_in_one_forward_pass(model: nn.M
         predicted = camtool.predict(model, photo, asked, transform=TRANSFORM, labels=LABELS)
     assert passes == [1]
     assert [dataclasses.astuple(each) for each in predicted] == [
-        (each.label, each.index, each.score, each.probability, each.box)
+        (each.label, each.index, each.score, each.probability, each.box, ())
         for each in (explained if isinstance(explained, list) else [explained])
     ]
 
@@ -534,6 +534,10 @@ def test_predictions_take_the_targets_of_explain(model: nn.Module, photo) -> Non
         predict(model, photo, [])
     quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
     assert predict(quantized, photo, "hen")[0].index == 5
+    (assumed,) = camtool.predict(model, photo, 1)
+    assert [each.code for each in assumed.warnings] == ["assumed-transform"]
+    with pytest.raises(MethodError, match="target= is target_class= here"):
+        camtool.predict(model, photo, target=1)
 
 
 def test_a_prediction_of_boxes() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import camtool
 from camtool import progress
 from camtool.demo.scenes import draw_scene
 from camtool.inference.chunks import iterate_chunks
-from camtool.progress import follow_step, show_progress
+from camtool.progress import follow_step, send_progress, show_progress
 
 
 class Screen(io.StringIO):
@@ -134,3 +136,35 @@ def test_evaluate_tells_its_maps(open_screen: Callable[[bool], Screen]) -> None:
     with show_progress():
         camtool.evaluate(model, [each.image for each in photos], ["gradcam"], metrics=["deletion"])
     assert "Evaluating: map " in screen.getvalue()
+
+
+def test_a_call_tells_its_images(open_screen: Callable[[bool], Screen]) -> None:
+    screen, photos = open_screen(False), [draw_scene(3).image] * 4
+    with show_progress():
+        camtool.explain(camtool.load("demo"), photos, batch_size=1, method="ablationcam")
+    assert re.search("Explaining: image [1-4] of 4", screen.getvalue())
+
+
+def test_images_are_left_to_a_caller_that_listens() -> None:
+    told: list[tuple[object, ...]] = []
+
+    class Counter:
+        def update(self, passes: int, /) -> None: ...
+        def close(self) -> None: ...
+
+    def listen(*call: object) -> Counter:
+        told.append(call)
+        return Counter()
+
+    with send_progress(listen):
+        camtool.explain(camtool.load("demo"), [draw_scene(3).image] * 2)
+    assert [call for call in told if len(call) == 2 and call[1].unit == "image"] == []
+
+
+def test_concepts_and_exports_tell_what_they_do(open_screen: Callable[[bool], Screen], tmp_path: Path) -> None:
+    screen, model = open_screen(False), camtool.load("demo")
+    with show_progress():
+        camtool.concepts(model, [draw_scene(seed).image for seed in range(12)], n=3)
+        camtool.export(model, tmp_path / "a.pt2")
+    assert "Finding concepts" in screen.getvalue()
+    assert "Exporting the model" in screen.getvalue()

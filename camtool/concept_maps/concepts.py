@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 from camtool.concept_maps.colors import get_color, tint_photo
 from camtool.concept_maps.factorization import compute_shares, factorize
+from camtool.progress import follow_step
 
 __all__ = ["Concepts", "Vote", "compute_probabilities", "concepts", "rank_classes"]
 
@@ -141,6 +142,7 @@ class Concepts(image_writing.Displayable):
 
 
 @explain_foreign_arguments
+@follow_step("Finding concepts")
 def concepts(
     model: nn.Module | Loaded,
     img: Images,

@@ -37,6 +37,7 @@ from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
+from camtool.progress import follow_step
 from camtool.structures.module_names import find_module_name
 from camtool.structures.nested_tensors import find_tensors
 from camtool.targets import ClassScore
@@ -116,6 +117,7 @@ def export(
     return path
 
 
+@follow_step("Exporting the model")
 def _export(
     loaded: Loaded,
     images: Tensor,

@@ -37,6 +37,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
     ".jpg": {"format": "JPEG", "subsampling": 0},
     ".jpeg": {"format": "JPEG", "subsampling": 0},
     ".webp": {"format": "WEBP"},
+    ".pdf": {"format": "PDF", "subsampling": 0, "resolution": 144},  # pixels of a JPEG on one page
 }
 
 
@@ -44,9 +45,9 @@ def write_image(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, 
     """Write pixels to an image file, completely or not at all.
 
     Args:
-        path: File to write. The suffix (.png, .jpg, .jpeg, .webp) chooses the format. Missing folders are created.
-        pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG does not have.
-        quality: 1 to 100, for JPEG and WebP; PNG is lossless.
+        path: File to write. The suffix (png, jpg, webp, pdf) chooses the format. Missing folders are created.
+        pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG and PDF do not have.
+        quality: 1 to 100, for JPEG, WebP and PDF; PNG is lossless.
 
     Returns:
         The path.
@@ -139,7 +140,7 @@ class Displayable(ABC):
         """Draw the object, ``(H, W, 3)`` uint8."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write :meth:`to_pixels` to a file; the suffix chooses the format (png, jpg, webp).
+        """Write :meth:`to_pixels` to a file; the suffix chooses the format (png, jpg, webp, pdf).
 
         Raises:
             ImageError: The suffix is unknown.

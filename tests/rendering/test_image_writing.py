@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +41,15 @@ def test_the_suffix_chooses_the_format(tmp_path: Path, suffix: str, kind: str) -
         assert (image.format, image.size) == (kind, (5, 4))
 
 
+def test_a_pdf_is_one_page_with_the_pixels(tmp_path: Path) -> None:
+    pixels = np.full((64, 96, 3), (200, 40, 90), np.uint8)
+    content = write_image(tmp_path / "map.pdf", pixels).read_bytes()
+    assert content.startswith(b"%PDF")
+    assert content.count(b"/Type /Page\n") == 1
+    picture = content[content.index(b"\xff\xd8") : content.rindex(b"\xff\xd9") + 2]
+    assert np.abs(np.asarray(Image.open(BytesIO(picture))).astype(int) - pixels).max() < 5
+
+
 def test_a_jpeg_keeps_the_color_of_single_columns() -> None:
     stripes = np.zeros((16, 16, 3), np.uint8)
     stripes[:, ::2, 0] = 255
@@ -59,7 +69,7 @@ def test_a_higher_quality_makes_larger_files() -> None:
 @pytest.mark.parametrize(
     ("name", "array", "quality", "message"),
     [
-        ("a.xyz", RAMP, 92, r"suffix must be .*\.png, \.jpg, \.jpeg, \.webp, got '\.xyz'"),
+        ("a.xyz", RAMP, 92, r"suffix must be .*\.png, \.jpg, \.jpeg, \.webp, \.pdf, got '\.xyz'"),
         ("a", RAMP, 92, "suffix must be .*, got ''"),
         ("a.png", RAMP / 255, 92, r"pixels must be .* uint8, got float64 of shape \(4, 5, 3\)"),
         ("a.png", RAMP[..., :2], 92, r"shape \(4, 5, 2\)"),
