@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,37 @@ def test_what_a_killed_process_was_making_is_removed_and_what_a_living_one_makes
 
     make_once("living", make)
     assert {each.name for each in (tmp_path / "engines").iterdir()} == {"living", "other"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
+def test_what_a_process_left_that_killed_itself_is_removed_by_the_next_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    script = """if True:
+        import os, signal, torch, camtool
+        from camtool.engines import observers
+        from tests.engines.nets import build
+        write = observers.write_program
+        def write_and_die(*arguments):
+            write(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+        observers.write_program = write_and_die
+        camtool.explain(build(), torch.randn(1, 3, 16, 20), 1, engine="onnxruntime")
+    """
+    places = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(camtool.__file__).parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": places}, capture_output=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    (left,) = (tmp_path / "engines").iterdir()
+    assert left.name.startswith("unfinished-")
+    assert any(each.is_file() for each in left.rglob("*"))
+    earlier = time.time() - 3  # a newer one may belong to a process that has not locked it yet
+    os.utime(left, (earlier, earlier))
+    make_once("next", lambda _: None)
+    assert [each.name for each in (tmp_path / "engines").iterdir()] == ["next"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="folders cannot be locked there")
