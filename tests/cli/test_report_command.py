@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import Command, assert_refused, list_files, read_lines, write_photo
+from tests.cli.test_commands import (
+    Command,
+    Result,
+    assert_refused,
+    list_files,
+    posix,
+    read_lines,
+    start_process,
+    write_photo,
+)
 from tests.runs.report.folders import read_payload, write_run
 
 PAGE = Path("out", "index.html")
@@ -88,6 +98,31 @@ def test_a_folder_without_results_is_an_error(
     words: list[str],
 ) -> None:
     assert_refused(camtool_("report", *arguments), *words)
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("shards", "holds neither explanations.jsonl nor Parquet files"),
+        ("shards/pipe.parquet", "holds neither explanations.jsonl nor Parquet files"),
+        ("shards/loop.parquet", "no such folder"),
+    ],
+)
+def test_shards_that_are_no_files_end_in_a_sentence_and_are_not_waited_for(
+    tmp_path: Path, argument: str, words: str
+) -> None:
+    (tmp_path / "shards").mkdir()
+    os.mkfifo(tmp_path / "shards" / "pipe.parquet")
+    (tmp_path / "shards" / "loop.parquet").symlink_to("loop.parquet")
+    with start_process("report", argument, cwd=tmp_path) as process:
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert_refused(Result(process.returncode, out, err), argument, words)
+    assert not [*tmp_path.rglob("index.html")]
 
 
 def test_notices_are_printed(camtool_: Command, tmp_path: Path) -> None:
