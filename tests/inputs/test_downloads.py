@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -201,24 +204,39 @@ DRIPPED = {
 }
 
 
+class Drip:
+    """An answer of which a piece comes now and then, forever.
+
+    Attributes:
+        sent: Number of bytes that were sent.
+        seconds: Time until the client had gone.
+        is_over: Set when the client has gone; a test sets it to end the answer.
+    """
+
+    def __init__(self, start: bytes, drop: bytes) -> None:
+        self.start, self.drop = start, drop
+        self.sent, self.seconds, self.is_over = 0, 0.0, threading.Event()
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        started, request.close_connection = time.monotonic(), True
+        with contextlib.suppress(OSError):
+            request.wfile.write(self.start)
+            while not self.is_over.wait(0.02):
+                request.wfile.write(self.drop)
+                self.sent += len(self.drop)
+        self.seconds = time.monotonic() - started
+        self.is_over.set()
+
+
 @pytest.mark.parametrize("name", DRIPPED)
 def test_one_deadline_holds_for_the_whole_exchange(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    start, drop = DRIPPED[name]
-    is_over = threading.Event()
-
-    def drip(request: BaseHTTPRequestHandler) -> None:
-        request.close_connection = True
-        with contextlib.suppress(OSError):
-            request.wfile.write(start)
-            while not is_over.wait(0.02):
-                request.wfile.write(drop)
-
+    drip = Drip(*DRIPPED[name])
     monkeypatch.setattr(downloads, "_DEADLINE", 0.3)
     started = time.monotonic()
     with pytest.raises(ImageError, match=r"/dripped cannot be downloaded: it took more than 0\.3 seconds"):
         download_image(server.serve("/dripped", drip))
     assert time.monotonic() - started < 60
-    is_over.set()
+    drip.is_over.set()
 
 
 def test_a_silent_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +315,41 @@ def test_a_run_downloads_the_urls_that_it_was_given(server: Server, demo, tmp_pa
     assert isinstance(outcomes[1], Failure)
     assert "the server answers 404" in outcomes[1].reason
     assert server.asked == ["/album/photo.png?size=1", "/album/gone.png"]
+
+
+# ---------------------------------------------------------------------------------------------------- the real command
+
+
+def run_command(folder: Path, *urls: str) -> tuple[int, str, str]:
+    """Run ``camtool run`` in a process, with a deadline of two seconds; return its exit code and what it prints."""
+    script = "from camtool.inputs import downloads; downloads._DEADLINE = 2.0; from camtool.cli.app import main; main()"
+    places = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(camtool.__file__).parents[1])))
+    command = [sys.executable, "-c", script, "run", *urls, "--model", "demo", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": places}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_gives_up_answers_that_drip(server: Server, tmp_path: Path) -> None:
+    drips = {name: Drip(*DRIPPED[name]) for name in ("status", "headers", "trailers", "redirection")}
+    urls = [server.serve(f"/{name}", drip) for name, drip in drips.items()]
+    code, out, err = run_command(tmp_path, *urls)
+    reasons = [f"  {url} cannot be downloaded: it took more than 2 seconds." for url in urls]
+    assert (code, out, err.splitlines()) == (1, "", ["4 photos could not be explained:", *reasons])
+    for name, drip in drips.items():
+        assert drip.is_over.wait(60), name
+        assert 1.5 < drip.seconds < 30, name  # a machine under load is late
+        assert 0 < drip.sent < 10_000, name
+    assert sorted(server.asked) == sorted(f"/{name}" for name in drips)
+
+
+@pytest.mark.slow
+def test_the_command_closes_a_redirection_unread(server: Server, tmp_path: Path) -> None:
+    answer = EndlessAnswer(302, Location="/photo.png")
+    server.serve("/photo.png", send())
+    assert run_command(tmp_path, server.serve("/old", answer)) == (0, "", "")
+    assert answer.has_ended.wait(60)
+    assert answer.sent < 2**25  # what the two ends of the connection hold
+    assert server.asked == ["/old", "/photo.png"]
+    assert len([*(tmp_path / "out").glob("old.gradcam.*.png")]) == 1
