@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -24,12 +24,38 @@ from camtool.inputs import image_files
 from camtool.leaderboard import Evaluation
 from camtool.leaderboard.evaluation import EvaluationRow
 from camtool.runs.text_escapes import escape_formula
-from tests.cli.test_commands import list_files, read_lines, write_photo
+from tests.cli.test_commands import (
+    Result,
+    assert_refused,
+    drop_progress,
+    list_files,
+    read_lines,
+    split_notes,
+    start_process,
+    write_photo,
+)
 from tests.helpers.tiny_models import TINY
 
 ROOT = Path(camtool.__file__).parents[1]
 CODE = [path for folder in ("camtool", "benchmarks", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
 posix = pytest.mark.skipif(os.name != "posix", reason="links that every user may create")
+
+
+@pytest.fixture
+def process(tmp_path, photos) -> Callable[..., Result]:
+    """Run the command in a process of its own, in a folder with photos."""
+
+    def run(*args: object) -> Result:
+        started = start_process(*args, cwd=tmp_path)
+        try:
+            out, err = started.communicate(timeout=300)
+        finally:
+            started.kill()
+        err, notes = split_notes(drop_progress(err))
+        return Result(started.returncode, out, err, notes)
+
+    return run
+
 
 # ---------------------------------------------------------------------------------------------- files that run code
 
@@ -94,6 +120,37 @@ def test_a_pickle_of_ultralytics_runs_no_code(tmp_path, camtool_, photos) -> Non
     with pytest.raises(camtool.ModelError, match=r"mine\.pt"):
         camtool.load(f"ultralytics:{tmp_path / 'mine.pt'}")
     assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.slow
+def test_a_pickle_in_a_folder_of_hugging_face_runs_no_code(tmp_path, process) -> None:
+    pytest.importorskip("transformers")
+    from tests.models.sources.test_hugging_face import vit
+
+    class Malicious:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "was-run",))
+
+    vit().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save({"classifier.weight": Malicious()}, tmp_path / "model" / "pytorch_model.bin")
+    result = process("run", "photos/a.png", "--model", "hf:model")
+    assert_refused(result, "pytorch_model.bin", "could run any code, so it is refused")
+    assert not (tmp_path / "was-run").exists()
+    torch.load(tmp_path / "model" / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "was-run").exists()  # it is malicious
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["recursive", "exploding"])
+def test_aliases_in_a_file_of_options_are_a_sentence(tmp_path, process, kind) -> None:
+    lines = ["model: &a [*a]"]
+    if kind == "exploding":
+        lines = ["model: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    result = process("run", "photos/a.png", "--config", "run.yaml")
+    assert_refused(result, "run.yaml", "aliases of YAML (*name) are not read")
+    assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- the network
@@ -188,6 +245,41 @@ def test_a_cell_of_a_csv_file_is_no_formula(text, cell) -> None:
     assert [read[name] for name in ("name", "method", "layer")] == [cell] * 3
     assert float(read["entropy"]) == -0.25
     assert [escape_formula(each) for each in (-1, "a=1", "", None)] == [-1, "a=1", "", None]
+
+
+FORMULA = "＝1;=1"  # noqa: RUF001  full-width
+
+NETS_WITH_A_FORMULA = f"""
+import camtool
+from tests.helpers.tiny_models import Net, prepare
+class WithFormula(Net):
+    def __init__(self):
+        super().__init__()
+        self.add_module({FORMULA!r}, self.second)
+        del self.second
+    def forward(self, x):
+        return self.head(getattr(self, {FORMULA!r})(self.first(x)).mean((2, 3)))
+def make():
+    return camtool.Loaded(WithFormula(), prepare, [{FORMULA!r}, "b", "c", "d"])
+"""
+
+
+@pytest.mark.slow
+def test_the_command_writes_no_formula_into_its_table(tmp_path, process) -> None:
+    """The class and the layer are named as a formula."""
+    (tmp_path / "nets_with_a_formula.py").write_text(NETS_WITH_A_FORMULA, encoding="utf-8")
+    write_photo(tmp_path / "sorted" / FORMULA / "a.png")
+    result = process(
+        *("evaluate", "sorted", "--model", "nets_with_a_formula:make", "--truth", "imagefolder"),
+        *("--method", "gradcam", "--layer", FORMULA, "--metric", "sparsity"),
+    )
+    assert (result.code, "Traceback" in result.err) == (0, False)
+    with (tmp_path / "leaderboard" / "leaderboard.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [*csv.DictReader(stream)]
+    (row,) = [row for row in rows if row["method"] == "gradcam"]
+    assert row["layer"] == "'＝1;'=1"  # noqa: RUF001
+    cells = [cell for row in rows for value in row.values() for cell in value.split(";")]
+    assert not [cell for cell in cells if re.match(r"[=＝@＠]", cell)]  # noqa: RUF001
 
 
 def test_labels_and_names_do_not_reach_the_terminal_as_commands(camtool_, photos) -> None:
