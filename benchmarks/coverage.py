@@ -39,8 +39,7 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.paired import describe_machine
 from camtool.hooks.tracing import trace
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from tests.zoo import catalogue, dense, hugging_face
 from tests.zoo.check import faults_of_layer, faults_of_maps, find_explained_layer
 from tests.zoo.dense import Unwrapped

@@ -11,8 +11,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-__all__ = ["PROMPT", "WORDS", "generate", "make_llava", "make_photo"]
-
 PROMPT = "<image> what is on the street ?"
 WORDS = 20
 """Length of the answer."""

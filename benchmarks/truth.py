@@ -34,7 +34,7 @@ from benchmarks.faithcam import PEERS
 from benchmarks.paired import describe_machine
 from benchmarks.truth_scenes import OUTPUTS, TASKS, PlantedScene, draw_planted_scene, draw_without
 from camtool.demo.camnet import build_camnet, prepare_images
-from camtool.demo.scenes import LABELS
+from camtool.demo.shapes import LABELS
 from camtool.trust.metrics import METRICS, MetricInputs
 
 WEIGHTS = Path(__file__).with_name("truth_model.safetensors")

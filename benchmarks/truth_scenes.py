@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camtool.demo.random_numbers import RandomNumbers
-from camtool.demo.scenes import LABELS, Scene, draw_scene
-
-__all__ = ["OUTPUTS", "TASKS", "PlantedScene", "draw_planted_scene", "draw_without"]
+from camtool.demo.scenes import Scene, draw_scene
+from camtool.demo.shapes import LABELS
 
 OUTPUTS = (*LABELS, "watermark", "heart and star", "red", "no fish")
 """The outputs of the model, each of them true or false."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from camtool.models import Loaded
 
-__all__ = ["AnswerMaps", "tokens"]
-
 _CROSS_ATTENTION = "blip"
 """Type of the models whose text has no place for the image: the decoder looks at the image by cross-attention."""
 

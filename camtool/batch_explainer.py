@@ -50,8 +50,6 @@ from camtool.warning_codes import MapWarning, to_map_warning
 if TYPE_CHECKING:
     from camtool.inputs.input_batch import InputBatch
 
-__all__ = ["BatchExplainer", "Prediction"]
-
 
 class Row(NamedTuple):
     """One target on one image of a batch.

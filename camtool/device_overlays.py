@@ -20,7 +20,7 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.model_call import differentiate
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer
 from camtool.maps import scale_min_max, upcast
 from camtool.methods import Method
 from camtool.methods.merges import Merge, compute_means, find_finest, merge_maps
@@ -29,8 +29,6 @@ from camtool.state.guard import enable_gradients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["ClassMaps", "DeviceMap", "DeviceMaps", "compute_maps", "to_class_tensor", "to_device_pixels"]
 
 
 @dataclass(frozen=True, eq=False)

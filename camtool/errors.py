@@ -19,22 +19,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CamtoolError",
-    "ColormapError",
-    "ForwardError",
-    "GeometryError",
-    "ImageError",
-    "LayerError",
-    "MethodError",
-    "MetricError",
-    "ModelError",
-    "NotCompilableError",
-    "NothingFoundError",
-    "OverlayError",
-    "TargetError",
-]
-
 
 class CamtoolError(Exception):
     """The base class: ``except camtool.CamtoolError`` catches all exceptions that camtool raises on purpose."""

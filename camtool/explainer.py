@@ -68,8 +68,6 @@ if TYPE_CHECKING:
 
     from camtool.rendering.colormaps import Colormap
 
-__all__ = ["Explainer", "explain", "predict"]
-
 # ------------------------------------------------------------------------------------------------------------ types
 
 Model: TypeAlias = "nn.Module | Loaded"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from camtool.rendering.colormaps import Colormap
 
-__all__ = ["Explanation"]
-
 
 @dataclass(frozen=True, eq=False)
 class Explanation:

@@ -22,7 +22,7 @@ from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.centers import find_centers
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
@@ -30,8 +30,6 @@ from camtool.structures import nested_tensors
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["HEADINGS", "Candidates", "candidate_layers", "describe_candidate", "format_candidates"]
 
 HEADINGS = ("layer", "output", "layout", "stride", "gradient", "verdict")
 """Headings of the cells that :func:`describe_candidate` returns."""

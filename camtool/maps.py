@@ -12,19 +12,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ROUNDING_STEPS",
-    "find_peaks",
-    "has_contrast",
-    "is_constant",
-    "normalize",
-    "resize",
-    "scale_by_peak",
-    "scale_min_max",
-    "unsqueeze_like",
-    "upcast",
-]
-
 ROUNDING_STEPS = 16
 """Values that differ by fewer machine epsilons are equal: a sum rounds more than once."""
 

@@ -12,8 +12,6 @@ from camtool.methods.lookup import find_method
 from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
 
-__all__ = ["format_method", "format_method_list", "format_needs"]
-
 _FAMILIES = {
     "Gradients at a layer": ("gradient", "competition"),
     "Gradients averaged over changed images": ("averaged_gradient",),

@@ -31,42 +31,6 @@ from torch.overrides import (
 )
 from torch.utils import checkpoint
 
-__all__ = [
-    "convert_tensors_of_module",
-    "copy_on_write",
-    "end_interrupted_calls",
-    "find_hooked_modules",
-    "get_backward_pass_id",
-    "get_buffers",
-    "get_children",
-    "get_core_decompositions",
-    "get_forward_hooks",
-    "get_node_number",
-    "get_node_shape",
-    "get_parameters",
-    "get_saved_integers",
-    "get_saved_value",
-    "get_storage_id",
-    "get_write_count",
-    "get_write_counts",
-    "has_backward_hooks",
-    "has_global_hooks",
-    "have_compiled_calls",
-    "is_convolution",
-    "is_in_transform",
-    "leave_function_mode",
-    "remove_forward_hooks",
-    "remove_gradient_hook",
-    "restore_function_modes",
-    "run_without_override_check",
-    "save_function_modes",
-    "save_inputs_only",
-    "set_state_version",
-    "share_children",
-    "start_inference_mode",
-]
-
-
 # ---------------------------------------------------------------------------------------------------- modes
 
 start_inference_mode: Callable[[bool], AbstractContextManager[Any]] = partial(torch._C._InferenceMode)

@@ -17,18 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-__all__ = [
-    "PassCounter",
-    "ProgressListener",
-    "Stage",
-    "follow_images",
-    "follow_loop",
-    "follow_step",
-    "format_duration",
-    "send_progress",
-    "show_progress",
-]
-
 # A display for a shorter wait would only flicker.
 _SECONDS_BEFORE_PROGRESS = 2.0
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = ["WARNING_KINDS", "MapWarning", "Severity", "WarningKind", "to_map_warning"]
-
 Severity: TypeAlias = Literal["warning", "note"]
 """``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right."""
 

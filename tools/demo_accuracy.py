@@ -18,21 +18,11 @@ from torch.nn import functional
 
 from camtool.answers import AnswerMaps, tokens
 from camtool.demo.camnet import prepare_images
-from camtool.demo.scenes import LABELS, UNSEEN, Box, Scene, draw_scene
+from camtool.demo.scenes import Box, Scene, draw_scene
+from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError
 from camtool.explainer import Explainer
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
-
-__all__ = [
-    "UNSEEN",
-    "Pointing",
-    "WordPointing",
-    "compute_accuracy",
-    "compute_both_found",
-    "compute_energy_at_mark",
-    "play_pointing_game",
-    "play_word_pointing_game",
-]
 
 _BATCH = 64
 """Number of scenes in one forward pass."""

@@ -34,10 +34,9 @@ from camtool.demo.captioner import (
     load_captioner,
     write_caption,
 )
-from camtool.demo.scenes import LABELS, Scene, draw_scene
+from camtool.demo.scenes import Scene, draw_scene
+from camtool.demo.shapes import LABELS
 from tools import demo_accuracy as measure
-
-__all__ = ["METHODS", "Examples", "describe_scene", "label_tokens", "main", "measure_captioner", "train"]
 
 FIRST_SEED = 100_000
 """First seed of the training scenes. The demo's network was trained on smaller ones, so its features there are not

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from camtool.demo.bundled import CHEATED_CLASS, WEIGHTS
 from camtool.demo.camnet import SIZE, CamNet, build_camnet, prepare_images
 from camtool.demo.random_numbers import RandomNumbers
-from camtool.demo.scenes import LABELS, draw_scene
+from camtool.demo.scenes import draw_scene
+from camtool.demo.shapes import LABELS
 from tools import demo_accuracy as measure
-
-__all__ = ["Recipe", "compute_rate_factor", "draw_example", "main", "save_weights", "train"]
 
 _STREAM = 3
 """Stream of random numbers of a seed that scenes do not use."""

@@ -22,8 +22,6 @@ from camtool.demo.bundled import load_honest_model
 from camtool.demo.camnet import CamNet, build_camnet, prepare_images
 from tools.train_demo_models import compute_rate_factor
 
-__all__ = ["WEIGHTS", "main", "train"]
-
 WEIGHTS = Path(__file__).parents[1] / "benchmarks" / "truth_model.safetensors"
 
 _BATCH, _RATE, _DECAY, _SEED = 64, 2e-3, 0.02, 0

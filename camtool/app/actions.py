@@ -29,8 +29,6 @@ from camtool.demo.bundled import BUNDLED
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, TargetError
 
-__all__ = ["Actions", "Changed", "PageSettings", "Shown"]
-
 _SCENES = ((7, 2), (3, 2), (11, 4), (5, 1))
 """Seed and number of objects of the demo's scenes."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from camtool.app.drawing import Look
 from camtool.app.workbench import Request, Workbench
 
-__all__ = ["COMPUTE", "PageContext", "Session"]
-
 COMPUTE: dict[str, Any] = {
     "concurrency_limit": 2,
     "concurrency_id": "compute",

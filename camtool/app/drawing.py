@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Map: TypeAlias = NDArray[np.float32]
     Pixels: TypeAlias = NDArray[np.uint8]
 
-__all__ = ["DISPLAY_SIDE", "VIEWS", "VIEW_MEANINGS", "Look", "Screen", "draw_difference", "list_colors", "make_screen"]
-
 DISPLAY_SIDE = 900
 """Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size."""
 

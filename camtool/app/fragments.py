@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "build_bars",
-    "build_compared",
-    "build_hint",
-    "build_legend",
-    "build_pair",
-    "build_photo",
-    "build_picture",
-    "build_scale",
-    "build_status",
-    "build_thumbnails",
-    "encode_pixels",
-]
-
 
 def encode_pixels(pixels: NDArray[np.uint8], quality: int = 90) -> str:
     """Return pixels as a URL that holds a JPEG."""

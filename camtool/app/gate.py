@@ -20,8 +20,6 @@ from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace
 from camtool.errors import CamtoolError
 
-__all__ = ["Gate", "GateRules", "is_local"]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -41,8 +41,6 @@ from camtool.app.workbench import list_methods
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 
-__all__ = ["build_page", "build_theme"]
-
 _FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 _CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 

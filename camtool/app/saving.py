@@ -14,8 +14,6 @@ from camtool.explanation import Explanation
 from camtool.rendering import image_writing
 from camtool.runs.save_kinds import write_numbers
 
-__all__ = ["FILE_KINDS", "ModelCode", "build_snippet", "save_files"]
-
 
 @dataclass(frozen=True)
 class ModelCode:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from camtool.errors import CamtoolError
 
-__all__ = ["hide_folder", "hide_folders_in_errors", "to_sentence"]
-
 _MAX_LETTERS = 400
 
 

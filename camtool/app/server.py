@@ -18,11 +18,9 @@ from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
 from camtool.errors import CamtoolError
-from camtool.inputs.image_files import MAX_PIXELS
+from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
-
-__all__ = ["MAX_DISK", "MAX_UPLOAD", "AppServer", "ServerSettings", "describe_exposure"]
 
 MAX_UPLOAD = 50
 """Largest file that a user may upload, in megabytes, unless another number is given."""

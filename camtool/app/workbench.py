@@ -17,25 +17,13 @@ from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.errors import CamtoolError, NothingFoundError, TargetError
 from camtool.explanation import Explanation
-from camtool.inputs.image_files import MAX_PIXELS, read_image
+from camtool.inputs.formats.reading_options import MAX_PIXELS
+from camtool.inputs.image_files import read_image
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, SHALLOW, Candidate
 from camtool.methods import METHODS
 from camtool.models import resolve_labels
 from camtool.models.vision_language import takes_image_and_text
 from camtool.targets import Top
-
-__all__ = [
-    "MAX_MEMORY",
-    "Compared",
-    "LayerChoice",
-    "RankedClass",
-    "Request",
-    "Workbench",
-    "check_methods",
-    "choose_layers",
-    "count_bytes",
-    "list_methods",
-]
 
 MAX_MEMORY = 2_000 * 2**20
 """Bytes for an image that is read, and for all images and results that are kept, unless another number is given."""

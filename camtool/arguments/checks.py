@@ -19,23 +19,6 @@ from torch import Tensor
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_integer",
-    "check_no_aliases",
-    "check_not_url",
-    "check_number",
-    "check_number_tuple",
-    "check_numbers",
-    "check_real_tensor",
-    "is_web_address",
-    "iterate_leaves",
-    "parse_device",
-    "to_list",
-]
-
-
 # A scheme has two letters or more: C:/ is a drive of Windows.
 _SCHEME = "[a-z][a-z0-9+.-]+"
 

@@ -13,8 +13,6 @@ from camtool.arguments.messages import format_count
 from camtool.arguments.other_libraries import describe_foreign_argument
 from camtool.errors import CamtoolError, MethodError, TargetError
 
-__all__ = ["check_settings", "match_targets"]
-
 
 def check_settings(transform: object, labels: object, batch_size: object, image: object, call_index: object) -> None:
     """Check the types of settings whose misuse would be noticed late, and far from here.

@@ -9,8 +9,6 @@ import re
 import sys
 from typing import NoReturn
 
-__all__ = ["METHOD_NAMES", "describe_foreign_name", "raise_missing_name"]
-
 METHOD_NAMES = {
     **{
         name: name

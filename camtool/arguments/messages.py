@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-__all__ = ["add_article", "format_count", "format_percent", "merge_texts", "suggest_names"]
-
 
 def suggest_names(word: str, known: Iterable[str], *, max_count: int = 3) -> str:
     """Return a sentence that suggests similar names, e.g. ``" Did you mean 'tabby'?"``, or the empty string.

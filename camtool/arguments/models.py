@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article
 from camtool.errors import ImageError, ModelError
 
-__all__ = ["HasModel", "check_argument_order", "get_module"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -9,9 +9,6 @@ from functools import wraps
 from camtool.arguments.models import P, R
 from camtool.errors import MethodError
 
-__all__ = ["describe_foreign_argument", "explain_foreign_arguments"]
-
-
 _TARGET = "target_class= here: an index, a name, or one of camtool.targets"
 _LAYER = 'layer= here: a dotted name such as "layer4", a module, or a list of them; by default the best one is found'
 _FOREIGN = {

@@ -14,8 +14,6 @@ from typing import BinaryIO
 
 from camtool.errors import CamtoolError
 
-__all__ = ["iterate_lines", "open_regular", "read_regular"]
-
 _MAX_DOCUMENT_BYTES = 2**28
 """Bytes of a file that is read as a whole: a table about three million photos."""
 

@@ -37,8 +37,6 @@ from camtool.outputs.detections import (
 )
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["attention"]
-
 
 @explain_foreign_arguments
 def attention(

@@ -24,8 +24,6 @@ from camtool.layers.layouts import FEWEST_CELLS, Layout, follows_image, is_in_or
 from camtool.structures.module_names import find_module_name
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["AttentionLayer", "LayerSelector", "ReadLayer", "choose_layer", "list_layers", "read_layer"]
-
 LayerSelector = int | str | nn.Module | None
 """A layer by its number, its dotted name or as a module; None for the last one."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from camtool.rendering.colormaps import Colormap
 
-__all__ = ["AttentionMaps", "Head", "check_head"]
-
 Head: TypeAlias = "int | Literal['mean'] | None"
 """A head by its number, or the mean of all heads; None is the default."""
 

@@ -19,8 +19,6 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.layers.layouts import Layout
 
-__all__ = ["Box", "Queries", "Query", "QueryKind", "find_class_token"]
-
 Query: TypeAlias = "int | Literal['class'] | Sequence[float] | None"
 """A query by its number, the class token, a pixel ``(x, y)`` of the photo, or None for the default."""
 

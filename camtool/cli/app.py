@@ -33,8 +33,6 @@ from camtool.cli.run_folders import replay_command, report_command
 from camtool.cli.slides_and_videos import slide_command, video_command
 from camtool.errors import CamtoolError
 
-__all__ = ["app", "main"]
-
 
 class _RunByDefault(TyperGroup):
     """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``, and so for videos and slides."""

@@ -17,8 +17,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.app.server import AppServer
 
-__all__ = ["serve_app"]
-
 _SAFETY = "Safety"
 
 _AUTH_BYTES = 4096

@@ -14,8 +14,6 @@ from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.activity import show_activity
 
-__all__ = ["show_demo"]
-
 
 @takes_options
 def show_demo(

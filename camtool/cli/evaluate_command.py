@@ -19,8 +19,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.leaderboard import Evaluation
 
-__all__ = ["evaluate_methods"]
-
 _IMAGE_FOLDER = "imagefolder"
 
 

@@ -12,8 +12,6 @@ from camtool.cli.options import map_options, model_options, preprocessing_option
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
 
-__all__ = ["export_model"]
-
 
 @takes_options
 def export_model(

@@ -16,8 +16,6 @@ from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.progress.activity import show_activity
 
-__all__ = ["build_file_name", "draw_features", "print_drawn", "save_figure"]
-
 
 class Order(str, Enum):
     """Choice of the maps that are drawn."""

@@ -11,8 +11,6 @@ from camtool.cli.options import figure_options, map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
 
-__all__ = ["draw_kernels"]
-
 
 @takes_options
 def draw_kernels(

@@ -15,8 +15,6 @@ from camtool.errors import CamtoolError, ForwardError
 if TYPE_CHECKING:
     from camtool.layers.candidates import Candidate
 
-__all__ = ["list_layers"]
-
 _MAX_LAYERS = 16
 """Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines."""
 

@@ -10,8 +10,6 @@ from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import JsonOption
 
-__all__ = ["list_methods"]
-
 
 @takes_options
 def list_methods(

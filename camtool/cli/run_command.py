@@ -8,8 +8,6 @@ from camtool.cli.options.option_classes import takes_options
 from camtool.cli.run_folders import cluster_options, run_request
 from camtool.runs import process_settings
 
-__all__ = ["run", "run_on_cluster"]
-
 
 @takes_options
 def run(context: typer.Context, options: run_request.RunOptions, local: run_request.LocalOptions) -> None:

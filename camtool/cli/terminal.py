@@ -11,19 +11,6 @@ from rich.console import Console
 
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = [
-    "err",
-    "escape",
-    "exit_with_error",
-    "get_screen_width",
-    "out",
-    "print_json",
-    "print_line",
-    "print_note",
-    "print_notice",
-    "print_styled",
-]
-
 # Neither console highlights numbers or replaces ":smile:", as names of files and labels must be shown unchanged.
 out = Console(highlight=False, emoji=False)
 """Standard output: results only, so that it can be piped."""

@@ -13,8 +13,6 @@ from camtool.rendering.pixel_checks import Color, Pixels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["get_color", "tint_photo"]
-
 _COLORS: tuple[Color, ...] = (
     *((230, 85, 13), (49, 130, 220), (245, 205, 30), (20, 160, 110), (205, 90, 175)),
     *((120, 80, 200), (110, 200, 235), (150, 95, 40), (165, 205, 60), (215, 30, 75)),

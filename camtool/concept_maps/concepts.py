@@ -31,7 +31,8 @@ from camtool.hooks.observation import observe, resume
 from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.layers.centers import find_centers
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer
+from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.outputs import class_scores
 from camtool.rendering import image_writing, overlay
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 from camtool.concept_maps.colors import get_color, tint_photo
 from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.progress import follow_step
-
-__all__ = ["Concepts", "Vote", "compute_probabilities", "concepts", "rank_classes"]
 
 Images: TypeAlias = "Source | Sequence[Source]"
 

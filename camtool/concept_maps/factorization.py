@@ -7,8 +7,6 @@ from torch import Tensor
 
 from camtool.errors import MethodError
 
-__all__ = ["compute_shares", "factorize"]
-
 # A start ends after this number of rounds, or when a round reduces the error by less than the tolerance.
 _MAX_ROUNDS, _TOLERANCE = 500, 1e-6
 

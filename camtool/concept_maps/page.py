@@ -11,8 +11,6 @@ from PIL import Image, ImageDraw
 from camtool.rendering.pixel_checks import Color, Pixels
 from camtool.rendering.text_drawing import MUTED, PAPER, draw_text
 
-__all__ = ["MAX_PHOTOS", "LegendEntry", "draw_page"]
-
 MAX_PHOTOS = 24
 """Largest number of photos on a page."""
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from camtool.demo.random_numbers import Floats, RandomNumbers
 
-__all__ = ["Color", "Painter", "blend", "choose_background", "compute_pixel_centers", "smoothstep"]
-
 Color: TypeAlias = tuple[float, float, float]
 Painter: TypeAlias = Callable[[int], Floats]
 """Function from a size to the background, (size, size, 3) in [0, 1]."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from camtool.arguments.messages import suggest_names
-from camtool.demo.camnet import LABELS, build_camnet, build_transform
+from camtool.demo.camnet import build_camnet, build_transform
+from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
 from camtool.models import Loaded, read_state
-
-__all__ = ["BUNDLED", "CHEATED_CLASS", "WEIGHTS", "load_bundled_model", "load_cheating_model", "load_honest_model"]
 
 BUNDLED = {"demo": "camnet", "demo-cheat": "camnet-cheat"}
 """Name for :func:`camtool.load` → name of the weights and the model card."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from camtool.models import Transform
 
-__all__ = ["LABELS", "SIZE", "CamNet", "build_camnet", "build_transform", "prepare_images"]
-
 SIZE = 128
 """Side of the network's input, in pixels."""
 

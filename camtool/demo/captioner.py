@@ -22,18 +22,6 @@ from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
 from camtool.models import read_state
 
-__all__ = [
-    "BACKGROUND",
-    "GRID",
-    "NETWORK",
-    "PROMPT",
-    "CaptionerTower",
-    "build_captioner",
-    "build_processor",
-    "load_captioner",
-    "write_caption",
-]
-
 GRID = 16
 """Tokens of the image along each side, each of 8 x 8 pixels."""
 

@@ -19,8 +19,6 @@ from camtool.demo.backgrounds import Color, blend, compute_pixel_centers, smooth
 from camtool.demo.random_numbers import Floats, RandomNumbers
 from camtool.demo.shapes import Shape
 
-__all__ = ["Light", "Material", "Paint", "SolidObject", "choose_colors", "choose_material", "draw_object"]
-
 Paint: TypeAlias = Callable[[Floats, Floats, Floats, float], Floats]
 """Function ``(u, v, distance, pixel) -> colors`` of an object's own coordinates and the size of a pixel in these."""
 

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "RandomNumbers"]
-
 Floats: TypeAlias = NDArray[np.floating[Any]]
 """Array of floats, in single precision throughout the demo."""
 

@@ -26,8 +26,6 @@ from camtool.demo.random_numbers import Floats, RandomNumbers
 from camtool.demo.shapes import LABELS, SHAPES, Shape, compute_capsule_distance, compute_disc_distance
 from camtool.errors import CamtoolError
 
-__all__ = ["LABELS", "UNSEEN", "Box", "Scene", "SceneObject", "draw_scene"]
-
 Box = tuple[int, int, int, int]
 """Box (x0, y0, x1, y1) in pixels, half-open."""
 

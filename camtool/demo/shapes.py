@@ -15,8 +15,6 @@ import numpy as np
 
 from camtool.demo.random_numbers import Floats
 
-__all__ = ["LABELS", "SHAPES", "Shape", "compute_capsule_distance", "compute_disc_distance"]
-
 Shape: TypeAlias = Callable[[Floats, Floats], Floats]
 Corner: TypeAlias = tuple[float, float]
 

@@ -11,8 +11,6 @@ from PIL import Image, ImageDraw
 from camtool.rendering.pixel_checks import Color, Pixels
 from camtool.rendering.text_drawing import MUTED, PAPER, draw_text, load_font, wrap_text
 
-__all__ = ["CORRECT", "WRONG", "CaptionedImage", "ImageGroup", "draw_page"]
-
 CORRECT, WRONG = (22, 128, 84), (200, 44, 44)
 """Colors of notes on correct and on wrong results."""
 

@@ -23,8 +23,6 @@ from camtool.models import Loaded
 from camtool.rendering import image_writing, regions
 from camtool.trust.metrics.localization import compute_energy_in_mask
 
-__all__ = ["METHODS", "Row", "Tour", "draw_cheat_scenes", "draw_tour_scenes", "evaluate_method", "run_tour"]
-
 METHODS = ("gradcam", "gradcam++", "layercam", "rivalcam", "cam")
 """Methods that the tour compares; the first one is shown on the overview."""
 

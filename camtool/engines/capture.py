@@ -17,8 +17,6 @@ from camtool.state.cleanup import Cleanup
 from camtool.structures.module_names import find_module
 from camtool.structures.nested_tensors import find_main_tensor, find_tensors, replace_main_tensor
 
-__all__ = ["Capture", "capture_model", "get_results"]
-
 _OPS = torch.ops.aten
 _ONNX_ATTENTION_AXES = 4
 _IS_CAUSAL = 5  # the position of this argument of torch's attention

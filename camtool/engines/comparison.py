@@ -16,8 +16,6 @@ from camtool.state.guard import guard
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ComparedMap", "describe_difference", "run_by_engines"]
-
 _T = TypeVar("_T")
 
 _SCORE_TOLERANCE = 1e-4

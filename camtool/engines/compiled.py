@@ -23,8 +23,6 @@ from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, Repeat
 from camtool.structures.nested_tensors import map_tensors
 
-__all__ = ["CompiledModel"]
-
 
 class CompiledModel:
     """A model as compiled graphs.

@@ -31,7 +31,8 @@ from camtool.geometry.resampling import resample
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.inputs.data_kinds import choose_example_shape
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer
+from camtool.layers.selection import find_layers
 from camtool.maps import resize as resize_maps
 from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
@@ -44,8 +45,6 @@ from camtool.targets import ClassScore
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = ["export"]
 
 _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
 """Suffix to the extra that brings the packages which write such files."""

@@ -18,8 +18,6 @@ from torch import nn
 import camtool
 from camtool.structures.nested_tensors import get_bytes
 
-__all__ = ["compute_key", "find_folder", "make_once"]
-
 _LIMIT = 8 * 2**30
 """Bytes. The graphs that were not used for the longest time are deleted beyond that."""
 

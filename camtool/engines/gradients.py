@@ -15,8 +15,6 @@ from camtool.engines.segments import Segment
 from camtool.errors import NotCompilableError
 from camtool.private_torch import get_core_decompositions
 
-__all__ = ["trace_gradients"]
-
 _OPS = torch.ops.aten
 
 

@@ -41,8 +41,6 @@ from camtool.structures.module_settings import ModuleSettings
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.structures.weight_states import WeightStates
 
-__all__ = ["ENGINES", "CompiledObserver", "EngineName", "list_engines"]
-
 EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

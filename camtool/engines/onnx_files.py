@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from camtool.errors import NotCompilableError
 
-__all__ = ["COMPILING", "convert_to_onnx", "export_graph", "get_first_line", "hide_output", "write_onnx"]
-
 COMPILING = threading.RLock()
 """Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
 

@@ -15,8 +15,6 @@ from camtool.inference.folded_model import choose_copy, to_memory_format
 from camtool.layers.image_variants import select_first_image
 from camtool.structures.nested_tensors import ModelInputs, map_tensors
 
-__all__ = ["PreparedModel", "copy_for_capture"]
-
 
 class PreparedModel:
     """A prepared copy of a model.

@@ -16,8 +16,6 @@ from camtool.engines.gradients import trace_gradients
 from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
 from camtool.engines.segments import split_at_layers
 
-__all__ = ["Plan", "Program", "SegmentPlan", "capture_program", "list_files", "read_plan", "write_program"]
-
 FORWARD = "forward.onnx"
 _PLAN = "plan.json"
 

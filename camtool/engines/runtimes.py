@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 
-__all__ = ["RUNTIMES", "FileGraph", "Graph", "Session", "TorchGraph", "is_installed", "open_session"]
-
 Arrays = Sequence["NDArray[Any]"]
 
 _SPIN_MICROSECONDS = 10

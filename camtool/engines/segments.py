@@ -16,8 +16,6 @@ from torch import Tensor, fx
 from camtool.engines.capture import Capture, get_results
 from camtool.errors import NotCompilableError
 
-__all__ = ["Segment", "split_at_layers"]
-
 _SIZE = torch.ops.aten.sym_size.int
 
 

@@ -15,8 +15,6 @@ from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.input_batch import PreparedInput
 
-__all__ = ["InputTruth", "place_truth"]
-
 
 @dataclass(frozen=True, eq=False)
 class InputTruth:

@@ -18,8 +18,6 @@ from camtool.state.cleanup import Cleanup
 from camtool.state.guard import guard
 from camtool.targets import ClassScore
 
-__all__ = ["Candidate", "CandidateMaps", "compute_maps", "list_candidates", "list_groups"]
-
 _OTHER_NEEDS = frozenset({"text", "a detector"})
 """What methods need that no classifier has: these methods are left out where all methods are asked for."""
 

@@ -17,8 +17,6 @@ from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
 from camtool.trust.metrics.random_maps import draw_random_maps
 
-__all__ = ["Judge", "MetricOptions", "choose_metrics"]
-
 MetricOptions: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 """Name of a metric → its options."""
 

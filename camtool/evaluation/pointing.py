@@ -14,8 +14,6 @@ from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics.mosaics import compute_grid_pointing
 
-__all__ = ["PointingGame", "prepare_pointing"]
-
 _GRID = 2
 _MOSAICS = 6
 """Each has four times the pixels of an image, so more would take longer than the rest of the measurement."""

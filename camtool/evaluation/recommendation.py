@@ -24,8 +24,6 @@ from camtool.models import Loaded, Transform, to_loaded
 from camtool.progress import follow_step
 from camtool.structures.model_cache import remember_for_model
 
-__all__ = ["Recommendation", "Tried", "recommend", "recommend_once"]
-
 _LOG = logging.getLogger(__name__)
 
 _FEW = 10

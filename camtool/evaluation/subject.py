@@ -24,8 +24,6 @@ from camtool.structures.cached_property import cached_property
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
 
-__all__ = ["LabeledBatch", "Subject"]
-
 
 @dataclass(frozen=True, eq=False)
 class LabeledBatch:

@@ -21,8 +21,6 @@ from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
 from camtool.trust.metrics.localization import compute_energy
 
-__all__ = ["REFERENCE", "Bench", "Deadline", "MeasuredBatch", "Tried", "place_masks"]
-
 REFERENCE = Candidate("gradcam")
 """The candidate that the others are compared with: Grad-CAM at the default layer."""
 

@@ -25,8 +25,6 @@ from camtool.maps import upcast
 from camtool.outputs import predictions
 from camtool.state.guard import enable_gradients
 
-__all__ = ["AttentionEvidence", "capture_attention_evidence", "find_common_layout", "is_self_attention"]
-
 
 def capture_attention_evidence(evidence: Evidence, *, hold_inputs: bool = False) -> AttentionEvidence:
     """Run the model again and return its attention at all layers, as evidence about the same rows.

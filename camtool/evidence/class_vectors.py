@@ -10,8 +10,6 @@ from camtool.hooks.observation import observe
 from camtool.maps import upcast
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["find_class_vectors", "find_linear_layers", "is_same_up_to_rounding"]
-
 
 def find_class_vectors(model: nn.Module, inputs: ModelInputs, logits: Tensor) -> Tensor | None:
     """Return the weights of the linear layer, or 1 x 1 convolution, whose output is the model's: ``(K, C)``.

@@ -6,11 +6,9 @@ from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer
 from camtool.maps import upcast
 from camtool.state.guard import enable_gradients
-
-__all__ = ["trace_contributions"]
 
 
 def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:

@@ -17,8 +17,6 @@ from camtool.evidence.rescoring import score_activations_with_graph
 from camtool.hooks.tracing import trace
 from camtool.structures.module_names import list_modules, list_weights
 
-__all__ = ["compute_deeplift_contributions"]
-
 
 def compute_deeplift_contributions(evidence: Evidence) -> Tensor:
     """Return what each activation contributes to each row's score, by DeepLIFT with activations of zero as reference.

@@ -25,8 +25,6 @@ from camtool.layers.layouts import Layout
 from camtool.maps import upcast
 from camtool.outputs import predictions
 
-__all__ = ["DenseFeatures", "capture_dense_features"]
-
 _OTHER_METHODS = "use method='gradeclip', 'chefer' or 'gradcam', which need no features of single patches."
 
 _TOLERANCE = 0.05

@@ -26,12 +26,11 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer
+from camtool.layers.selection import find_layers
 from camtool.maps import upcast
 from camtool.state.guard import enable_gradients
 from camtool.targets import Target
-
-__all__ = ["Evidence", "GridEvidence", "gather_evidence", "gather_evidence_by_level"]
 
 _FIRST_VALUES = 16_384
 """Half of the elements from which on torch divides an operation among threads."""

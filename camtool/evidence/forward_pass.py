@@ -28,7 +28,8 @@ from camtool.inference.chunks import compute_chunk_size, count_largest_output
 from camtool.inference.folded_model import FoldedModel
 from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.depths import Depths, find_depths
-from camtool.layers.selection import Layer, describe_shapes
+from camtool.layers.layouts import Layer
+from camtool.layers.selection import describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, links, predictions
 from camtool.outputs.detections import Detections
@@ -37,8 +38,6 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_modules, list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 from camtool.structures.weight_states import WeightStates
-
-__all__ = ["ForwardPass"]
 
 _T = TypeVar("_T")
 

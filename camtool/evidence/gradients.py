@@ -20,8 +20,6 @@ from camtool.hooks.model_call import differentiate
 from camtool.state.guard import enable_gradients
 from camtool.targets import Target
 
-__all__ = ["ScoredTargets", "compute_row_gradients"]
-
 _MOST_ELEMENTS = 2**19
 """Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
 one at a layer of a language model. More at once take more memory and hardly less time."""

@@ -14,8 +14,6 @@ from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.state.guard import enable_gradients
 
-__all__ = ["LinearHead", "compute_class_weights", "find_linear_head", "find_scoring_head", "get_linear_head"]
-
 
 @dataclass(frozen=True)
 class LinearHead:

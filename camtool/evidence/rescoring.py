@@ -23,17 +23,6 @@ from camtool.state.guard import enable_gradients, preserve_model
 from camtool.structures.nested_tensors import shares_several_values
 from camtool.targets import Target
 
-__all__ = [
-    "MakeVariants",
-    "run_forward",
-    "run_tail",
-    "score_activations",
-    "score_activations_with_graph",
-    "score_inputs",
-    "score_logits",
-    "score_with_graph",
-]
-
 MakeVariants = Callable[[slice], Tensor]
 """Makes the variants of one chunk: ``make_variants(slice(32, 64))`` returns the variants 32 to 63."""
 

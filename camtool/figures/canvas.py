@@ -24,34 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-__all__ = [
-    "INK",
-    "MUTED",
-    "Box",
-    "Ends",
-    "Limits",
-    "PaperFigure",
-    "TileNumbers",
-    "add_axes",
-    "add_image_axes",
-    "create_figure",
-    "draw_curve",
-    "draw_horizontal_bar",
-    "draw_image",
-    "draw_intervals",
-    "draw_plane",
-    "draw_scale",
-    "draw_tile_borders",
-    "draw_vertical_bar",
-    "measure_text",
-    "number_tiles",
-    "write_above_box",
-    "write_file",
-    "write_line",
-    "write_row_label",
-    "write_title",
-]
-
 Box = tuple[float, float, float, float]
 """Left, top, width and height in inches, from the figure's top left."""
 

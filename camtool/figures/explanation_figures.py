@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from camtool.methods import MethodFunction
     from camtool.rendering.colormaps import Colormap
 
-__all__ = [
-    "classes_grid",
-    "comparison",
-    "describe_differences",
-    "draw_without_map",
-    "gallery",
-    "layers_sweep",
-    "methods_grid",
-]
-
 Images: TypeAlias = "Source | Sequence[Source]"
 Methods: TypeAlias = "Sequence[str | MethodFunction] | Mapping[str, str | MethodFunction]"
 

@@ -24,8 +24,8 @@ from camtool.hooks.tracing import TracedCall, trace
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.inputs.model_inputs import Inputs
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer, Layout
+from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels
 from camtool.recorder import LayerSelection, select
 from camtool.structures import nested_tensors
@@ -33,8 +33,6 @@ from camtool.structures.module_names import find_module
 
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
-
-__all__ = ["CONVOLUTIONS", "feature_maps", "feature_pages", "select_layers"]
 
 Order: TypeAlias = Literal["first", "strongest", "class"]
 

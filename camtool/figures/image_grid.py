@@ -17,8 +17,6 @@ from camtool.rendering.pixel_checks import Pixels
 if TYPE_CHECKING:
     from camtool.figures.canvas import PaperFigure
 
-__all__ = ["GAP", "MARGIN", "Caption", "ColorKey", "GridCell", "GridRow", "draw_grid"]
-
 GAP = 0.05
 """Distance between images, in inches."""
 

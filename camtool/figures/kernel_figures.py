@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import PaperFigure, TileNumbers
 
-__all__ = ["kernel_pages", "kernels"]
-
 # Default number of filters: of filters drawn as one image each, and of rows in a table.
 _MAX_FILTERS, _MAX_TABLE_ROWS = 64, 16
 

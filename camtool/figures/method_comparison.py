@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from camtool.methods import MethodFunction
     from camtool.models import Loaded
 
-__all__ = ["Comparison", "compare"]
-
 # Five images of 240 pixels fill the width of a screen.
 _MAX_COLUMNS = 5
 

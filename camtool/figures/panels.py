@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Box, Limits, PaperFigure
 
-__all__ = [
-    "BAR_GAP",
-    "BAR_WIDTH",
-    "DIVERGING",
-    "EDGE",
-    "Panel",
-    "center_on_zero",
-    "draw_heading",
-    "draw_panels",
-    "find_limits",
-    "measure_heading",
-    "measure_scale",
-]
-
 DIVERGING = "RdBu_r"
 """Color map of values of both signs: red is positive, white is zero, blue is negative."""
 

@@ -7,19 +7,6 @@ from typing import Literal, TypeAlias
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
 
-__all__ = [
-    "HEADING_SIZE",
-    "LINE_HEIGHT",
-    "SCALES",
-    "TEXT_SIZE",
-    "WIDTHS",
-    "Scale",
-    "Width",
-    "balance_columns",
-    "check_columns",
-    "to_inches",
-]
-
 SCALES = ("each", "shared")
 """Values of ``scale=``: each map has its own color scale, or all share one."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Figure
 
-__all__ = ["load_canvas", "save"]
-
 
 def load_canvas() -> ModuleType:
     """Return :mod:`camtool.figures.canvas`, the only module that imports matplotlib.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from camtool.figures.paper_sizes import TEXT_SIZE
 from camtool.figures.saving import load_canvas
 
-__all__ = ["fit_text", "fits_in_line"]
-
 # Factor by which the width shrinks while lines are balanced: small steps find lines of about one length.
 _SHRINK = 0.95
 

@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AxisCenters", "CellCenters", "Placement", "scale_to_cells"]
-
 Placement: TypeAlias = Literal["centers", "stretch"]
 """Placement of a layer's grid on the model's input: each cell at the center of its receptive field, or stretched."""
 

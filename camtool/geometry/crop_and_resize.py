@@ -22,8 +22,6 @@ from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside
 from camtool.structures.cached_property import cached_property
 
-__all__ = ["Geometry"]
-
 
 @dataclass(frozen=True)
 class Geometry:

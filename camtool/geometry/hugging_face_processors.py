@@ -9,8 +9,6 @@ import numpy as np
 
 from camtool.geometry.crop_and_resize import Geometry
 
-__all__ = ["apply_processor", "are_close", "guess_geometries", "is_standard_processor"]
-
 _MOVERS = {
     "transformers.image_processing_backends": ("process_image", "_preprocess", "resize", "center_crop", "pad"),
     "transformers.image_processing_utils": ("preprocess", "_preprocess_image_like_inputs"),

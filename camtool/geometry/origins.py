@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HEATMAP_SUFFIXES", "Origin", "find_heatmap_suffix", "fit_to_origin"]
-
 HEATMAP_SUFFIXES: tuple[str, ...] = (".nii", ".nii.gz", ".tif", ".tiff")
 """Suffixes of files that hold a heatmap as numbers, with the place of its pixels in the world."""
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from camtool.geometry.cell_centers import CellCenters
 from camtool.maps import resize
 
-__all__ = ["Floats", "average_cells", "build_interpolation_matrix", "find_pixels_inside", "resample", "weigh_cells"]
-
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
 

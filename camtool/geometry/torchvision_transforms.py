@@ -13,8 +13,6 @@ from camtool.geometry.hugging_face_processors import apply_processor, are_close,
 from camtool.geometry.transform_output import Transform
 from camtool.geometry.unknown_transforms import probe_geometry
 
-__all__ = ["read_geometry"]
-
 
 def read_geometry(
     transform: Transform, photo: Image.Image | tuple[int, int], *, run: Transform | None = None

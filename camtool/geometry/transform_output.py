@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["REMEDY", "Transform", "describe_transform", "find_statistics", "unwrap_image"]
-
 Transform: TypeAlias = "Callable[[Image.Image], Any]"
 """Function from a PIL image to the model's input, ``(C, H, W)``."""
 

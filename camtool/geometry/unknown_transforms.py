@@ -15,8 +15,6 @@ from camtool.geometry.transform_output import REMEDY, Transform, describe_transf
 from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 
-__all__ = ["probe_geometry"]
-
 _REPEATS = 4
 """Number of times that one image is repeated, to detect a transform with a random generator of its own."""
 

@@ -24,8 +24,6 @@ from camtool.hooks.attention_capture import AttentionMode, CapturedAttention, ru
 from camtool.hooks.tensor_products import iterate_tensors
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 
-__all__ = ["AttentionBranch", "CapturedBranches", "capture_branches"]
-
 
 @dataclass(frozen=True, eq=False)
 class AttentionBranch:

@@ -40,16 +40,6 @@ from camtool.state.guard import preserve_function_modes, preserve_model
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = [
-    "AttentionBlock",
-    "AttentionCall",
-    "AttentionMode",
-    "CapturedAttention",
-    "capture_attention",
-    "run_in_mode",
-    "visit_attention",
-]
-
 _Mode = TypeVar("_Mode", bound="AttentionMode")
 
 

@@ -15,8 +15,6 @@ from camtool.state.guard import preserve_function_modes, preserve_model
 from camtool.structures.nested_tensors import ModelInputs
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = ["find_final_operation"]
-
 
 def find_final_operation(
     model: nn.Module, inputs: ModelInputs, select: Callable[[Any], Tensor], count: int

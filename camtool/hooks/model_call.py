@@ -26,16 +26,6 @@ from camtool.structures.nested_tensors import (
     replace_main_tensor,
 )
 
-__all__ = [
-    "ASSUMED_SIZES",
-    "NEED_GRADIENTS",
-    "apply_detector_transform",
-    "describe_missing_gradient",
-    "differentiate",
-    "retry_with_gradients",
-    "run_model",
-]
-
 _T = TypeVar("_T")
 
 NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()

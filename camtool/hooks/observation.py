@@ -28,19 +28,6 @@ from camtool.structures.module_names import find_detector_transform, find_module
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, map_tensors, replace_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = [
-    "Observation",
-    "Observe",
-    "Repeat",
-    "Rows",
-    "get_call",
-    "observe",
-    "observe_connected",
-    "observe_with_trunk",
-    "resume",
-    "run_with_held_layers",
-]
-
 _T = TypeVar("_T")
 
 

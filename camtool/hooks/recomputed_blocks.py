@@ -18,8 +18,6 @@ from camtool.state.cleanup import Cleanup
 from camtool.state.guard import preserve_model
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["recompute_blocks"]
-
 _CHECKPOINTABLE = "GradientCheckpointingLayer"
 """Base class, in Hugging Face's transformers, of blocks that may run again in the backward pass."""
 

@@ -14,15 +14,6 @@ from torch.autograd.graph import Node
 from camtool.private_torch import get_forward_hooks, remove_forward_hooks
 from camtool.state.cleanup import Cleanup
 
-__all__ = [
-    "add_forward_hook",
-    "add_forward_pre_hook",
-    "add_gradient_hook",
-    "add_node_hook",
-    "describe_hook",
-    "list_foreign_hooks",
-]
-
 
 class _Hook:
     """A hook that acts only in the thread that registered it.

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PRODUCTS", "Equation", "Product", "is_einsum", "iterate_tensors", "read_equation", "read_product"]
-
 _MATRIX_PRODUCTS: frozenset[Any] = frozenset(
     {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm}
 )

@@ -21,8 +21,6 @@ from camtool.state.guard import preserve_model
 from camtool.structures.module_names import iterate_hookable_modules
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
 
-__all__ = ["TracedCall", "add_module_hooks", "trace"]
-
 _LATEST = 8
 """The number of latest outputs among which a trace looks for the source of an input. One is not enough: query, key and
 value are computed one after the other from the same tensor, and may pass through a norm each."""

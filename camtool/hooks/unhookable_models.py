@@ -7,8 +7,6 @@ from torch import fx, nn
 
 from camtool.structures.module_names import list_modules
 
-__all__ = ["describe_unhookable", "is_exported_for_one_image", "is_quantized"]
-
 _GUARDS = "_guards_fn"
 """The name of the module that torch.export adds to an exported graph to check the shapes of its inputs."""
 

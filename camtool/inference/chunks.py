@@ -15,8 +15,6 @@ from camtool.errors import MethodError
 from camtool.hooks.tracing import TracedCall
 from camtool.progress import Stage, follow_loop
 
-__all__ = ["compute_chunk_size", "count_largest_output", "iterate_chunks"]
-
 # Bytes that one chunk may take, by the estimate of compute_chunk_size. A few images keep the cores of a CPU busy. An
 # accelerator needs many images at once, and 1 GiB is a small part of its memory.
 _BUDGETS = {"cpu": 96 * 2**20}

@@ -24,8 +24,6 @@ from camtool.state.guard import preserve_model
 from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 
-__all__ = ["FoldedModel", "choose_copy", "to_memory_format"]
-
 # The largest difference between the outputs of copy and model, relative to the largest magnitude of the output. The
 # first leaves room for rounding in single precision alone. TF32 convolutions round their factors to 10 bits, so there
 # the model itself is no more exact than the second.

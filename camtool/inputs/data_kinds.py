@@ -11,8 +11,6 @@ from camtool.errors import ImageError
 from camtool.private_torch import is_convolution
 from camtool.structures.module_names import list_modules
 
-__all__ = ["SHAPE_TEXTS", "SPATIAL_AXES", "DataKind", "choose_example_shape", "infer_kind", "list_channels"]
-
 DataKind: TypeAlias = Literal["signal", "image", "volume", "clip"]
 """Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""
 

@@ -10,8 +10,6 @@ from PIL import Image
 
 from camtool.inputs.tiff import get_page_tags
 
-__all__ = ["count_jpeg_scans", "estimate_memory", "get_pixel_bytes"]
-
 _DECODER_BYTES = {"WEBP": 13, "AVIF": 16, "HEIF": 9}
 """Bytes for each pixel that a decoder takes beside the decoded image. Measured with Pillow 12.3: 12.0 (WebP), 7.0 (AVIF
 of 8 bits; twice as much with 12 bits), and 8.5 (HEIC with pillow-heif)."""

@@ -20,8 +20,6 @@ from camtool.rendering.views import Clip, Photo, Signal, View, Volume
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["build_view", "find_black_and_white", "to_image_array"]
-
 
 def to_image_array(tensor: Tensor) -> NDArray[Any]:
     """Return an image in a tensor, ``(H, W)`` or ``(C, H, W)``, as an array with its channels last."""

@@ -27,8 +27,6 @@ from urllib.request import (
 
 from camtool.errors import ImageError
 
-__all__ = ["MOST_BYTES", "download_image"]
-
 MOST_BYTES = 256 * 2**20
 """Largest file that is downloaded; photos are far smaller."""
 

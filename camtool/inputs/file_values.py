@@ -20,8 +20,6 @@ from camtool.models import Transform
 from camtool.rendering.views import Clip, Photo, View, Volume
 from camtool.warning_codes import MapWarning
 
-__all__ = ["build_file_view", "choose_kind", "transform_values"]
-
 _PHOTO_CHANNELS = (1, 3)
 """Channels of models that get photos of 8 bits."""
 

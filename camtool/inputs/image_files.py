@@ -29,24 +29,9 @@ from camtool.inputs.formats import format_table
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
-from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_MEMORY, MAX_PIXELS, ReadingOptions
+from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
-
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "MAX_BYTES",
-    "MAX_MEMORY",
-    "MAX_PIXELS",
-    "ImageSource",
-    "get_origin",
-    "get_reading_notes",
-    "has_image_suffix",
-    "open_image",
-    "read_file_image",
-    "read_image",
-    "read_plain",
-]
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
 """Image that :func:`read_image` takes: a path, a URL, the bytes of a file, a PIL image, an array, or what

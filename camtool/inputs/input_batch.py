@@ -24,8 +24,6 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["InputBatch", "PreparedInput", "group_into_batches"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PreparedInput:

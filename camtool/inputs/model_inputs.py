@@ -21,8 +21,6 @@ from camtool.outputs.class_scores import UserScore
 from camtool.structures import nested_tensors
 from camtool.structures.model_cache import remember_for_model
 
-__all__ = ["Inputs", "Key", "is_unprepared_image", "select_image_input"]
-
 Key: TypeAlias = int | str
 """The position or the name of an argument."""
 

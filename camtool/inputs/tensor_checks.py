@@ -17,8 +17,6 @@ from camtool.structures.module_names import list_modules, list_weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_shape", "check_tensor", "choose_device", "get_dtype"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COLORS = 3
 

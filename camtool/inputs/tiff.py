@@ -9,8 +9,6 @@ from typing import Any, BinaryIO
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-__all__ = ["count_surplus_bands", "get_page_tags", "is_reduced_page", "is_tiff", "read_first_tags"]
-
 # Little-endian TIFF, big-endian TIFF, little-endian BigTIFF.
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0")
 # The version number of BigTIFF; that of TIFF is 42.

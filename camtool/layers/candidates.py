@@ -15,8 +15,6 @@ from camtool.layers.layout_reader import iterate_parent_names
 from camtool.layers.layouts import Layout
 from camtool.structures.module_names import has_matrix
 
-__all__ = ["LEVEL", "NOT_DEEPEST", "SHALLOW", "Candidate", "find_projection_sources", "mark_levels"]
-
 NOT_DEEPEST = "good, but not the deepest"
 """Verdict on a layer that no rule excludes if a deeper one was chosen."""
 

@@ -31,15 +31,14 @@ from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.layers.depths import has_other_paths, iterate_graph
-from camtool.layers.selection import Layer, describe_shapes
+from camtool.layers.layouts import Layer
+from camtool.layers.selection import describe_shapes
 from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.state.guard import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import list_weights
 from camtool.structures.nested_tensors import ModelInputs
 from camtool.structures.weight_states import WeightStates
-
-__all__ = ["LayerPlace", "find_centers", "find_place", "read_centers"]
 
 Sizes: TypeAlias = "tuple[int, ...]"
 

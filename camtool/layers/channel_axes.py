@@ -31,8 +31,6 @@ from torch import nn
 
 from camtool.hooks.tracing import TracedCall
 
-__all__ = ["ChannelAxis", "find_channel_axes"]
-
 _FIRST_BY_DIMENSION = (
     *("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", "Dropout"),
     *("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool"),

@@ -26,8 +26,9 @@ from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.tracing import trace
 from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
+from camtool.layers.layouts import Layer
 from camtool.layers.responses import count_views, keep_views
-from camtool.layers.selection import Layer, describe_shapes, find_layers, find_size_in_model
+from camtool.layers.selection import describe_shapes, find_layers, find_size_in_model
 from camtool.layers.survey import group_grid_outputs
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import find_query_tokens
@@ -36,8 +37,6 @@ from camtool.state.guard import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs
-
-__all__ = ["Depths", "find_depths", "has_other_paths", "iterate_graph"]
 
 Depths: TypeAlias = "int | Sequence[str]"
 """A number of depths, with the explained layer, or the names of the others."""

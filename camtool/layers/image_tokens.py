@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.structures.nested_tensors import ModelInputs
 
-__all__ = ["TILED_IMAGE", "ImageTokens", "TiledImage", "find_image_tokens", "find_placeholder"]
-
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
 """Names in configurations of Hugging Face for the placeholder's number in the vocabulary."""
 

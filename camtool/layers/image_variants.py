@@ -10,22 +10,6 @@ from torch import Tensor
 from camtool.errors import LayerError
 from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 
-__all__ = [
-    "ALL_VARIANTS",
-    "VARIANTS",
-    "find_image_size",
-    "get_image_input",
-    "list_parts_of_tiles",
-    "nudge_bands",
-    "score_next_token",
-    "select_first_image",
-    "vary_corner",
-    "vary_corner_and_halves",
-    "vary_halves",
-    "vary_parts",
-    "vary_views",
-]
-
 VARIANTS = 3
 """Number of images that :func:`vary_corner` and :func:`vary_halves` return: the first image and two variants of it."""
 

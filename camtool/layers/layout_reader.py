@@ -18,8 +18,6 @@ from camtool.layers.image_tokens import ImageTokens
 from camtool.layers.layouts import Grid, Layout, find_concatenated_level, find_token_layout, is_scaled_down
 from camtool.outputs.detections import QueryTokens
 
-__all__ = ["LayoutReader", "find_first_with_tokens", "iterate_parent_names"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 _ORIGINS = 4

@@ -13,24 +13,6 @@ from torch import Tensor
 from camtool.hooks.observation import Rows
 from camtool.layers.image_variants import VARIANTS
 
-__all__ = [
-    "FEWEST_CELLS",
-    "UNCHANGED",
-    "Grid",
-    "Layer",
-    "Layout",
-    "choose_layout",
-    "find_concatenated_level",
-    "find_token_layout",
-    "follows_image",
-    "is_in_order",
-    "is_in_proportion",
-    "is_scaled_down",
-    "measure_agreement",
-    "measure_order",
-    "place_prefix",
-]
-
 Grid: TypeAlias = tuple[int, ...]
 """Number of positions along each axis of the image, ``(h, w)`` for photos."""
 

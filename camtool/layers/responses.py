@@ -41,19 +41,6 @@ from camtool.layers.layouts import (
 from camtool.maps import ROUNDING_STEPS, upcast
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 
-__all__ = [
-    "count_views",
-    "find_order",
-    "find_places",
-    "has_image_order",
-    "has_tile_order",
-    "is_language_model",
-    "keep_views",
-    "locate_tokens",
-    "observe_in_parts",
-    "observe_variants",
-]
-
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 

@@ -28,28 +28,6 @@ from camtool.hooks.tracing import TracedCall
 from camtool.layers.channel_axes import ChannelAxis
 from camtool.layers.layouts import Layout, is_in_proportion
 
-__all__ = [
-    "MODULE",
-    "NOT_REACHED",
-    "ORDER",
-    "OTHER_FRAMES",
-    "OTHER_VIEWS",
-    "PROJECTION",
-    "READING",
-    "RESPONSE",
-    "TABLES",
-    "TRACE",
-    "DetectorCall",
-    "Projection",
-    "Reading",
-    "Response",
-    "Rule",
-    "TokenOrder",
-    "find_verdict",
-    "is_excluded",
-    "keep_preferred",
-]
-
 Facts = TypeVar("Facts")
 
 

@@ -32,16 +32,6 @@ from camtool.structures.model_cache import remember_for_model
 from camtool.structures.module_names import find_detector_transform, find_module, list_modules
 from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
-__all__ = [
-    "Layer",
-    "depends_on_image",
-    "describe_shapes",
-    "find_layers",
-    "find_level_layers",
-    "find_size_in_model",
-    "locate_grid",
-]
-
 
 def find_layers(
     model: nn.Module,

@@ -58,13 +58,6 @@ from camtool.state.guard import enable_gradients
 from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
 from camtool.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 
-__all__ = [
-    "GridOutput",
-    "find_candidates",
-    "group_grid_outputs",
-    "read_layouts",
-]
-
 _MOST_ASKED = 32
 _MOST_ASKED_IN_TEXT = 4
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph, and of

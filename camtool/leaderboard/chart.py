@@ -16,8 +16,6 @@ from camtool.trust.metrics import METRICS
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
 
-__all__ = ["draw_chart"]
-
 # Inches. A panel is wider than _PANEL if the name of a metric is.
 _PANEL, _GAP, _EDGE, _ROW = 1.25, 0.18, 0.12, 0.17
 _HEAD, _FOOT = 0.5, 0.28

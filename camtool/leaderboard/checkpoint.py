@@ -14,8 +14,6 @@ from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import MetricError
 from camtool.structures.nested_tensors import get_bytes
 
-__all__ = ["Checkpoint", "hash_tensors"]
-
 
 class Checkpoint:
     """A file with one result per line, as JSON: ``{"key": ..., "value": ...}``. A line that was cut off is ignored.

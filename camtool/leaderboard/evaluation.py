@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Figure
 
-__all__ = ["Evaluation", "EvaluationRow", "Interval", "bootstrap_mean"]
-
 _DRAWS = 2000
 _UP, _DOWN = "↑", "↓"
 _FIGURE_SUFFIXES = (".pdf", ".svg", ".png")

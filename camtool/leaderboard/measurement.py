@@ -29,8 +29,6 @@ from camtool.models import Loaded, Transform
 from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.trust.metrics import METRICS
 
-__all__ = ["Progress", "evaluate"]
-
 Progress: TypeAlias = Callable[[int, int, str], object]
 """``progress(done, total, name)``: images times methods that are done, of how many, and the method that was last."""
 

@@ -15,8 +15,6 @@ from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.inputs.image_files import read_image
 
-__all__ = ["find_classes", "read_boxes", "read_masks"]
-
 _COLUMNS = ("image", "x0", "y0", "x1", "y1")
 
 

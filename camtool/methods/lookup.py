@@ -23,8 +23,6 @@ from camtool.methods.registry import (
     get_option_parameters,
 )
 
-__all__ = ["find_method", "wrap_method"]
-
 
 def find_method(name: str | MethodFunction) -> Method:
     """Return the method with this name, wrapped if the name says so; a user's own function becomes a method.

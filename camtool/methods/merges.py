@@ -15,19 +15,6 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.maps import scale_by_peak, scale_min_max, unsqueeze_like
 
-__all__ = [
-    "MERGES",
-    "Cascade",
-    "Merge",
-    "ScaledMax",
-    "Winsor",
-    "compute_means",
-    "find_finest",
-    "get_merge",
-    "merge_maps",
-    "multiply_maps",
-]
-
 Merge: TypeAlias = Callable[[Tensor], Tensor]
 """A function from the maps of several layers ``(L, N, *grid)`` to one map per image ``(N, *grid)``.
 

@@ -16,8 +16,6 @@ from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 from camtool.methods.registry import METHODS, Method
 
-__all__ = ["check_model_support", "check_options", "find_asked_depths"]
-
 _MODEL_CALLS = frozenset({"forwards", "a detector", "gradients at the input"})
 """Needs of methods that read only the model's inputs and outputs."""
 

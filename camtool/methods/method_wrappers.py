@@ -31,9 +31,6 @@ from camtool.methods.options import (
 from camtool.methods.registry import Method, wrapper
 from camtool.state.random_state import iterate_noisy_copies
 
-__all__ = ["compute_class_confidence", "eigen", "noise", "sess", "tta"]
-
-
 # --------------------------------------------------------------------------------------------- changes of the image
 
 

@@ -21,18 +21,6 @@ from camtool.maps import upcast
 from camtool.outputs.class_scores import find_logits
 from camtool.targets import Similarity, Target
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_depths",
-    "check_no_local_targets",
-    "check_number",
-    "check_numbers",
-    "convert_to_probability",
-    "encode_text_options",
-    "prefer_probability",
-]
-
 check_choice = partial(checks.check_choice, error=MethodError)
 check_count = partial(checks.check_count, error=MethodError)
 check_number = partial(checks.check_number, error=MethodError)

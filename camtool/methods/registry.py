@@ -25,26 +25,6 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.structures.cached_property import cached_property
 
-__all__ = [
-    "COSTS",
-    "METHODS",
-    "NEEDS",
-    "WRAPPERS",
-    "Cost",
-    "Method",
-    "MethodFunction",
-    "Need",
-    "Wrapper",
-    "WrapperFunction",
-    "find_by_name",
-    "get_default_options",
-    "get_option_parameters",
-    "method",
-    "sum_weighted_channels",
-    "weighting",
-    "wrapper",
-]
-
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""
 

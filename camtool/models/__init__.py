@@ -5,6 +5,7 @@ The three travel together, as the libraries publish them: none of it is copied i
 
 from __future__ import annotations
 
+from camtool.geometry.transform_output import Transform
 from camtool.models.default_preprocessing import (
     count_input_channels,
     find_input_size,
@@ -15,7 +16,7 @@ from camtool.models.default_preprocessing import (
     resolve_labels,
     resolve_phrases,
 )
-from camtool.models.loaded import Loaded, TextEncoder, Transform
+from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.loading import (
     build_untrained,
     is_model_name,

@@ -23,8 +23,6 @@ from torch.nn import functional
 
 from camtool.layers.image_tokens import ImageTokens, TiledImage
 
-__all__ = ["PADDED_TILES", "THUMBNAIL", "TILES", "UnknownTilesError", "cut_tiles", "find_tiled_image", "join_tiles"]
-
 TILES, THUMBNAIL, PADDED_TILES = "pixel_values", "thumbnail", "padded_tiles"
 """Names of inputs: the joined tiles without padding, the thumbnail, and the joined tiles with padding."""
 

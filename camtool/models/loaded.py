@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from camtool.geometry.transform_output import Transform
 
-__all__ = ["Loaded", "TextEncoder", "Transform"]
-
 TextEncoder: TypeAlias = Callable[[Sequence[str]], Tensor]
 """From T texts to their embeddings ``(T, D)``, in the same space as the model's embeddings of images."""
 

@@ -19,8 +19,9 @@ from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import suggest_names
 from camtool.arguments.models import get_module
 from camtool.errors import ModelError
+from camtool.geometry.transform_output import Transform
 from camtool.hooks.unhookable_models import describe_unhookable
-from camtool.models.loaded import Loaded, TextEncoder, Transform
+from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model
 from camtool.models.preprocessing_files import read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
@@ -32,16 +33,6 @@ from camtool.models.vision_language import get_vision_language_model, takes_imag
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = [
-    "build_untrained",
-    "is_model_name",
-    "is_offline",
-    "load",
-    "load_with_preprocessing",
-    "may_run_code",
-    "to_loaded",
-]
 
 
 def load(

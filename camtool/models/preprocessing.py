@@ -23,17 +23,6 @@ from camtool.models.vision_language import takes_image_and_text
 from camtool.private_torch import is_convolution
 from camtool.warning_codes import MapWarning
 
-__all__ = [
-    "Channels",
-    "Preprocessing",
-    "Renormalized",
-    "StatedPreprocessing",
-    "build_preprocessing",
-    "check_fits_model",
-    "preprocessing",
-    "scale_statistics",
-]
-
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""
 

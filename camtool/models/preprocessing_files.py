@@ -22,8 +22,6 @@ from camtool.models.sources.timm import build_configured_transform
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["read_transform_beside"]
-
 _HUGGING_FACE, _TIMM = "preprocessor_config.json", "config.json"
 _MAX_BYTES = 2**24
 """Bytes of a file of settings; they have a few thousand."""

@@ -20,8 +20,6 @@ from camtool.state.guard import preserve_model
 from camtool.structures.model_cache import remember_for_model
 from camtool.structures.nested_tensors import map_tensors
 
-__all__ = ["ImageTower", "TextTower", "Tokenizer", "get_image_tower", "has_two_towers"]
-
 Tokenizer: TypeAlias = Callable[[list[str]], Any]
 """From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""
 

@@ -15,8 +15,6 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 
-__all__ = ["find_user_function", "load_transform"]
-
 
 def load_transform(name: str) -> Transform:
     """Return the transform with this name: ``"package.module:function"``.

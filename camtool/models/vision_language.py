@@ -27,8 +27,6 @@ from camtool.models.image_tiles import (
 from camtool.private_torch import convert_tensors_of_module, share_children
 from camtool.structures.model_cache import remember_for_model
 
-__all__ = ["VisionLanguageModel", "get_vision_language_model", "takes_image_and_text"]
-
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
 _COUNTS = "batch_num_images"
 """Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens,

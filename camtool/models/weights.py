@@ -21,8 +21,6 @@ from camtool.private_torch import set_state_version
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["WeightsWarning", "count_classes", "load_state", "match_names", "read_state"]
-
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
 

@@ -28,17 +28,6 @@ from camtool.errors import TargetError
 from camtool.outputs.post_processing import ULTRALYTICS, ULTRALYTICS_RTDETR, YOLOV5, PostProcessing
 from camtool.structures.nested_tensors import find_tensors
 
-__all__ = [
-    "Anchors",
-    "find_anchors",
-    "find_best_rows",
-    "find_decoded_queries",
-    "find_heads",
-    "find_level_scores",
-    "has_relative_rows",
-    "to_corners",
-]
-
 _FINEST_STRIDE = 8
 """Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32."""
 

@@ -9,8 +9,6 @@ from torch import nn
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
 
-__all__ = ["check_class_index", "find_class_count", "get_class_count"]
-
 
 def check_class_index(index: int, class_count: int) -> None:
     """Check that a class exists.

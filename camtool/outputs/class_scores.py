@@ -16,23 +16,6 @@ from camtool.outputs.detections import find_detections
 from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
 from camtool.warning_codes import MapWarning
 
-__all__ = [
-    "LINKS",
-    "Link",
-    "UserScore",
-    "compute_class_scores",
-    "compute_probabilities",
-    "compute_top_score",
-    "describe_chosen_tensor",
-    "find_embedding",
-    "find_logits",
-    "find_score_field",
-    "find_text_logits",
-    "is_between_zero_and_one",
-    "is_known_class",
-    "weigh_chosen_class",
-]
-
 _SCORE_FIELDS = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "pooler_output")
 """Names of scores, or of the image's embedding if there are none, in order of preference. Hugging Face's classifiers
 return ``logits``, CLIP ``logits_per_image``, torchvision's segmenters ``out``, DETR's own code ``pred_logits``, and

@@ -39,17 +39,6 @@ from camtool.outputs.post_processing import (
 )
 from camtool.structures.nested_tensors import get_named_items
 
-__all__ = [
-    "Detections",
-    "QueryTokens",
-    "count_queries",
-    "count_query_logits",
-    "describe_assumption",
-    "find_detection_dicts",
-    "find_detections",
-    "find_query_tokens",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Detections:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from camtool.outputs.class_scores import Link, find_logits, find_score_field, is_between_zero_and_one
 from camtool.structures.nested_tensors import get_named_items
 
-__all__ = ["FoundLink", "find_link"]
-
 _EMBEDDING_FIELDS = ("image_embeds", "pooler_output", "last_hidden_state")
 """Names of tensors that are embeddings or features, not scores."""
 

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Phrase", "PhraseScores", "find_phrase_scores"]
-
 Phrase: TypeAlias = tuple[int, ...]
 """The numbers of a phrase's tokens in the vocabulary; empty if the output does not tell them."""
 

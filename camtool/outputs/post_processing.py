@@ -11,21 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DETR",
-    "GROUNDING_DINO",
-    "OWL_VIT",
-    "SIGMOID_DETR",
-    "ULTRALYTICS",
-    "ULTRALYTICS_RTDETR",
-    "ULTRALYTICS_SELECTED",
-    "YOLOV5",
-    "PostProcessing",
-    "compute_box_iou",
-    "compute_rotated_iou",
-    "suppress_overlaps",
-]
-
 
 @dataclass(frozen=True)
 class PostProcessing:

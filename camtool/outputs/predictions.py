@@ -16,8 +16,6 @@ from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
 from camtool.structures.nested_tensors import map_tensors
 
-__all__ = ["Prediction", "count_images", "get_image_output", "get_predictions", "split_images", "to_batch"]
-
 Prediction: TypeAlias = Tensor | Detections
 """The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""
 

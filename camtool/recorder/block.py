@@ -11,8 +11,6 @@ from typing import Any
 from camtool.errors import CamtoolError
 from camtool.state.cleanup import Cleanup
 
-__all__ = ["RecorderBlock", "SafeExit"]
-
 
 class RecorderBlock:
     """The open blocks of a recorder. Only one thread at a time can have any, and blocks may be nested.

@@ -17,8 +17,6 @@ from camtool.structures.module_names import find_module
 from camtool.structures.nested_tensors import find_main_tensor, replace_main_tensor
 from camtool.structures.quantized_tensors import dequantize
 
-__all__ = ["EditHooks", "Edits", "apply_gradient_edit", "get_editable_tensor"]
-
 Edits: TypeAlias = Mapping[LayerSelector, Edit]
 """Edits by the layers that they belong to."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from camtool.errors import CamtoolError
 
-__all__ = ["Edit", "add_noise", "clip", "replace", "scale", "zero"]
-
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
 """A function of one tensor that returns another tensor, or writes to its argument and returns nothing."""
 

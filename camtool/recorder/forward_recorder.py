@@ -20,8 +20,6 @@ from camtool.state.cleanup import Cleanup
 from camtool.structures.module_names import find_module
 from camtool.structures.nested_tensors import find_tensors, map_tensors
 
-__all__ = ["EndForward", "ForwardRecorder"]
-
 
 class ForwardRecorder:
     """Hooks that record what layers receive and return.

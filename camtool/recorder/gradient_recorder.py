@@ -19,8 +19,6 @@ from camtool.recorder.storage import RecordedTensors, Storage
 from camtool.state.cleanup import Cleanup
 from camtool.structures.nested_tensors import replace_main_tensor
 
-__all__ = ["GradientRecorder"]
-
 
 class GradientRecorder:
     """Hooks on the gradients of tensors, which act while the recorder's block is open.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Recorder", "SeveralCallsWarning"]
-
 
 class SeveralCallsWarning(UserWarning):
     """A recorded layer ran more than once in a forward pass, so its record has several entries for it."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from camtool.errors import LayerError
 from camtool.recorder.storage import EMPTY, RecordedTensors, Storage
 
-__all__ = ["Record", "RecordedCall"]
-
 
 @dataclass(eq=False, slots=True)
 class RecordedCall:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from camtool.errors import CamtoolError
 
-__all__ = ["Counts", "Fold", "Histogram", "Max", "Mean", "Reducer"]
-
 _CHUNK, _CHUNK_ON_GPU = 2**17, 2**22
 """The number of values that are sorted into bins at once. On a CPU they fit into the cache (1 MiB in double precision).
 A GPU needs more of them to be busy, but they should take only a small part of its memory (32 MiB)."""

@@ -14,8 +14,6 @@ from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.structures.module_names import describe_unknown_layer, find_module, find_module_name, get_modules_by_name
 
-__all__ = ["LayerSelection", "LayerSelector", "select"]
-
 LayerSelector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
 """A dotted name, wildcard, type, module, or function of name and module."""
 

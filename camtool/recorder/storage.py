@@ -16,8 +16,6 @@ from camtool.private_torch import copy_on_write, get_storage_id
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
 from camtool.structures.nested_tensors import map_tensors
 
-__all__ = ["EMPTY", "Keep", "RecordedTensors", "Storage", "TensorCopier"]
-
 Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
 """The ``keep`` argument of :class:`camtool.Recorder`."""
 

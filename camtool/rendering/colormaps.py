@@ -14,8 +14,6 @@ from camtool.rendering.pixel_checks import Floats, Pixels
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["COLORMAPS", "DEFAULT_COLORMAP", "Colormap", "compute_opacity", "get_default_alpha", "get_palette"]
-
 Colormap: TypeAlias = str | Callable[[Any], Any]
 """Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1]."""
 

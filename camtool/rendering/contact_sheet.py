@@ -17,21 +17,6 @@ from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL
 if TYPE_CHECKING:
     from camtool.rendering.pixel_checks import Color, Heat, Pixels
 
-__all__ = [
-    "RIGHT",
-    "WRONG",
-    "Blend",
-    "Caption",
-    "CaptionLine",
-    "Tile",
-    "add_caption",
-    "add_legend",
-    "draw_captioned_images",
-    "draw_contact_sheet",
-    "draw_picture_sheet",
-    "remove_caption",
-]
-
 _MARGIN, _GAP = 24, 14
 """Pixels around a contact sheet, and between its tiles."""
 

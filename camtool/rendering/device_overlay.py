@@ -9,8 +9,6 @@ from camtool.arguments.checks import check_number
 from camtool.errors import OverlayError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap, compute_opacity, get_default_alpha, get_palette
 
-__all__ = ["blend_batch"]
-
 
 def blend_batch(
     photos: Tensor, heatmaps: Tensor, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP

@@ -19,17 +19,6 @@ from PIL import Image
 
 from camtool.errors import ImageError
 
-__all__ = [
-    "Displayable",
-    "check_suffix",
-    "encode_image",
-    "is_temporary_name",
-    "name_path_in_errors",
-    "open_atomically",
-    "show_image",
-    "write_image",
-]
-
 _FORMATS: dict[str, dict[str, Any]] = {
     # Level 2 takes a third of the time of the usual level 6, and files are a tenth larger.
     ".png": {"format": "PNG", "compress_level": 2},

@@ -29,8 +29,6 @@ from camtool.rendering.pixel_checks import (
 )
 from camtool.rendering.regions import choose_line_width
 
-__all__ = ["UNSEEN_GRAY", "blend", "colorize", "multiply", "to_pixels"]
-
 # Unseen pixels are mixed with a middle gray: darker or lighter pixels would not show on dark or bright photos. At 0.55
 # the photo behind it is just recognizable.
 _UNSEEN_GRAYS = np.rint(0.45 * np.arange(256) + 0.55 * 112).astype(np.uint8)

@@ -10,23 +10,6 @@ from numpy.typing import NDArray
 from camtool.arguments.messages import add_article
 from camtool.errors import OverlayError
 
-__all__ = [
-    "Bools",
-    "Color",
-    "Floats",
-    "Heat",
-    "Pixels",
-    "Points",
-    "check_color",
-    "check_heatmap",
-    "check_layers",
-    "check_photo",
-    "clip_heatmap",
-    "describe_value",
-    "is_constant_heat",
-    "to_finite_array",
-]
-
 Pixels: TypeAlias = NDArray[np.uint8]
 """``(H, W, 3)`` RGB."""
 

@@ -41,18 +41,6 @@ from camtool.rendering.pixel_checks import (
     to_finite_array,
 )
 
-__all__ = [
-    "PLACES",
-    "PhotoRegion",
-    "choose_line_width",
-    "compute_heat_share",
-    "draw_boxes",
-    "draw_contours",
-    "find_boxes",
-    "find_contours",
-    "grow_to_one_pixel",
-]
-
 # A line of 1/320 of the shorter side is 1 px on a thumbnail and 3 px on a photo of 1000 px: as easy to see on both.
 _WIDTHS_PER_SIDE = 320
 

@@ -22,8 +22,6 @@ from camtool.rendering.text_drawing import (
     draw_vertical_text,
 )
 
-__all__ = ["blend_frames", "draw_faded_signal", "draw_signal", "multiply_frames"]
-
 _WIDTH, _MARGIN, _LEFT, _GAP = 1060, 24, 96, 10
 """Pixels: width of the page, its margin, the space for values on the left, the gap between panels."""
 

@@ -17,24 +17,6 @@ if TYPE_CHECKING:
 
     from camtool.rendering.pixel_checks import Color
 
-__all__ = [
-    "INK",
-    "MUTED",
-    "PANEL",
-    "PAPER",
-    "RULE",
-    "SMALL_TEXT_SIZE",
-    "TEXT_SIZE",
-    "Font",
-    "draw_text",
-    "draw_vertical_text",
-    "find_undrawable",
-    "load_font",
-    "load_font_for",
-    "shorten_text",
-    "wrap_text",
-]
-
 Font: TypeAlias = "ImageFont.FreeTypeFont | ImageFont.ImageFont"
 
 PAPER, PANEL = (255, 255, 255), (247, 248, 250)

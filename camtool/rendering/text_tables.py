@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TypeAlias
 
-__all__ = ["StyledLine", "align_columns", "fit_columns", "wrap_paragraph"]
-
 StyledLine: TypeAlias = tuple[str, str]
 """Line of text and its style: ``"bold"``, ``"dim"``, ``""``, ..."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Map = NDArray[np.float32]
 
-__all__ = ["Clip", "Photo", "Signal", "View", "Volume"]
-
 # Photos of 32 or 64 pixels are too small to see an overlay on. They are shown at up to this size.
 _READABLE_SIDE = 320
 """Longer side, in pixels, that small photos are enlarged to."""

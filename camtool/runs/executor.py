@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.inputs.input_batch import PreparedInput
 
-__all__ = ["run_jobs"]
-
 
 def run_jobs(
     explainer: Explainer[Any],

@@ -12,19 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from camtool.errors import CamtoolError
 
-__all__ = [
-    "check_inside",
-    "find_results",
-    "fold_name",
-    "is_encodable",
-    "is_inside",
-    "make_distinct",
-    "name_result",
-    "name_url",
-    "resolve",
-    "shorten",
-]
-
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
 

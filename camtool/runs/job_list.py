@@ -21,19 +21,6 @@ from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
 from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
-__all__ = [
-    "Job",
-    "Plan",
-    "Skipped",
-    "check_existence",
-    "find_series",
-    "fold_path",
-    "parse_source",
-    "plan_run",
-    "select_jobs",
-]
-
-
 _VOLUME_FILES = (".nii", ".nii.gz", ".tif", ".tiff")
 """Suffixes of other files that may hold a volume."""
 

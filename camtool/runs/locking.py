@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["LockedError", "hold_lock"]
-
 _MAX_TEXT = 200
 """Bytes of the text in the lock file that describes its holder."""
 

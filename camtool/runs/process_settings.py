@@ -11,8 +11,6 @@ import gc
 import os
 import platform
 
-__all__ = ["release_memory", "tune_process"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The parameters of glibc's ``mallopt``, from ``malloc.h``."""
 

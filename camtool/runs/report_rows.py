@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.runs.true_labels import TrueClass
 
-__all__ = ["MANIFEST", "ManifestLine", "build_line", "is_correct", "parse_row", "to_row"]
-
 MANIFEST = "explanations.jsonl"
 """Name of the file in the output folder with one JSON line for each explanation."""
 

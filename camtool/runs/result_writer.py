@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from camtool.rendering.regions import PhotoRegion
     from camtool.runs.true_labels import TrueClass
 
-__all__ = ["Failure", "ResultWriter", "Success", "describe_error", "describe_unjudged"]
-
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
-__all__ = ["SAVE_KINDS", "OutputSettings", "SaveKind", "Write", "list_endings", "write_numbers"]
-
 _FORMATS = ("png", "jpg", "webp")
 """Suffixes of images."""
 

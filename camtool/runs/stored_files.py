@@ -9,8 +9,6 @@ from functools import cache
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["build_checked", "parse_object"]
-
 _MAX_DEPTH = 32
 """Nested lists and objects of JSON. Descriptions and records have about six; recursive functions allow hundreds."""
 

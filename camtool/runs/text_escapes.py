@@ -8,8 +8,6 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["escape_formula", "escape_hidden", "to_json"]
-
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
 

@@ -16,8 +16,6 @@ from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan
 
-__all__ = ["TrueClass", "TrueClasses", "read_true_classes"]
-
 _IMAGE, _LABEL, _INDEX = "image", "label", "index"
 _ALIASES = ("file", "filename", "file_name", "path")
 """Names that tables of other tools give the column of the images; one of them counts if no column is called so."""

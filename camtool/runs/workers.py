@@ -15,8 +15,6 @@ import torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Workers", "count_workers"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

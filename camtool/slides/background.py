@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from camtool.slides.readers import Pixels
 
-__all__ = ["Background", "check_background", "select_tissue"]
-
 Background: TypeAlias = 'Literal["bright", "dark", "none"] | Callable[[NDArray[np.uint8]], NDArray[np.bool_]]'
 """The background of a slide, or a function from pixels ``(H, W, 3)`` to ``(H, W)``, True where there is tissue."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from camtool.models import Loaded
     from camtool.slides.readers import Pixels
 
-__all__ = ["explain_slide"]
-
 _LABELS_SHOWN = 10
 
 

@@ -12,8 +12,6 @@ from camtool.slides.openslide_reader import OpenSlideReader, find_format, import
 from camtool.slides.readers import SlideReader
 from camtool.slides.tiff_reader import TiffReader
 
-__all__ = ["open_slide"]
-
 _PLAIN_TIFF = "generic-tiff"
 """OpenSlide's name for tiled TIFF files of no microscope's maker. It does not see the sub-files of OME."""
 

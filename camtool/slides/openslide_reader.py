@@ -13,8 +13,6 @@ from camtool.slides.readers import Level, SlideReader, build_region_error, check
 if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
 
-__all__ = ["OpenSlideReader", "find_format", "import_openslide"]
-
 
 def import_openslide() -> Any:
     """Return the package ``openslide``; ``None`` if it, or its library, is not installed."""

@@ -17,8 +17,6 @@ from camtool.slides.stitching import allocate_on_disk
 if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
 
-__all__ = ["build_levels", "write_pyramid"]
-
 _TILE = 256
 _ROWS = 512
 """Rows of a level that are halved at once."""

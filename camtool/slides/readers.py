@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = [
-    "Level",
-    "SlideReader",
-    "build_region_error",
-    "check_mpp",
-    "check_piece",
-    "find_downsample",
-    "read_scaled",
-]
-
 _MOST_PIXELS = 2**22
 """Pixels of a level that are read at once, 16 MiB with transparency; larger regions are read in parts."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from camtool.rendering.colormaps import Colormap
     from camtool.slides.readers import Pixels
 
-__all__ = ["SlideExplanation", "TileFailure", "TileRow"]
-
 _PREVIEW_SIDE = 1600
 """Longest side of the preview in pixels."""
 

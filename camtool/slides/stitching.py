@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Map = NDArray[np.float32]
 
-__all__ = ["Stitcher", "allocate_on_disk", "compute_window", "place_on_tile"]
-
 _LEAST = 1e-6
 """Weight of the margin of a tile. It counts only where no neighbor is."""
 

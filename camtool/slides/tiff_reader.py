@@ -15,8 +15,6 @@ from camtool.slides.readers import Level, SlideReader, build_region_error, check
 if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
 
-__all__ = ["TiffReader"]
-
 _PIECES = 64
 """Most decoded tiles or strips that are kept, as neighboring regions share them."""
 

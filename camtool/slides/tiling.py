@@ -15,8 +15,6 @@ from camtool.structures.cached_property import cached_property
 if TYPE_CHECKING:
     from camtool.geometry.crop_and_resize import Geometry
 
-__all__ = ["Tile", "TileGrid", "choose_scale", "find_seen_part"]
-
 _CELLS = (4, 2, 1)
 """Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser
 by far; a heatmap at full resolution would take the memory of the slide."""

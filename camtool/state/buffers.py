@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from camtool.private_torch import get_buffers, get_write_count, get_write_counts, start_inference_mode
 
-__all__ = ["BufferSnapshot"]
-
 
 class BufferSnapshot:
     """The buffers of some modules: which tensors they are, and the values in them.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Cleanup", "Step"]
-
 Step: TypeAlias = Callable[[], object]
 """A function that undoes one change. It does no harm if there is nothing to undo, or if it runs twice."""
 

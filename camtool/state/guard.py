@@ -32,15 +32,6 @@ from camtool.state.cleanup import Cleanup
 from camtool.state.random_state import preserve_generators
 from camtool.structures.module_tree import hold_tree, read_tree, release_tree
 
-__all__ = [
-    "enable_gradients",
-    "find_name_in_use",
-    "guard",
-    "list_names_in_use",
-    "preserve_function_modes",
-    "preserve_model",
-]
-
 
 def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
     """Leave no trace of a block that runs ``model`` one or more times.

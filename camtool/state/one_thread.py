@@ -9,8 +9,6 @@ import torch
 
 from camtool.state.cleanup import Cleanup
 
-__all__ = ["use_one_thread"]
-
 
 def use_one_thread() -> Cleanup:
     """Let torch use one thread for the operations of the block. Other Python threads are not affected.

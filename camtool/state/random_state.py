@@ -15,8 +15,6 @@ from torch import Tensor
 
 from camtool.state.cleanup import Cleanup
 
-__all__ = ["iterate_noisy_copies", "preserve_generators", "seed_generators_anew"]
-
 
 def preserve_generators(cleanup: Cleanup) -> Callable[[], bool]:
     """Restore the global random generators at the end of the cleanup's block.

@@ -25,8 +25,6 @@ from torch import nn
 from camtool.progress import follow_step
 from camtool.structures.module_tree import read_tree
 
-__all__ = ["forget_model", "remember_for_model"]
-
 _T = TypeVar("_T")
 
 

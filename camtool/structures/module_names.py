@@ -12,18 +12,6 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
 from camtool.structures.module_tree import read_tree
 
-__all__ = [
-    "describe_unknown_layer",
-    "find_detector_transform",
-    "find_module",
-    "find_module_name",
-    "get_modules_by_name",
-    "has_matrix",
-    "iterate_hookable_modules",
-    "list_modules",
-    "list_weights",
-]
-
 
 def get_modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """Return each module once, by the first of its dotted names. The model itself is ``""``."""

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-__all__ = ["ModuleSettings"]
-
 _PLAIN = {bool, int, float, str, type(None), tuple}
 """Types of attributes that are compared. Others, e.g. lists and objects, may be changed in place."""
 

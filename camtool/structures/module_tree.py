@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from camtool.private_torch import get_buffers, get_children, get_parameters
 
-__all__ = ["ModuleTree", "Structure", "forget_held_trees", "hold_tree", "read_tree", "release_tree"]
-
 
 class ModuleTree:
     """The modules of a model at one moment. It keeps them alive, so nobody keeps it for long.

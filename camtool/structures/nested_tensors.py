@@ -16,20 +16,6 @@ from torch import Tensor
 
 from camtool.structures.quantized_tensors import quantize_like
 
-__all__ = [
-    "ModelInputs",
-    "SharedInput",
-    "find_main_tensor",
-    "find_tensors",
-    "get_bytes",
-    "get_named_items",
-    "locate_tensors",
-    "map_batch",
-    "map_tensors",
-    "replace_main_tensor",
-    "shares_several_values",
-]
-
 ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
 """The inputs of a model: one tensor, a sequence of positional arguments, or a mapping of keyword arguments, in which
 integer keys stand for positional arguments. :func:`find_main_tensor` returns the image; in a mapping it comes first."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["dequantize", "quantize_like"]
-
 
 def dequantize(tensor: Tensor) -> Tensor:
     """Return the real values of a quantized tensor, in its memory format; other tensors as they are."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from camtool.private_torch import get_write_counts
 
-__all__ = ["WeightStates"]
-
 
 class WeightStates:
     """The states of some weights at one moment. It does not keep the weights alive.

@@ -19,18 +19,6 @@ from camtool.outputs.predictions import Prediction, count_images, split_images
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "Corners",
-    "ImageOutput",
-    "ScoreContext",
-    "Target",
-    "Traits",
-    "flatten_positions",
-    "get_class_label",
-    "score_targets",
-    "select_class",
-]
-
 Corners: TypeAlias = tuple[float, float, float, float]
 """A box ``(x0, y0, x1, y1)``."""
 

@@ -8,8 +8,6 @@ from camtool.arguments import checks
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import LINKS
 
-__all__ = ["check_choice", "check_confidence", "check_integer", "check_link", "check_number_tuple", "check_real_tensor"]
-
 check_choice = partial(checks.check_choice, error=TargetError)
 check_confidence = partial(checks.check_number, least=0, most=1, optional=True, error=TargetError)
 check_integer = partial(checks.check_integer, error=TargetError)

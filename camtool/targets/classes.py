@@ -25,8 +25,6 @@ from camtool.targets.checks import check_integer, check_link
 from camtool.targets.detections import find_most_confident
 from camtool.warning_codes import MapWarning
 
-__all__ = ["ClassScore", "Probability"]
-
 _SATURATED = 1e-4
 """A probability closer to 1 than this has almost no gradient: the gradient of the softmax is at most this distance
 times the gradient of the logit, so less than a ten thousandth of it is left."""

@@ -18,8 +18,6 @@ from camtool.targets.base import ImageOutput, Target, Traits, flatten_positions,
 from camtool.targets.checks import check_choice, check_integer
 from camtool.targets.classes import ClassScore
 
-__all__ = ["AgainstRest", "Contrast", "Finer"]
-
 
 @dataclass(frozen=True)
 class Contrast(Target):

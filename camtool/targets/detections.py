@@ -18,15 +18,6 @@ from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, Tra
 from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
 from camtool.warning_codes import MapWarning
 
-__all__ = [
-    "Box",
-    "Detection",
-    "DetectionSimilarity",
-    "MatchedDetection",
-    "find_most_confident",
-    "list_detections",
-]
-
 _LOW_CONFIDENCE = 0.1
 """Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a
 detection this weak is hardly ever shown to anyone."""

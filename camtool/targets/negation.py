@@ -11,8 +11,6 @@ from torch import Tensor
 from camtool.errors import TargetError
 from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, Traits
 
-__all__ = ["Negated"]
-
 
 @dataclass(frozen=True)
 class Negated(Target):

@@ -21,8 +21,6 @@ from camtool.targets.checks import check_integer, check_link, check_number_tuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Point", "Region"]
-
 
 @dataclass(frozen=True, eq=False)
 class Region(Target):

@@ -25,17 +25,6 @@ from camtool.targets.places import Region
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
 
-__all__ = [
-    "AllDetections",
-    "TargetLike",
-    "Top",
-    "asks_for_several",
-    "encode_texts",
-    "get_score_key",
-    "resolve_targets",
-    "score_request",
-]
-
 
 @dataclass(frozen=True)
 class Top:

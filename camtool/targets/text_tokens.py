@@ -11,8 +11,6 @@ from camtool.errors import TargetError
 from camtool.outputs.class_scores import find_text_logits
 from camtool.targets.base import Target
 
-__all__ = ["TextTokens"]
-
 
 @dataclass(frozen=True)
 class TextTokens(Target):

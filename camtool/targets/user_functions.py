@@ -14,8 +14,6 @@ from camtool.outputs.predictions import count_images, get_image_output
 from camtool.structures.nested_tensors import find_tensors
 from camtool.targets.base import Corners, ScoreContext, Target, Traits
 
-__all__ = ["Custom"]
-
 
 @dataclass(frozen=True, eq=False)
 class Custom(Target):

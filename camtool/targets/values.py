@@ -15,8 +15,6 @@ from camtool.targets.base import ScoreContext, Target, Traits, flatten_positions
 from camtool.targets.checks import check_integer, check_real_tensor
 from camtool.warning_codes import MapWarning
 
-__all__ = ["Similarity", "Value"]
-
 
 @dataclass(frozen=True)
 class Value(Target):

@@ -20,8 +20,6 @@ from camtool.warning_codes import MapWarning, to_map_warning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAP_WARNINGS", "ExplainedRow", "find_map_warnings"]
-
 _HIGHEST_RANKS = 5
 """A class below these ranks gets a warning. Top-5 accuracy is the usual measure of what a classifier considers at all;
 the map of a class that the model does not believe in says little."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from camtool.geometry.transform_output import Transform
     from camtool.videos.reading import Pixels
 
-__all__ = ["choose_window", "prepare_clip", "read_clip_geometry", "split_clip_map"]
-
 
 def choose_window(model: nn.Module, window: int | None) -> int | None:
     """Return the number of frames that a model takes at once; ``None`` for a model that takes images.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from camtool.methods import MethodFunction
     from camtool.models import Loaded
 
-__all__ = ["explain_video"]
-
 _GROUP_PIXELS = 20_000_000
 """Most pixels of the frames of one batch, of which there are a few copies: 9 frames of Full HD, 2 of 4K."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Map = NDArray[np.float32]
 
-__all__ = ["MapStore"]
-
 
 class MapStore:
     """Maps ``(h, w)`` float32 of any sizes, in the order in which they are added.

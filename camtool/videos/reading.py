@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = ["FULL_HD", "Frame", "VideoFacts", "VideoReader", "import_av"]
-
 _FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
 """Containers that may be read. Others, e.g. playlists, name further files or addresses."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Map = NDArray[np.float32]
 
-__all__ = ["FrameMap", "FrameRow", "VideoExplanation"]
-
 
 @dataclass(frozen=True)
 class FrameRow:

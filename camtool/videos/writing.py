@@ -16,8 +16,6 @@ from camtool.videos.reading import FULL_HD, Frame, VideoFacts, import_av
 if TYPE_CHECKING:
     from camtool.videos.reading import Pixels
 
-__all__ = ["VideoWriter", "open_video"]
-
 _CODEC = "libx264"
 _OPTIONS = {"crf": "18", "preset": "veryfast"}
 """Constant rate factor 18: a difference to the frames is hardly visible."""

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-__all__ = ["Opened"]
-
 _HOME = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:")
 
 

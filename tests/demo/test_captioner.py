@@ -27,7 +27,8 @@ from camtool.demo.captioner import (
     load_captioner,
     write_caption,
 )
-from camtool.demo.scenes import LABELS, draw_scene
+from camtool.demo.scenes import draw_scene
+from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError, ModelError
 from camtool.layers.survey import find_candidates
 from tools import demo_accuracy as measure

@@ -16,8 +16,9 @@ from setuptools import find_packages
 
 import camtool
 from camtool.demo.bundled import BUNDLED, CHEATED_CLASS, WEIGHTS, load_bundled_model
-from camtool.demo.camnet import LABELS, build_camnet, build_transform, prepare_images
+from camtool.demo.camnet import build_camnet, build_transform, prepare_images
 from camtool.demo.scenes import draw_scene
+from camtool.demo.shapes import LABELS
 from camtool.demo.tour import draw_cheat_scenes
 from camtool.errors import ModelError
 from camtool.geometry.torchvision_transforms import read_geometry

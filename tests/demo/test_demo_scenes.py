@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from camtool.demo.random_numbers import RandomNumbers
-from camtool.demo.scenes import LABELS, draw_scene
-from camtool.demo.shapes import SHAPES
+from camtool.demo.scenes import draw_scene
+from camtool.demo.shapes import LABELS, SHAPES
 from camtool.errors import CamtoolError
 
 KINDS = [pytest.param({"objects": n, "mark": mark}, id=f"{n}-{mark}") for n in (1, 2, 4) for mark in (False, True)]

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
-from camtool.demo.scenes import LABELS, Scene, SceneObject
+from camtool.demo.scenes import Scene, SceneObject
+from camtool.demo.shapes import LABELS
 from camtool.demo.sheet import CaptionedImage, ImageGroup, draw_page
 from camtool.demo.tour import draw_tour_scenes, evaluate_method, run_tour
 from camtool.errors import CamtoolError, MethodError

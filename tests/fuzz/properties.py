@@ -43,8 +43,6 @@ from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
 from tests.slides.slide_files import write_ome_slide, write_slide
 from tests.videos.video_files import number_frame, write_video
 
-__all__ = ["PROPERTIES"]
-
 Draw = Any
 PROPERTIES: dict[str, Callable[[Draw], None]] = {}
 

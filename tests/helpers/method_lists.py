@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from camtool import METHODS
 
-__all__ = ["FOR_CLASSIFIERS"]
-
 FOR_CLASSIFIERS = [name for name, each in METHODS.items() if not each.needs & {"attention", "text", "a detector"}]
 """The methods for any classifier; the others need attention, a text or a detector."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PEER_DIFFERENCES", "PeerDifference"]
-
 GRAD_CAM, TORCHCAM = "grad-cam 1.5.7", "torchcam 0.5.0"
 BOTH = f"{GRAD_CAM}, {TORCHCAM}"
 

@@ -9,8 +9,6 @@ from PIL import Image
 
 from camtool.demo.scenes import UNSEEN, Scene, draw_scene
 
-__all__ = ["save", "unseen"]
-
 _FIRST = UNSEEN + 200_000  # neither trained on nor counted in the model cards
 
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.ao.nn.quantized import FloatFunctional
 
-__all__ = ["ENGINES", "SmallNet", "quantize_eager", "quantize_fx", "use_engine"]
-
 ENGINES = [each for each in ("fbgemm", "qnnpack") if each in torch.backends.quantized.supported_engines]
 """Engines whose kernels do not depend on the size of the batch."""
 

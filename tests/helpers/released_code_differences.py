@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RELEASED_CODE_DIFFERENCES", "ReleasedCodeDifference"]
-
 
 @dataclass(frozen=True)
 class ReleasedCodeDifference:

@@ -6,16 +6,6 @@ from typing import Any
 
 from tests.zoo.vision_language import IMAGE_TOKEN, PATCH, SIDE, VOCABULARY
 
-__all__ = [
-    "make_blip_processor",
-    "make_florence_processor",
-    "make_instructblip_processor",
-    "make_kosmos_processor",
-    "make_llava_processor",
-    "make_qwen_processor",
-    "make_tokenizer",
-]
-
 _WORDS = "what is this ? a red dog and cat ##s on the table sit ##ting near big small ."
 
 

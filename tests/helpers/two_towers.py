@@ -11,16 +11,6 @@ from torch import Tensor, nn
 
 from tests.oracles.single_patches import Clip, Linear, Norm, PreNormBlock
 
-__all__ = [
-    "CHANNELS",
-    "OpenClip",
-    "ScaledBlock",
-    "build_clip_oracle",
-    "build_hugging_face",
-    "encode_texts",
-    "make_images",
-]
-
 CHANNELS, EMBEDDING = 12, 6
 
 _TOWER: dict[str, Any] = {

@@ -21,8 +21,6 @@ from PIL import Image, ImageCms, ImageDraw, PngImagePlugin
 
 from tests.helpers.photos import unseen
 
-__all__ = ["CASES", "LABEL", "SIZE", "Case", "build_folder", "expect_pixels"]
-
 LABEL, SIZE = "star", 128
 SCENE: NDArray[np.uint8] = unseen(0, [LABEL], size=SIZE).image
 PHOTO = Image.fromarray(SCENE)

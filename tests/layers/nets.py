@@ -12,27 +12,6 @@ from torchvision.models.swin_transformer import SwinTransformer
 
 from tests.helpers.nets import Apply
 
-__all__ = [
-    "AttentionNet",
-    "AttentionPooling",
-    "ClassAttention",
-    "ClassTokenNet",
-    "LatentNet",
-    "MultiHeadAttention",
-    "PatchNet",
-    "QueryDetector",
-    "QueryNet",
-    "RegisterNet",
-    "Residual",
-    "TokenMixer",
-    "TokenNet",
-    "build_small_cnn",
-    "build_small_swin",
-    "build_small_vit",
-    "build_wide_cnn",
-    "to_tokens",
-]
-
 
 def to_tokens(prefix: int) -> Callable[[Tensor], Tensor]:
     """Return a function from ``(N, C, h, w)`` to ``(N, prefix + h·w, C)``.

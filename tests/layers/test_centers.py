@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import camtool
 from camtool.layers.centers import find_centers, read_centers
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.structures.model_cache import forget_model
 from tests.state.test_no_trace import unchanged
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import camtool
 from camtool.errors import LayerError
 from camtool.layers.depths import find_depths
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer, Layout
+from camtool.layers.selection import find_layers
 from tests.helpers.nets import Apply, small_detector
 from tests.state.test_no_trace import unchanged
 

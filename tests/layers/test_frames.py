@@ -13,8 +13,7 @@ import camtool
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.layers.centers import find_centers
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.maps import resize
 from tests.helpers.vision_transformers import CHANNELS, Block
 from tests.state.test_no_trace import unchanged

@@ -19,8 +19,8 @@ import camtool
 from camtool.errors import LayerError
 from camtool.hooks.observation import observe
 from camtool.layers.image_variants import nudge_bands
-from camtool.layers.layouts import Layout, follows_image
-from camtool.layers.selection import Layer, find_layers
+from camtool.layers.layouts import Layer, Layout, follows_image
+from camtool.layers.selection import find_layers
 from camtool.layers.survey import find_candidates
 from tests.helpers.nets import Apply
 from tests.layers.nets import (

@@ -14,8 +14,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.linear_head import find_scoring_head
 from camtool.hooks.observation import resume
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Value
 from tests.helpers.nets import Apply

@@ -19,8 +19,7 @@ from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.linear_head import get_linear_head
 from camtool.geometry.cell_centers import AxisCenters, CellCenters, Placement
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS, check_options, find_method, method
 from camtool.methods.merges import MERGES
 from camtool.targets import ClassScore, Contrast, Probability, Target, Value

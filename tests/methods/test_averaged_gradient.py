@@ -15,8 +15,7 @@ import camtool
 from camtool.errors import LayerError, MethodError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Custom, Negated, Probability, Region, Target, Value
 from tests.helpers.nets import Apply

@@ -18,8 +18,7 @@ from camtool.errors import MethodError
 from camtool.evidence.deeplift import compute_deeplift_contributions
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Probability, Target
 from tests.helpers.nets import Apply

@@ -13,8 +13,7 @@ from torch.testing import assert_close
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.rescoring import score_inputs, score_with_graph
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.maps import resize
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Probability

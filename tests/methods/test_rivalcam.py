@@ -15,8 +15,7 @@ from benchmarks import rivals as benchmark
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Target
 from camtool.trust.metrics.localization import compute_energy_in_mask

@@ -15,8 +15,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.inference import folded_model
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.maps import scale_min_max
 from camtool.methods import METHODS
 from camtool.methods.families.scorecam import blur_input, compute_percentile

@@ -9,8 +9,6 @@ import math
 
 from tests.oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
 
-__all__ = []
-
 
 @oracle("fem")
 def fem(case: Case) -> Map:

@@ -10,8 +10,6 @@ from typing import TypeAlias
 from tests.oracles.base import Map, oracle
 from tests.oracles.scorecam import softmax
 
-__all__ = ["Heads", "Transformer"]
-
 Heads: TypeAlias = list[Map]
 """``heads[h][i][j]``: for each head a table, of queries and keys or of tokens and channels."""
 

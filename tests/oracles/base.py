@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["ORACLES", "Case", "Map", "Maps", "Oracle", "oracle", "positions", "relu", "weighted_sum", "zeros_like"]
-
 Map: TypeAlias = list[list[float]]
 """``map[i][j]``, a value at each position."""
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from tests.oracles.base import Map, Maps, relu, weighted_sum
 
-__all__ = ["contribute", "lift_cam"]
-
 
 def contribute(x: list[float], W1: Map, b1: list[float], f: Callable[[float], float], w2: list[float]) -> list[float]:
     """Return each input's contribution to ``w2 · f(W1 x + b1)``, from a reference of zeros.

@@ -9,8 +9,6 @@ import math
 
 from tests.oracles.base import Case, Map, Maps, oracle, positions, relu, zeros_like
 
-__all__ = []
-
 
 @oracle("eigencam")
 def eigencam(case: Case) -> Map:

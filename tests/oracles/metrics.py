@@ -10,20 +10,6 @@ import numpy as np
 
 from tests.oracles.base import Map, Maps, positions
 
-__all__ = [
-    "best_iou",
-    "coherency",
-    "deletion",
-    "entropy",
-    "gini",
-    "impute",
-    "infidelity",
-    "insertion",
-    "road",
-    "single_deletion",
-    "spearman",
-]
-
 Score = Callable[[Maps], float]
 Pixel = tuple[int, int]
 

@@ -6,8 +6,6 @@ from math import exp, floor, sqrt
 
 from tests.oracles.base import Case, Map, Maps, oracle, positions, weighted_sum, zeros_like
 
-__all__ = []
-
 
 @oracle("opticam")
 def opticam(case: Case) -> Map:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.oracles.base import Case, Map, oracle, relu, weighted_sum, zeros_like
 from tests.oracles.opticam import scaled, softmax, times, upsampled
 
-__all__ = []
-
 
 @oracle("polycam")
 def polycam(case: Case) -> Map:

@@ -12,8 +12,6 @@ import torch
 from tests.oracles.base import Case, Map, Maps, oracle, positions, zeros_like
 from tests.oracles.scorecam import masked, resized, softmax
 
-__all__ = ["DetectorCase", "Found", "drise", "occlusion", "rise"]
-
 
 @dataclass(frozen=True)
 class Found:

@@ -8,8 +8,6 @@ import torch
 
 from tests.oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
 
-__all__ = ["blur", "groupcam", "iscam", "scorecam", "sscam"]
-
 
 @oracle("scorecam")
 def scorecam(case: Case) -> Map:

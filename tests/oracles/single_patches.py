@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tests.oracles.base import Map, oracle
 
-__all__ = ["Clip", "Linear", "Norm", "PreNormBlock"]
-
 Vector = list[float]
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from tests.oracles.base import oracle
 
-__all__ = ["average_attention", "compute_tam", "filter_by_rank"]
-
 Floats = NDArray[np.float64]
 
 

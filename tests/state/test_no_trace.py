@@ -33,8 +33,7 @@ from camtool.evidence.rescoring import run_forward, run_tail
 from camtool.hooks.observation import observe, resume
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.tracing import trace
-from camtool.layers.layouts import Layout
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer, Layout
 from camtool.private_torch import save_function_modes
 from camtool.state.cleanup import Cleanup
 from camtool.targets import ClassScore

@@ -14,19 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = [
-    "BY_MODULE",
-    "EARLIER",
-    "FURTHER",
-    "SMALLEST",
-    "TORCHVISION",
-    "UNFIT",
-    "UNTOLD",
-    "Entry",
-    "calibrated",
-    "picture",
-]
-
 
 @dataclass(frozen=True)
 class Entry:

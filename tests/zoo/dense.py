@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from camtool.outputs.class_scores import find_logits
 from tests.zoo.catalogue import calibrated
 
-__all__ = ["DETECTORS", "SEGMENTERS", "Dense", "Unwrapped"]
-
 _BARE: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 6}
 
 

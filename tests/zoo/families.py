@@ -22,8 +22,6 @@ from tests.layers.test_frames import FrameNet
 from tests.zoo import test_open_vocabulary as open_vocabulary
 from tests.zoo.vision_language import SIDE, WITH_GRID, WITHOUT_GRID, SmallVLM
 
-__all__ = ["FAMILIES", "Family", "build_yolo", "compute_gradcam", "find_faults"]
-
 _MOST_CLASSES = 8
 """A rectified map of a random network is empty for about half of the classes, so as many are asked."""
 

@@ -14,8 +14,6 @@ from torch import nn
 
 from tests.zoo.catalogue import calibrated
 
-__all__ = ["CLASSIFIERS", "DETECTORS", "OF_LATENTS", "PAIRS", "SEGMENTERS", "TOWERS", "UNFIT", "Small"]
-
 _CLASSES: dict[str, Any] = {"num_labels": 10}
 
 _BLOCKS: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camtool.hooks.observation import observe_with_trunk
 from camtool.layers.centers import find_centers
-from camtool.layers.selection import Layer
+from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,6 @@ from torch import nn
 from tests.helpers.text_processors import make_tokenizer
 from tests.zoo.vision_language import IMAGE_TOKEN, PATCH, SIDE, WITH_GRID, SmallVLM
 
-__all__ = ["TILED", "TiledVLM", "draw_photo"]
-
 Shape = tuple[int, int]
 
 _LENGTH = {"max_position_embeddings": 2048}

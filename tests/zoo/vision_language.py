@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BLIP", "WITHOUT_GRID", "WITH_GRID", "SmallVLM"]
-
 IMAGE_TOKEN, VOCABULARY, SIDE, PATCH = 98, 99, 64, 8
 
 _BLOCKS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}

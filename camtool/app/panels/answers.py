@@ -20,8 +20,6 @@ from camtool.errors import CamtoolError, TargetError
 from camtool.explanation import Explanation
 from camtool.models import Loaded, find_text_processor
 
-__all__ = ["Answer", "Piece", "build", "explain_answer", "split_answer"]
-
 _LONGEST_QUESTION = 500
 """Characters."""
 

@@ -10,8 +10,6 @@ from camtool.arguments.messages import format_count
 from camtool.trust.checks.check_report import CheckReport, Finding
 from camtool.trust.metrics import METRICS
 
-__all__ = ["Curve", "TrustCurves", "draw_bars", "draw_check_up", "draw_curves"]
-
 _WIDTH, _HEIGHT = 320, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
 """Margins of a chart in units of the SVG: numbers at the left, the axis' name below."""

@@ -24,16 +24,6 @@ from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
 from camtool.targets import Detection, Top
 
-__all__ = [
-    "BoxOnPhoto",
-    "build",
-    "describe_click",
-    "draw_all_boxes",
-    "explain_box",
-    "find_box_at",
-    "list_boxes",
-]
-
 _MOST_BOXES = 300
 """Detectors of torchvision return at most 100 boxes by default, those of Ultralytics and Hugging Face 300."""
 

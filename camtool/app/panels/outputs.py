@@ -18,8 +18,6 @@ from camtool.models.vision_language import takes_image_and_text
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.targets import Target, get_class_label
 
-__all__ = ["Kind", "ModelOutput", "ask_evidence", "check_point", "find_kind", "read_outputs", "resolve_target"]
-
 Kind: TypeAlias = Literal["classes", "boxes", "segments", "texts", "answer", "other"]
 """Kind of a model's output: scores of classes, boxes, a class for each pixel, similarity to texts, a written answer,
 or something else, e.g. an embedding."""

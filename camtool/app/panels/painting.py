@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["FILLS", "ClassChange", "Repainted", "build", "read_mask", "repaint"]
-
 FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color"}
 """Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.models import Loaded
 
-__all__ = ["Built", "describe_heat", "draw_card", "draw_hint", "draw_photo", "get_subject", "read_asset"]
-
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360
 """Longest sides of pictures on the page, in pixels."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.geometry.cell_centers import CellCenters
 
-__all__ = ["Place", "PlaceChannel", "PlaceClass", "build", "look_at_place"]
-
 _FAINT = 0.05
 """Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen."""
 

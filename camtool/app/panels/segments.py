@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from camtool.geometry.crop_and_resize import Geometry
 
-__all__ = ["UNSEEN", "Segment", "Segments", "build", "find_segments"]
-
 UNSEEN = -1
 """Class of pixels that the model did not see."""
 

@@ -13,8 +13,6 @@ from camtool.app.panels import answers, detections, painting, places, segments, 
 from camtool.app.panels.outputs import Kind
 from camtool.app.panels.panel import Built
 
-__all__ = ["build_panels"]
-
 
 @dataclass(frozen=True)
 class _Tab:

@@ -18,8 +18,6 @@ from camtool.errors import ModelError, TargetError
 from camtool.explanation import Explanation
 from camtool.models import Loaded
 
-__all__ = ["TextMatch", "build", "explain_texts", "split_prompts"]
-
 _MOST_TEXTS = 8
 _LONGEST_TEXT = 300
 """Characters. CLIP reads 77 tokens, which are about as many."""

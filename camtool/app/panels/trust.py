@@ -30,8 +30,6 @@ from camtool.trust.metrics.random_maps import draw_random_maps
 if TYPE_CHECKING:
     from camtool.trust.metrics import Score
 
-__all__ = ["build", "iterate_curves"]
-
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from camtool.errors import CamtoolError
 
-__all__ = ["DiskSpace"]
-
 _MIN_AGE = 120.0
 """Seconds for which a file stays in any case: until an upload is read, and a download is fetched."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from camtool.errors import ImageError
 from camtool.inputs.image_files import has_image_suffix
 
-__all__ = ["ImageFolder"]
-
 _MAX_FILES = 5000
 """Most images that are listed. A longer list is of no use in a browser, and takes long to send."""
 

@@ -11,8 +11,6 @@ from PIL import Image
 
 from camtool.errors import ImageError
 
-__all__ = ["ImageStore", "StoredImage"]
-
 _PIXEL_BYTES = 4
 """Bytes of a pixel of an RGB image: Pillow leaves one free."""
 

@@ -13,8 +13,6 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ModelError
 from camtool.models import Loaded
 
-__all__ = ["DEMO", "ModelStore", "State"]
-
 DEMO = "demo"
 """Name of the bundled model, with which the page starts if no other is given."""
 

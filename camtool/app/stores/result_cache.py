@@ -9,8 +9,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ResultCache"]
-
 Value = TypeVar("Value")
 
 

@@ -13,8 +13,6 @@ from camtool.arguments.messages import suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 
-__all__ = ["Config", "read_config"]
-
 _MAX_BYTES = 2**20
 
 

@@ -12,8 +12,6 @@ import typer
 
 from camtool.cli.options.output_options import Out
 
-__all__ = ["LAYERS", "FigureOptions", "parse_width"]
-
 
 class FigureFormat(str, Enum):
     """File format of figures."""

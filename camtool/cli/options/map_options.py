@@ -16,15 +16,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.targets import AllDetections, Top
 
-__all__ = [
-    "MapOptions",
-    "MethodOptions",
-    "find_methods",
-    "parse_method_options",
-    "parse_targets",
-    "split_names",
-]
-
 
 class Placement(str, Enum):
     """Placement of a layer's grid on the model's input."""

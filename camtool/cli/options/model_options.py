@@ -24,22 +24,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
 
-__all__ = [
-    "MODEL_HELP",
-    "WEIGHTS_HELP",
-    "BatchSize",
-    "Device",
-    "Engine",
-    "EngineOption",
-    "LabelOptions",
-    "ModelArgument",
-    "ModelOptions",
-    "announce_user_code",
-    "choose_device",
-    "read_labels",
-]
-
-
 _MAX_LABELS_BYTES = 2**26
 """Bytes of a file of class names: a million names."""
 

@@ -12,8 +12,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-__all__ = ["takes_options"]
-
 _FOLDED = ("Labels", "Preprocessing", "Scientific formats")
 """Headings of the options that ``--help`` leaves out and ``--help-all`` shows."""
 

@@ -17,21 +17,6 @@ from camtool.runs.save_kinds import SAVE_KINDS
 if TYPE_CHECKING:
     from camtool.rendering.regions import PhotoRegion
 
-__all__ = [
-    "DrawingOptions",
-    "Format",
-    "JsonOption",
-    "Out",
-    "OutputOptions",
-    "PictureOptions",
-    "PrintOptions",
-    "check_output_folder",
-    "check_overlays_are_saved",
-    "choose_colormap",
-    "parse_kinds",
-    "parse_regions",
-]
-
 
 class Format(str, Enum):
     """File format of the results: images, or arrays."""

@@ -13,15 +13,6 @@ from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
 
-__all__ = [
-    "Limit",
-    "PhotoOptions",
-    "TruthOptions",
-    "check_no_model_names",
-    "check_no_other_command",
-    "choose_command",
-]
-
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
 

@@ -14,8 +14,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.models import Channels, StatedPreprocessing
 
-__all__ = ["ChannelOrder", "PreprocessingOptions", "parse_image_size"]
-
 
 class ChannelOrder(str, Enum):
     """Order of the channels that a model takes."""

@@ -11,8 +11,6 @@ import typer
 
 from camtool.errors import CamtoolError
 
-__all__ = ["DEFAULT_MAX_PIXELS", "Axis", "PixelOptions"]
-
 # Written out, because the reader of images imports numpy, and the help must be shown at once.
 DEFAULT_MAX_PIXELS = 200_000_000
 

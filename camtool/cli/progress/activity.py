@@ -13,8 +13,6 @@ from camtool.cli import terminal
 from camtool.progress import format_duration
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["Heartbeat", "show_activity"]
-
 SECONDS_BEFORE_FIRST_LINE = 2.0
 """Time before the first line off a terminal."""
 

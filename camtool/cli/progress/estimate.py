@@ -13,8 +13,6 @@ from camtool.progress import format_duration
 if TYPE_CHECKING:
     from camtool.progress import PassCounter, Stage
 
-__all__ = ["Estimate", "Passes"]
-
 _LONG_RUN = 60.0
 """Seconds from which on the time of a run is told before it ends."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from camtool.progress import PassCounter, Stage
 
-__all__ = ["FileProgress"]
-
 _SECONDS_BEFORE_ESTIMATE = 3.0
 """Time of a stage before its estimate is told: a few short steps say little about the others."""
 

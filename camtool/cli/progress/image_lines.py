@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from camtool.runs.report_rows import ManifestLine
     from camtool.runs.result_writer import Failure, Success
 
-__all__ = ["build_failure_line", "build_success_line", "build_warning_lines"]
-
 _SHORTEST_PATH = 16
 """Characters of a path that are always shown."""
 

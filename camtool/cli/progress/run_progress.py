@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from camtool.runs.job_list import Job
 
-__all__ = ["RunProgress", "build_bar"]
-
 
 class RunProgress:
     """A ``with`` block around a run that shows how far it is.

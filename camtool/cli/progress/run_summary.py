@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
 
-__all__ = ["RunReport", "Terminated", "print_machine_changes", "stop_at_sigterm"]
-
 _MAX_SKIPPED_SHOWN = 5
 """Number of skipped paths that are named; a folder of links may hold thousands."""
 

@@ -7,8 +7,6 @@ from typing import Annotated, ClassVar
 
 import typer
 
-__all__ = ["ClusterOptions"]
-
 
 @dataclass(frozen=True)
 class ClusterOptions:

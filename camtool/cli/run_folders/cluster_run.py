@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from camtool.runs.cluster.plan import ClusterInputs
     from camtool.runs.cluster.shard_worker import ShardOutcome
 
-__all__ = ["run_on_cluster", "to_uri"]
-
 _MAX_REASONS = 20
 """Reasons of failures that are printed; all are in the rows."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.true_labels import TrueClasses
 
-__all__ = ["describe_undrawable_labels", "read_true_classes", "run_here", "select_photos"]
-
 
 def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -> int:
     """Explain the photos on this machine, print the progress and the summary, and return the exit code.

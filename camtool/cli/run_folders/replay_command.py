@@ -21,8 +21,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.runs.run_folder.replay import Replayer
 
-__all__ = ["replay"]
-
 
 @takes_options
 def replay(

@@ -19,8 +19,6 @@ from camtool.errors import CamtoolError
 if TYPE_CHECKING:
     from camtool.runs.report import WrittenReport
 
-__all__ = ["report", "write_after_run"]
-
 
 @takes_options
 def report(

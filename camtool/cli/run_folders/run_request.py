@@ -23,8 +23,6 @@ from camtool.runs.save_kinds import OutputSettings
 if TYPE_CHECKING:
     from camtool.models import StatedPreprocessing
 
-__all__ = ["WITHOUT_EFFECT", "LocalOptions", "RunOptions", "RunRequest", "is_given", "read_request"]
-
 WITHOUT_EFFECT = frozenset(
     {
         *("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config"),

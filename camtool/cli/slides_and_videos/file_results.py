@@ -18,8 +18,6 @@ from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
 from camtool.runs.file_names import make_distinct
 
-__all__ = ["FileResult", "explain_files"]
-
 
 @dataclass(frozen=True)
 class FileResult:

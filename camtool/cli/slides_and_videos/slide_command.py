@@ -20,8 +20,6 @@ from camtool.cli.options.output_options import (
 )
 from camtool.cli.slides_and_videos.file_results import FileResult, explain_files
 
-__all__ = ["explain_slides"]
-
 
 class Background(str, Enum):
     """Rule by which tiles of background are skipped."""

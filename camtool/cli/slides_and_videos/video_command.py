@@ -19,8 +19,6 @@ from camtool.cli.options.output_options import (
 )
 from camtool.cli.slides_and_videos.file_results import FileResult, explain_files
 
-__all__ = ["explain_videos"]
-
 
 @takes_options
 def explain_videos(

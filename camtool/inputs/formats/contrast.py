@@ -13,8 +13,6 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Contrast", "WindowFunction", "choose_contrast", "cut_parts", "find_full_range", "find_range"]
-
 _PART = 1 << 20
 """Values that are computed at once, as the computation takes eight times the memory of 8-bit values."""
 

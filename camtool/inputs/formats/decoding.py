@@ -11,8 +11,6 @@ from typing import Any
 
 from camtool.errors import ImageError
 
-__all__ = ["DECODER_FAULTS", "import_reader", "name_in_errors"]
-
 DECODER_FAULTS: tuple[type[Exception], ...] = (
     OSError,
     ValueError,

@@ -29,17 +29,6 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "DicomOrigin",
-    "build_file_image",
-    "check_options",
-    "count_value_bytes",
-    "decode_frames",
-    "is_dicom",
-    "open_dataset",
-    "read_dicom",
-]
-
 _PREAMBLE = 128
 _MAGIC = b"DICM"
 _META_BYTES = 4096

@@ -25,8 +25,6 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["are_of_one_series", "holds_dicom", "list_dicom_files", "read_series"]
-
 _HEADER_BYTES = 132
 _PARALLEL = 1e-3
 """Largest difference of the direction cosines of two slices: scanners round them."""

@@ -16,8 +16,6 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FileImage", "build_assumed_contrast"]
-
 _COLORS = (1, 3)
 """Channels of a gray image and of an RGB image."""
 

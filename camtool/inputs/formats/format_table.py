@@ -17,8 +17,6 @@ from camtool.inputs.formats.nifti import is_nifti, read_nifti
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.formats.tiff_stacks import read_tiff
 
-__all__ = ["FORMATS", "HEADER_BYTES", "SUFFIXES", "Format", "is_dicom_file", "read_folder", "read_stream"]
-
 Reader: TypeAlias = Callable[[BinaryIO, str, ReadingOptions], FileImage | None]
 """From a file at its start, its name and the user's options to the image; ``None`` if it is a usual photo."""
 

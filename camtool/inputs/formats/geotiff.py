@@ -16,8 +16,6 @@ from camtool.geometry.origins import Origin, fit_to_origin
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TiffOrigin", "build_tiff_origin"]
-
 # Tags of the GeoTIFF 1.1 specification, with the types in which they are written.
 _SCALE, _TIEPOINT, _MATRIX, _KEYS, _DOUBLES, _TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 _TAG_TYPES = {_SCALE: "d", _TIEPOINT: "d", _MATRIX: "d", _KEYS: "H", _DOUBLES: "d", _TEXTS: "s"}

@@ -16,8 +16,6 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["is_png", "read_png"]
-
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 

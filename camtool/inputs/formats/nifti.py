@@ -22,8 +22,6 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NiftiOrigin", "is_nifti", "read_nifti"]
-
 _GZIP = b"\x1f\x8b"
 _HEADER_BYTES = 540
 """Bytes of a NIfTI-2 header; NIfTI-1 has 348."""

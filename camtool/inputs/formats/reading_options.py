@@ -12,8 +12,6 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 
-__all__ = ["MAX_DRAWN", "MAX_MEMORY", "MAX_PIXELS", "RUN_MEMORY", "Axis", "ReadingOptions"]
-
 Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
 """Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes."""
 

@@ -26,8 +26,6 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["read_tiff"]
-
 _DESCRIPTION, _PHOTOMETRIC, _SAMPLE_FORMAT, _NODATA = 270, 262, 339, 42113
 _SIGNED = 2
 _DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')

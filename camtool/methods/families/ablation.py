@@ -20,8 +20,6 @@ from camtool.methods.options import check_choice, check_count, prefer_probabilit
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
-__all__ = ["ablationcam", "compute_gaussian_kernel", "reciprocam"]
-
 
 @weighting("ablationcam", paper="10.1109/WACV45572.2020.9093360", needs="forwards", cost="many tails")
 def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:

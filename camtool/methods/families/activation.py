@@ -11,8 +11,6 @@ from camtool.methods.families.eigencam import split_by_peak
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method, weighting
 
-__all__ = ["fem", "random"]
-
 
 @method("fem", paper="10.1109/IPTA50016.2020.9286629", needs="activations")
 def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:

@@ -33,9 +33,6 @@ from camtool.methods.options import check_choice, check_count, check_number, pre
 from camtool.methods.registry import Need, method
 from camtool.targets import Similarity, Target
 
-__all__ = ["agcam", "chefer", "gradeclip", "legrad", "rollout", "vitreciprocam"]
-
-
 # --------------------------------------------------------------------------------------------- product of all layers
 
 

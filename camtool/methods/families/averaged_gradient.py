@@ -22,8 +22,6 @@ from camtool.methods.options import check_count, check_no_local_targets, check_n
 from camtool.methods.registry import method, sum_weighted_channels, weighting
 from camtool.state.random_state import iterate_noisy_copies
 
-__all__ = ["cameras", "integrated_gradcam", "smooth_gradcam_plus_plus"]
-
 
 @weighting("smoothgradcam++", paper="arXiv 1908.01224", needs=("gradients", "forwards"), cost="some passes")
 def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: float = 0.15, seed: int = 0) -> Tensor:

@@ -17,8 +17,6 @@ from camtool.methods.options import check_count, check_depths, check_number
 from camtool.methods.registry import method
 from camtool.targets import Target
 
-__all__ = ["faithcam", "rivalcam"]
-
 _LEAST_EVIDENCE = 1e-3
 """Share of the layer's evidence at which a depth counts in full. In trained networks depths have 0.1 and more."""
 

@@ -18,16 +18,6 @@ from camtool.maps import find_peaks, unsqueeze_like
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method
 
-__all__ = [
-    "KERNELS",
-    "compute_first_component",
-    "eigencam",
-    "eigengradcam",
-    "kpcacam",
-    "segeigencam",
-    "split_by_peak",
-]
-
 
 @method(
     "eigencam",

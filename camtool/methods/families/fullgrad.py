@@ -27,8 +27,6 @@ from camtool.methods.families.input_gradient import compute_gradients, get_row_i
 from camtool.methods.registry import method
 from camtool.structures.nested_tensors import shares_several_values
 
-__all__ = ["compute_full_gradients", "fullgrad"]
-
 
 @method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)
 def fullgrad(evidence: Evidence) -> Tensor:

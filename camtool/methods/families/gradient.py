@@ -19,22 +19,6 @@ from camtool.evidence.rescoring import score_activations, score_logits
 from camtool.methods.options import check_number
 from camtool.methods.registry import method, weighting
 
-__all__ = [
-    "average_over_positions",
-    "cam",
-    "gradcam",
-    "gradcam_elementwise",
-    "gradcam_plus_plus",
-    "hirescam",
-    "layercam",
-    "liftcam",
-    "odam",
-    "shapleycam",
-    "sum_over_positions",
-    "xgradcam",
-    "zoomcam",
-]
-
 
 @method("cam", paper="arXiv 1512.04150", needs="a pooled linear head")
 def cam(evidence: Evidence) -> Tensor:

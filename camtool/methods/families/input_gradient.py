@@ -32,18 +32,6 @@ from camtool.methods.registry import method, sum_weighted_channels
 from camtool.state.guard import enable_gradients
 from camtool.state.random_state import iterate_noisy_copies
 
-__all__ = [
-    "compute_gradients",
-    "compute_input_gradients",
-    "get_row_inputs",
-    "guided_backprop",
-    "guided_gradcam",
-    "input_x_gradient",
-    "integrated_gradients",
-    "smoothgrad",
-]
-
-
 # -------------------------------------------------------------------------------------------------- sensitivity
 
 

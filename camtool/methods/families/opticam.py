@@ -18,8 +18,6 @@ from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 from camtool.state.guard import enable_gradients
 
-__all__ = ["opticam"]
-
 
 @method("opticam", paper="arXiv 2301.07002", needs=("gradients", "forwards"), cost="many passes")
 def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Placement = "stretch") -> Tensor:

@@ -24,8 +24,6 @@ from camtool.methods.registry import method
 from camtool.outputs.predictions import Prediction
 from camtool.targets import Target
 
-__all__ = ["drise", "occlusion", "rise"]
-
 
 @method("rise", paper="arXiv 1806.07421", needs="forwards", cost="many passes", ignores_layer=True)
 def rise(

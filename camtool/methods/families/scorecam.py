@@ -29,19 +29,6 @@ from camtool.methods.options import check_choice, check_count, check_number, con
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
-__all__ = [
-    "MASKS_AT_ONCE",
-    "align_with_input",
-    "blur_input",
-    "compute_percentile",
-    "get_enlargement",
-    "groupcam",
-    "iscam",
-    "polycam",
-    "scorecam",
-    "sscam",
-]
-
 Enlarge: TypeAlias = Callable[[Tensor], Tensor]
 """A function that resizes maps ``(M, *grid)`` to the input's size, ``(M, *size)``."""
 

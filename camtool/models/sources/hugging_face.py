@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import add_article
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
 from camtool.models.weights import load_state, read_state
@@ -30,8 +31,6 @@ from camtool.structures.cached_property import cached_property
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from os import PathLike
-
-__all__ = ["HuggingFaceSource", "ProcessorTransform", "read_processor"]
 
 
 class HuggingFaceSource(Source):

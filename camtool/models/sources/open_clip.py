@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = ["OpenClipSource"]
 
 _CLIP_VOCABULARY = 49408
 """Number of tokens of CLIP's own tokenizer, which open_clip contains."""

@@ -16,8 +16,6 @@ from camtool.models.weights import load_state, read_state
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["BundledSource", "FactorySource"]
-
 
 class FactorySource(Source):
     """Models that a function returns: ``"package.module:factory"``.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.two_towers import Tokenizer
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = ["Source", "check_sides", "get_first_line", "to_height_and_width"]
 
 _MAX_SIDE = 4096
 """Largest side that a file may ask images to be resized to. Published models have less."""

@@ -14,7 +14,8 @@ from torch import nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from torch import Tensor
-
-__all__ = ["TimmSource", "build_configured_transform"]
 
 
 class TimmSource(Source):

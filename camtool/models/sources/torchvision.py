@@ -14,22 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source
 from camtool.models.weights import count_classes, load_state, match_names, read_state
 from camtool.structures.module_names import find_detector_transform
 
 if TYPE_CHECKING:
     from os import PathLike
-
-__all__ = [
-    "TorchvisionSource",
-    "build_default_transform",
-    "build_gray",
-    "build_resize",
-    "list_photo_models",
-    "read_imagenet_labels",
-]
 
 
 class TorchvisionSource(Source):

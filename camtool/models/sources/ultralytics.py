@@ -16,7 +16,8 @@ from torch import nn
 
 from camtool.arguments.checks import check_no_aliases
 from camtool.errors import ModelError
-from camtool.models.loaded import Loaded, Transform
+from camtool.geometry.transform_output import Transform
+from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
 from camtool.models.sources.torchvision import build_resize
 from camtool.models.weights import load_state, read_state
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from PIL import Image
     from torch import Tensor
-
-__all__ = ["Letterbox", "UltralyticsSource"]
 
 _PADDING = 114
 """Gray level with which YOLO models are trained to see padding."""

@@ -24,8 +24,6 @@ from camtool.runs.save_kinds import OutputSettings
 if TYPE_CHECKING:
     from camtool.models import Loaded
 
-__all__ = ["ClusterRun"]
-
 _LOCK = ".run.lock"
 
 _READING_THREADS = 16

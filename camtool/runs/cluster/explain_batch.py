@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from camtool.inputs.input_batch import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
 
-__all__ = ["ExplainBatch"]
-
 
 class ExplainBatch:
     """Callable that explains a batch of photos and returns the columns of :data:`camtool.runs.cluster.rows.COLUMNS`.

@@ -15,8 +15,6 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.runs.cluster.remote_files import get_local_filesystem, import_library, is_uri, locate
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
-__all__ = ["MAX_ATTEMPTS", "PICTURES", "SHARD_SUFFIX", "OutputFolder", "is_shard_name"]
-
 PICTURES = "overlays"
 """Name of the folder with the pictures, one folder for each shard."""
 

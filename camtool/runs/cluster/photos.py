@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from camtool.runs.cluster.remote_files import RemoteFile
     from camtool.runs.true_labels import TrueClass
 
-__all__ = ["Photo", "open_photo"]
-
 
 @dataclass(frozen=True)
 class Photo:

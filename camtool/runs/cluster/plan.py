@@ -27,8 +27,6 @@ from camtool.runs.cluster.sources import (
 from camtool.runs.job_list import Job, Plan, Skipped, plan_run
 from camtool.runs.true_labels import TrueClass
 
-__all__ = ["ClusterInputs", "ClusterPlan", "Shard", "divide_inputs", "list_inputs", "plan_shards"]
-
 _PARQUET = ".parquet"
 _LISTING_THREADS = 32
 """Parquet files whose footers are read at the same time; reading one from an object store is a wait of 50 ms or so."""

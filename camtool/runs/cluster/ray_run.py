@@ -26,8 +26,6 @@ from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker
 from camtool.runs.cluster.sources import FileList
 from camtool.runs.save_kinds import OutputSettings
 
-__all__ = ["Resources", "run_on_ray"]
-
 _MAX_BLOCKS = 10_000
 """Blocks of a dataset that Ray Data schedules without effort; of more shards, a block holds several."""
 

@@ -10,17 +10,6 @@ from urllib.parse import urlsplit
 
 from camtool.errors import CamtoolError, ImageError
 
-__all__ = [
-    "RemoteFile",
-    "RemoteFolder",
-    "get_local_filesystem",
-    "import_library",
-    "is_uri",
-    "list_uri",
-    "locate",
-    "open_uri",
-]
-
 _WILDCARDS = re.compile(r"[*\[]")
 """A question mark is no wildcard here: in a URI it begins the options of the file system."""
 

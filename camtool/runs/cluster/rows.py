@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.runs.cluster.photos import Photo
 
-__all__ = ["COLUMNS", "Row", "build_rows", "decode_heatmap", "encode_parquet", "get_schema", "to_columns", "to_table"]
-
 _ROWS_IN_GROUP = 256
 """Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.runs.cluster.photos import Photo
 
-__all__ = ["ShardOutcome", "ShardWorker", "read_outcome"]
-
 _FACTS = ("photos", "failures", "right", "wrong")
 """Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""
 

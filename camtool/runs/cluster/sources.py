@@ -14,8 +14,6 @@ from camtool.inputs.image_files import IMAGE_SUFFIXES
 from camtool.runs.cluster.photos import Photo
 from camtool.runs.cluster.remote_files import RemoteFile, import_library
 
-__all__ = ["ARCHIVE_SUFFIXES", "FileList", "ParquetRows", "Source", "TarArchive", "find_image_column", "is_image_name"]
-
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 """Suffixes of WebDataset's archives."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from camtool.explanation import Explanation
     from camtool.inputs.input_batch import PreparedInput
 
-__all__ = ["explain_batch"]
-
 
 def explain_batch(
     explainer: Explainer[Any],

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from camtool.inputs.image_files import ImageSource
     from camtool.inputs.input_batch import PreparedInput
 
-__all__ = ["describe_failure", "prepare_photo"]
-
 
 def prepare_photo(
     explainer: Explainer[Any], source: ImageSource, name: str, max_side: int | None

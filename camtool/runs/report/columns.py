@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 from camtool.runs.report.rows import ReportRow
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["COLUMNS", "Column", "ColumnKind", "list_columns"]
-
 ColumnKind: TypeAlias = Literal["text", "number", "percent", "warnings"]
 """How the page shows a value, and filters by it: text by a list, a percentage by a range."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
-__all__ = ["find_photo", "link_to"]
-
 
 def link_to(path: Path, folder: Path) -> str:
     """Return the URL of a file relative to a page in ``folder``; an absolute one if it is on another drive."""

@@ -18,8 +18,6 @@ from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.runs.report.payload import RunSummary
 from camtool.runs.text_escapes import escape_hidden
 
-__all__ = ["GENERATOR", "describe_run", "encode_json", "render_page"]
-
 GENERATOR = "camtool report"
 """Content of the page's meta element ``generator``, by which a report is known."""
 

@@ -17,8 +17,6 @@ from camtool.runs.report.rows import ReportContents, ReportRow, RowWarning
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS
 
-__all__ = ["RunSummary", "WarningSummary", "build_payload", "summarize"]
-
 # Proportions of the tiles: those of most photos, within these limits.
 _MIN_RATIO, _MAX_RATIO = 0.75, 1.5
 

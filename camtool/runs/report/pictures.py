@@ -29,8 +29,6 @@ from camtool.runs.process_settings import release_memory
 from camtool.runs.report.links import find_photo, link_to
 from camtool.runs.report.rows import ReportRow, StoredHeatmap
 
-__all__ = ["PICTURE_FOLDER", "PictureSettings", "Progress", "RowPictures", "prepare_pictures"]
-
 PICTURE_FOLDER = "index_files"
 """Name of the subfolder beside the page. Browsers use this name, too, when they save a page."""
 

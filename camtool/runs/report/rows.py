@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReportContents", "ReportFailure", "ReportRow", "RowWarning", "StoredHeatmap"]
-
 
 @dataclass(frozen=True)
 class RowWarning:

@@ -14,17 +14,6 @@ from camtool.runs.file_names import is_inside, resolve
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
 from camtool.runs.stored_files import parse_object
 
-__all__ = [
-    "EXPLANATIONS",
-    "FAILURES",
-    "MAX_ROWS",
-    "build_row",
-    "describe_limit",
-    "read_number",
-    "read_run_description",
-    "read_run_folder",
-]
-
 EXPLANATIONS = "explanations.jsonl"
 FAILURES = "failures.jsonl"
 _RUN = "run.json"

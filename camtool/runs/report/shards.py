@@ -12,8 +12,6 @@ from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
 from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit, read_number
 
-__all__ = ["list_shards", "read_shards"]
-
 _REQUIRED = ("path", "method", "label")
 _ROWS_AT_A_TIME = 1024
 _MAX_GROUP_BYTES = 2**29

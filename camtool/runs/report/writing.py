@@ -15,8 +15,6 @@ from camtool.runs.report.rows import ReportContents
 from camtool.runs.report.run_folders import EXPLANATIONS, FAILURES, MAX_ROWS, read_run_description, read_run_folder
 from camtool.runs.report.shards import list_shards, read_shards
 
-__all__ = ["PAGE", "WrittenReport", "write_report"]
-
 PAGE = "index.html"
 """Name of the page in the folder of the run."""
 

@@ -18,19 +18,6 @@ from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, 
 from camtool.runs.save_kinds import list_endings
 from camtool.runs.stored_files import parse_object
 
-__all__ = [
-    "FAILURES",
-    "LISTS",
-    "check_own_files",
-    "find_result_files",
-    "list_manifest_files",
-    "list_run_files",
-    "move_results",
-    "remove_results",
-    "remove_run",
-    "remove_temporary_files",
-]
-
 FAILURES = "failures.jsonl"
 """Name of the file in the output folder with one JSON line for each photo that failed."""
 

@@ -24,26 +24,6 @@ from camtool.runs.stored_files import parse_object
 if TYPE_CHECKING:
     from camtool.models import Loaded
 
-__all__ = [
-    "DESCRIPTION",
-    "MACHINE",
-    "check_directory",
-    "check_same",
-    "check_unchanged",
-    "describe_command",
-    "describe_run",
-    "encode_description",
-    "find_changes",
-    "is_cluster_run",
-    "list_machine_changes",
-    "list_methods",
-    "list_versions",
-    "parse_description",
-    "read_description",
-    "to_plain",
-    "write_description",
-]
-
 DESCRIPTION = "run.json"
 """Name of the file in the output folder that describes the run."""
 

@@ -16,8 +16,6 @@ from camtool.inputs.image_files import MAX_BYTES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["hash_file", "hash_photo", "hash_text", "hash_weights", "remove_addresses"]
-
 
 def hash_file(path: Path) -> str:
     """Return the hash of a file.

@@ -20,8 +20,6 @@ from camtool.runs.report_rows import parse_row
 from camtool.runs.stored_files import build_checked, parse_object
 from camtool.runs.text_escapes import to_json
 
-__all__ = ["JOURNAL", "PHOTOS", "PhotoRecord", "check_records", "encode_record", "merge_records", "read_records"]
-
 PHOTOS = "photos.jsonl"
 """Name of the file in the output folder with one JSON line for each photo of the run."""
 

@@ -12,8 +12,6 @@ from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 
-__all__ = ["Batch", "FolderState", "find_batches", "iterate_batches", "plan_new_photos"]
-
 
 @dataclass(frozen=True)
 class Batch:

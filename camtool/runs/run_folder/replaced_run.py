@@ -14,8 +14,6 @@ from pathlib import Path
 from camtool.runs.file_names import check_inside
 from camtool.runs.run_folder.cleaning import check_own_files, list_run_files, move_results, remove_run
 
-__all__ = ["is_interrupted", "replace_old_run"]
-
 _MOVING = ".camtool-moving"
 """Name of the subfolder while files of the old run are moved to it or back."""
 

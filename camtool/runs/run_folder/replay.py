@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from camtool.explainer import Explainer
     from camtool.runs.save_kinds import OutputSettings
 
-__all__ = ["ReplayedExplanation", "Replayer"]
-
 
 @dataclass(frozen=True)
 class ReplayedExplanation:

@@ -45,8 +45,6 @@ from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, i
 from camtool.runs.run_folder.replaced_run import replace_old_run
 from camtool.runs.text_escapes import to_json
 
-__all__ = ["RunFolder", "RunStart", "open_run_folder"]
-
 _LOCK = f".{MANIFEST}.lock"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.pixel_checks import Pixels
 
-__all__ = ["PICTURES_PER_SHEET", "SHEET", "build_caption", "check_sheets", "read_manifest", "write_sheets"]
-
 SHEET = "contact-sheet"
 """Name of the contact sheets, before a page's number and the suffix."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from camtool.runs.run_folder.hashes import hash_file
 
-__all__ = ["hash_user_code"]
-
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed libraries, whose imports are not followed: they lead to all of them."""
 

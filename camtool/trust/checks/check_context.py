@@ -25,8 +25,6 @@ from camtool.targets import Target
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CheckContext"]
-
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from camtool.arguments.messages import format_count
 from camtool.warning_codes import WARNING_KINDS, Severity
 
-__all__ = ["CheckReport", "Finding", "sort_findings"]
-
 _WIDTH = 80
 """The columns of a terminal that the text of a report fits into."""
 

@@ -19,8 +19,6 @@ from camtool.targets import score_targets
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
-__all__ = ["check_finite_difference", "check_gradient"]
-
 _VANISHING_SHARE = 1e-3
 """Sum of |gradient times activation| over a layer, relative to the score. In a linear model of positive terms it is 1;
 for a logit of a trained network it is above that, as positive and negative terms cancel in the score only."""

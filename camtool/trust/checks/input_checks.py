@@ -13,8 +13,6 @@ from torch.nn.functional import interpolate
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
-__all__ = ["check_channels", "check_scale", "find_skip_reason"]
-
 # The thresholds were chosen on 45 photos with three crops of each and 27 other photos, MobileNetV2 and SqueezeNet.
 # ``python -m benchmarks checks`` counts false alarms.
 _LESS_ENTROPY = 0.15

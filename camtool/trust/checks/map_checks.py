@@ -15,8 +15,6 @@ from camtool.trust.checks.check_report import Finding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_blank_image", "check_border", "check_classes", "check_grid", "find_classes_skip_reason"]
-
 _SAME_MAP = 0.995
 """Correlation from which two maps are the same. On the photos and scenes of the tests, the most similar maps of a
 method that tells classes apart (layercam on a model of ten classes) correlate by 0.987 over all classes."""

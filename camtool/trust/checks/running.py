@@ -12,8 +12,6 @@ from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import CheckReport, Finding, sort_findings
 from camtool.warning_codes import MapWarning
 
-__all__ = ["CHECKS", "run_checks"]
-
 Check: TypeAlias = Callable[[CheckContext], Iterator[Finding]]
 """A function that yields what it finds."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from camtool.maps import is_constant, scale_by_peak
 
-__all__ = ["correlate_pearson", "correlate_spearman", "rank_values"]
-
 
 def correlate_pearson(one: Tensor, other: Tensor) -> Tensor:
     """Return Pearson's correlation of each row of two tensors ``(N, ...)``: ``(N,)``, in [-1, 1].

@@ -10,8 +10,6 @@ from torch import Tensor
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import check_maps
 
-__all__ = ["compute_entropy", "compute_heat", "compute_sparsity"]
-
 
 @metric("entropy", higher_is_better=False, bounds=(0, 1), paper="arXiv 2005.00631")
 def compute_entropy(maps: Tensor) -> Tensor:

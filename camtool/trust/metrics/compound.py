@@ -14,8 +14,6 @@ from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again
 
-__all__ = ["compute_adcc", "compute_arcc", "compute_coherency"]
-
 
 @metric("coherency", higher_is_better=True, bounds=(0, 1), paper="arXiv 2104.10252")
 def compute_coherency(explain: Explain, images: Tensor, maps: Tensor, *, removal: Removal = "zero") -> Tensor:

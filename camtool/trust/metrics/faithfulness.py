@@ -20,21 +20,6 @@ from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline, start_removal
 from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again, score_images, score_variants
 
-__all__ = [
-    "compare_with_cell_drops",
-    "compute_average_drop",
-    "compute_average_gain",
-    "compute_curve",
-    "compute_deletion",
-    "compute_increase",
-    "compute_infidelity",
-    "compute_insertion",
-    "compute_max_sensitivity",
-    "compute_road",
-    "compute_single_deletion",
-    "iterate_curve",
-]
-
 # The fractions of the pixels that the library grad-cam removes.
 _ROAD_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

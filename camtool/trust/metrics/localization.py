@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "compute_best_iou",
-    "compute_box_accuracy",
-    "compute_energy",
-    "compute_energy_in_mask",
-    "compute_pointing",
-    "is_peak_in_mask",
-]
-
 # The overlaps with a box from which MaxBoxAccV2 counts a hit.
 _OVERLAPS = (0.3, 0.5, 0.7)
 

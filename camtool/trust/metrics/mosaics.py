@@ -20,15 +20,6 @@ from camtool.maps import upcast
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score, check_images, check_maps, score_variants
 
-__all__ = [
-    "DisconnectedModel",
-    "choose_tiles",
-    "compute_difull",
-    "compute_grid_pointing",
-    "make_mosaics",
-    "select_confident",
-]
-
 
 def _compute_cell_share(images: Tensor, *, grid: int = 2, **_: Any) -> Tensor:
     return images.new_full((len(images),), 1 / grid**2)

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from camtool.maps import resize, scale_min_max, upcast
 
-__all__ = ["draw_random_maps", "rank_pixels"]
-
 
 def draw_random_maps(images: Tensor, *, seed: int, grid: int | None = 7) -> Tensor:
     """Return a random map in [0, 1] for each image, on the images' device.

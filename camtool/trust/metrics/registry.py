@@ -31,8 +31,6 @@ from camtool.errors import MetricError
 from camtool.trust.metrics.random_maps import draw_random_maps
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score
 
-__all__ = ["METRICS", "Metric", "MetricFunction", "MetricInputs", "metric"]
-
 MetricFunction: TypeAlias = Callable[..., Tensor]
 """``function(*needs, **options) -> (N,)``: one number per image."""
 

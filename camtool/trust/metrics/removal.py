@@ -17,8 +17,6 @@ from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
 from camtool.arguments.checks import check_choice
 from camtool.errors import MetricError
 
-__all__ = ["BASELINES", "REMOVALS", "Fill", "Removal", "blur_images", "impute_linear", "make_baseline", "start_removal"]
-
 Removal: TypeAlias = str | Callable[[Tensor], Tensor]
 """A name of :data:`REMOVALS`, or a function from images ``(N, C, H, W)`` to what replaces their pixels."""
 

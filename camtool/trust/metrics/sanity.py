@@ -22,17 +22,6 @@ from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearm
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, check_maps, explain_again
 
-__all__ = [
-    "compare_randomized",
-    "compute_cascading_randomization",
-    "compute_class_sensitivity",
-    "compute_independent_randomization",
-    "compute_random_agreement",
-    "compute_repeatability",
-    "list_parameter_modules",
-    "randomize_parameters",
-]
-
 
 @metric("cascading-randomization", higher_is_better=False, bounds=(0, 1), paper="arXiv 1810.03292")
 def compute_cascading_randomization(

@@ -16,18 +16,6 @@ from camtool.inference.folded_model import FoldedModel
 from camtool.maps import upcast
 from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities
 
-__all__ = [
-    "ClassScore",
-    "Explain",
-    "ExplainCells",
-    "Score",
-    "check_images",
-    "check_maps",
-    "explain_again",
-    "score_images",
-    "score_variants",
-]
-
 Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``score(images, rows) -> (M,)``: the score of each image ``(M, C, H, W)``.
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-__all__ = ["PHOTO_SIZE", "compress", "read_payload", "write_picture", "write_run", "write_shard"]
-
 PHOTO_SIZE = (48, 36)
 
 

@@ -17,8 +17,6 @@ from camtool.targets import Probability
 from tests.helpers import photos
 from tests.helpers.vision_transformers import make_tiny_vit
 
-__all__ = ["FAULTS", "Net"]
-
 
 class Net(nn.Module):
     """Two convolutions, average pooling and a linear layer, with a place for a fault behind each."""
