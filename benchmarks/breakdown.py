@@ -20,9 +20,9 @@ from torch import Tensor
 import camtool
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
+from camtool.hooks.state.guard import preserve_model
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.layers.selection import find_layers
-from camtool.state.guard import preserve_model
 from camtool.targets import ClassScore
 
 

@@ -17,9 +17,9 @@ import typer
 from torch import nn
 
 from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
+from camtool.hooks.structures.model_cache import forget_model
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import find_layers
-from camtool.structures.model_cache import forget_model
 
 MODELS = ("resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "vit_b_16", "swin_t")
 

@@ -25,14 +25,14 @@ import typer
 import camtool
 from benchmarks.engines import make_engine_forward
 from benchmarks.paired import describe_machine, make_forward, time_run
-from camtool import batch_explainer
-from camtool.batch_explainer import BatchExplainer
 from camtool.engines import compiled
 from camtool.engines.observers import CompiledObserver
 from camtool.evidence.forward_pass import ForwardPass
+from camtool.explaining import pipeline as batch_explainer
+from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks import model_call
+from camtool.hooks.state.cleanup import Cleanup
 from camtool.inputs.input_preparer import InputPreparer
-from camtool.state.cleanup import Cleanup
 
 _CASES = (
     *(("onnxruntime", name, batch) for name in ("mobilenet_v2", "resnet18", "resnet50") for batch in (1, 8)),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from camtool.private_torch import restore_function_modes, save_function_modes
+from camtool.hooks.private_torch import restore_function_modes, save_function_modes
 from tests.helpers.memory import read_resident_mib
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import camtool
 from camtool.errors import CamtoolError
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 SPOTS = 200
 CELL = 8

@@ -17,7 +17,7 @@ from torch import nn
 import camtool
 from camtool import progress
 from camtool.demo.scenes import draw_scene
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import follow_step, send_progress, show_progress
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camtool.answers import AnswerMaps, tokens
 from camtool.demo.camnet import prepare_images
 from camtool.demo.scenes import Box, Scene, draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError
-from camtool.explainer import Explainer
+from camtool.explaining.answers import AnswerMaps, tokens
+from camtool.explaining.explainer import Explainer
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
 
 _BATCH = 64

@@ -11,7 +11,7 @@ from PIL import Image
 
 from camtool import rendering
 from camtool.errors import CamtoolError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.rendering.colormaps import get_default_alpha
 
 if TYPE_CHECKING:

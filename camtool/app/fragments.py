@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from camtool.app.drawing import VIEW_MEANINGS, Look, list_colors
 from camtool.app.workbench import Compared, RankedClass
 from camtool.arguments.messages import format_count
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.rendering import image_writing
 
 if TYPE_CHECKING:

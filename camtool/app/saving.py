@@ -10,7 +10,7 @@ from camtool import figures
 from camtool.app.drawing import Look, make_screen
 from camtool.app.stores import StoredImage
 from camtool.app.workbench import Request
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.rendering import image_writing
 from camtool.runs.save_kinds import write_numbers
 

@@ -16,7 +16,7 @@ from camtool.app.panels.outputs import Kind, find_kind
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.errors import CamtoolError, NothingFoundError, TargetError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.inputs.image_files import read_image
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, SHALLOW, Candidate

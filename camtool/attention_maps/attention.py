@@ -16,6 +16,7 @@ from camtool.attention_maps.maps import AttentionMaps, Head, check_head
 from camtool.attention_maps.queries import Queries, Query, QueryKind, find_class_token
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
 from camtool.inputs.input_batch import InputBatch, PreparedInput
 from camtool.inputs.input_preparer import InputPreparer
@@ -35,7 +36,6 @@ from camtool.outputs.detections import (
     find_detections,
     find_query_tokens,
 )
-from camtool.structures.nested_tensors import ModelInputs
 
 
 @explain_foreign_arguments

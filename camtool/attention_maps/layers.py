@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import LayerError
-from camtool.hooks.attention_capture import AttentionCall, visit_attention
+from camtool.hooks.attention.capture import AttentionCall, visit_attention
+from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.image_variants import nudge_bands, vary_halves
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import FEWEST_CELLS, Layout, follows_image, is_in_order
-from camtool.structures.module_names import find_module_name
-from camtool.structures.nested_tensors import ModelInputs
 
 LayerSelector = int | str | nn.Module | None
 """A layer by its number, its dotted name or as a module; None for the last one."""

@@ -11,7 +11,7 @@ import numpy as np
 from camtool.arguments.messages import format_count
 from camtool.attention_maps.queries import Queries, Query
 from camtool.errors import LayerError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.layers.layouts import Layout
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP

@@ -17,7 +17,7 @@ from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from camtool.leaderboard import Evaluation
+    from camtool.evaluation.leaderboard import Evaluation
 
 _IMAGE_FOLDER = "imagefolder"
 
@@ -67,7 +67,7 @@ def evaluate_methods(
     """
     from camtool.arguments.checks import check_not_url
     from camtool.errors import ImageError
-    from camtool.leaderboard import evaluate
+    from camtool.evaluation.leaderboard import evaluate
     from camtool.runs.file_names import check_inside
     from camtool.runs.job_list import plan_run, select_jobs
 
@@ -107,7 +107,7 @@ def _parse_names(texts: list[str] | None, default: str | None) -> Any:
 
 def _read_truth(truth: str | None, photos: list[Path], labels: Any) -> tuple[Any, Any]:
     """Return the classes of the photos, and what is known of their objects."""
-    from camtool.leaderboard.truth_files import find_classes, read_boxes, read_masks
+    from camtool.evaluation.leaderboard.truth_files import find_classes, read_boxes, read_masks
 
     if truth is None:
         return None, None

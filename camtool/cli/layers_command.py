@@ -40,8 +40,8 @@ def list_layers(
     """List the layers that a map can be computed at, and mark the default one."""
     import torch
 
+    from camtool.explaining.layer_table import candidate_layers, format_candidates
     from camtool.inputs.data_kinds import choose_example_shape
-    from camtool.layer_table import candidate_layers, format_candidates
     from camtool.models import build_untrained, find_input_size, load
 
     model_options.announce_user_code(model)

@@ -21,7 +21,8 @@ def list_methods(
 ) -> None:
     """List the methods by family, or describe one of them in full."""
     # Not at the top, so that the help is shown without loading torch.
-    from camtool import method_tables, methods
+    from camtool import methods
+    from camtool.methods import method_tables
 
     if printed.as_json:
         chosen = methods.METHODS.values() if name is None else [methods.find_method(name)]

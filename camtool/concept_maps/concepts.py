@@ -28,6 +28,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe, resume
+from camtool.hooks.structures.module_names import find_module_name
 from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.layers.centers import find_centers
@@ -36,7 +37,6 @@ from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.outputs import class_scores
 from camtool.rendering import image_writing, overlay
-from camtool.structures.module_names import find_module_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,8 +17,8 @@ from camtool.demo.bundled import CHEATED_CLASS, load_bundled_model
 from camtool.demo.scenes import UNSEEN, Scene, SceneObject, draw_scene
 from camtool.demo.sheet import CORRECT, WRONG, CaptionedImage, ImageGroup, draw_page
 from camtool.errors import CamtoolError
-from camtool.explainer import Explainer
-from camtool.explanation import Explanation
+from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import image_writing, regions
 from camtool.trust.metrics.localization import compute_energy_in_mask

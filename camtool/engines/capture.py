@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
-from camtool.state.cleanup import Cleanup
-from camtool.structures.module_names import find_module
-from camtool.structures.nested_tensors import find_main_tensor, find_tensors, replace_main_tensor
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.nested_tensors import find_main_tensor, find_tensors, replace_main_tensor
 
 _OPS = torch.ops.aten
 _ONNX_ATTENTION_AXES = 4

@@ -11,7 +11,7 @@ from torch import nn
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observe, observe
-from camtool.state.guard import guard
+from camtool.hooks.state.guard import guard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

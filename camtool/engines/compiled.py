@@ -21,7 +21,7 @@ from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read
 from camtool.engines.runtimes import FileGraph, Graph, open_session
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, Repeat
-from camtool.structures.nested_tensors import map_tensors
+from camtool.hooks.structures.nested_tensors import map_tensors
 
 
 class CompiledModel:

@@ -30,6 +30,8 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
+from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.inputs.data_kinds import choose_example_shape
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
@@ -39,8 +41,6 @@ from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
 from camtool.progress import follow_step
-from camtool.structures.module_names import find_module_name
-from camtool.structures.nested_tensors import find_tensors
 from camtool.targets import ClassScore
 
 if TYPE_CHECKING:

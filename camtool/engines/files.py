@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import camtool
-from camtool.structures.nested_tensors import get_bytes
+from camtool.hooks.structures.nested_tensors import get_bytes
 
 _LIMIT = 8 * 2**30
 """Bytes. The graphs that were not used for the longest time are deleted beyond that."""

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from camtool.engines.onnx_files import get_first_line, hide_output
 from camtool.engines.segments import Segment
 from camtool.errors import NotCompilableError
-from camtool.private_torch import get_core_decompositions
+from camtool.hooks.private_torch import get_core_decompositions
 
 _OPS = torch.ops.aten
 

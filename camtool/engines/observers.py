@@ -29,17 +29,17 @@ from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Rows
+from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.hooks.registration import list_foreign_hooks
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.one_thread import use_one_thread
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.module_settings import ModuleSettings
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
+from camtool.hooks.structures.weight_states import WeightStates
 from camtool.layers.selection import describe_shapes
-from camtool.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.progress import follow_step
-from camtool.state.guard import preserve_model
-from camtool.state.one_thread import use_one_thread
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import list_modules, list_weights
-from camtool.structures.module_settings import ModuleSettings
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
-from camtool.structures.weight_states import WeightStates
 
 EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from camtool.errors import LayerError, NotCompilableError
+from camtool.hooks.folded_model import choose_copy, to_memory_format
 from camtool.hooks.observation import Observation, observe
+from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
 from camtool.hooks.tracing import trace
-from camtool.inference.folded_model import choose_copy, to_memory_format
 from camtool.layers.image_variants import select_first_image
-from camtool.structures.nested_tensors import ModelInputs, map_tensors
 
 
 class PreparedModel:

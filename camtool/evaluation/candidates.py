@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from camtool.batch_explainer import BatchExplainer
-from camtool.device_overlays import DeviceMaps
 from camtool.errors import MethodError
-from camtool.explanation import Explanation
+from camtool.explaining.device_maps import DeviceMaps
+from camtool.explaining.explanation import Explanation
+from camtool.explaining.pipeline import BatchExplainer
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import guard
 from camtool.inputs.input_batch import InputBatch
 from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
-from camtool.state.cleanup import Cleanup
-from camtool.state.guard import guard
 from camtool.targets import ClassScore
 
 _OTHER_NEEDS = frozenset({"text", "a detector"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +17,11 @@ from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.evaluation.trials import REFERENCE, Bench, Deadline, MeasuredBatch, Tried, place_masks
+from camtool.explaining.explainer import FEW_IMAGES
 from camtool.layers.survey import find_candidates
 from camtool.methods import METHODS
-from camtool.models import Loaded, Transform, to_loaded
+from camtool.models import Loaded, Transform
 from camtool.progress import follow_step
-from camtool.structures.model_cache import remember_for_model
-
-_LOG = logging.getLogger(__name__)
-
-_FEW = 10
-"""Below this number of images a choice would be hardly more than a guess, so the default is kept."""
 
 _MOST_IMAGES = 32
 """More images make the choice little surer, and take time."""
@@ -130,31 +124,6 @@ def recommend(
         return _choose(subject, images, requests, truth, deadline, slowest)
 
 
-def recommend_once(
-    model: nn.Module | Loaded, images: Sequence[Any] | Tensor, **settings: Any
-) -> tuple[str, str | None] | None:
-    """Return the method and the layer for a model, chosen by the first call of ``"auto"`` that has enough images.
-
-    The arguments are those of :func:`recommend`. Without a choice, and with too few images for one, return ``None``.
-    """
-
-    def compute() -> tuple[str, str | None]:
-        if len(images) < _FEW:
-            raise _TooFewImagesError
-        found = recommend(model, images, **settings)
-        _LOG.info("method='auto': %s", found.reason)
-        return found.method, found.layer
-
-    try:
-        return remember_for_model(to_loaded(model).model, "recommendation", compute)
-    except _TooFewImagesError:
-        return None
-
-
-class _TooFewImagesError(Exception):
-    """There are too few images, which is not remembered for the model: a later call may have enough."""
-
-
 def _choose(
     subject: Subject,
     images: Sequence[Any] | Tensor,
@@ -209,10 +178,10 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
     order, reference = sorted(tried, key=lambda each: -each.quality.mean()), tried[0]
     front = tuple(each for each in order if not any(_dominates(other, each) for other in tried))
-    if count < _FEW:
+    if count < FEW_IMAGES:
         reason = (
-            f"{_describe(reference, tried, count)} It is the default: a choice among them needs {_FEW} images or more, "
-            f"and {count} came."
+            f"{_describe(reference, tried, count)} It is the default: a choice among them needs {FEW_IMAGES} images or "
+            f"more, and {count} came."
         )
         return Recommendation(reference.method, reference.layer or None, reason, tuple(order), front)
     least = reference.quality.mean() if reference in allowed else -np.inf

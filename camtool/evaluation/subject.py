@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.batch_explainer import BatchExplainer
 from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.explaining.pipeline import BatchExplainer
+from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.observation import observe
-from camtool.inference.folded_model import FoldedModel
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link
-from camtool.state.cleanup import Cleanup
-from camtool.state.guard import guard
-from camtool.structures.cached_property import cached_property
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
 

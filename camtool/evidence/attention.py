@@ -1,6 +1,6 @@
 """Attention of a transformer as evidence about rows: attention matrices, their gradients, queries, keys and values.
 
-:mod:`camtool.hooks.attention_capture` records the attention calls of a forward pass. Here they are read as layers over
+:mod:`camtool.hooks.attention.capture` records the attention calls of a forward pass. Here they are read as layers over
 the tokens of the image, together with the gradients of each row's score.
 """
 
@@ -16,14 +16,14 @@ from camtool.arguments.messages import format_count
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
-from camtool.hooks.attention_capture import AttentionBlock, AttentionCall, CapturedAttention
+from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, CapturedAttention
 from camtool.hooks.observation import resume
+from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.layers.layouts import Layout, find_token_layout
 from camtool.layers.selection import locate_grid
 from camtool.maps import upcast
 from camtool.outputs import predictions
-from camtool.state.guard import enable_gradients
 
 
 def capture_attention_evidence(evidence: Evidence, *, hold_inputs: bool = False) -> AttentionEvidence:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from camtool.errors import CamtoolError
 from camtool.hooks.observation import observe
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.maps import upcast
-from camtool.structures.nested_tensors import ModelInputs
 
 
 def find_class_vectors(model: nn.Module, inputs: ModelInputs, logits: Tensor) -> Tensor | None:

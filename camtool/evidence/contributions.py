@@ -6,9 +6,9 @@ from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
+from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.maps import upcast
-from camtool.state.guard import enable_gradients
 
 
 def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:

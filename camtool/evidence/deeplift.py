@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations_with_graph
+from camtool.hooks.structures.module_names import list_modules, list_weights
 from camtool.hooks.tracing import trace
-from camtool.structures.module_names import list_modules, list_weights
 
 
 def compute_deeplift_contributions(evidence: Evidence) -> Tensor:

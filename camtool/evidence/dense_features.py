@@ -18,8 +18,8 @@ from torch import Tensor
 from camtool.errors import MethodError, TargetError
 from camtool.evidence.attention import find_common_layout, is_self_attention
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.attention_branches import AttentionBranch, CapturedBranches
-from camtool.hooks.attention_capture import AttentionBlock
+from camtool.hooks.attention.branches import AttentionBranch, CapturedBranches
+from camtool.hooks.attention.capture import AttentionBlock
 from camtool.hooks.observation import resume
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast

@@ -26,10 +26,10 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
+from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
 from camtool.maps import upcast
-from camtool.state.guard import enable_gradients
 from camtool.targets import Target
 
 _FIRST_VALUES = 16_384

@@ -16,16 +16,21 @@ from camtool.errors import CamtoolError, ForwardError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import Placement
-from camtool.hooks.attention_branches import CapturedBranches, capture_branches
-from camtool.hooks.attention_capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
+from camtool.hooks.attention.branches import CapturedBranches, capture_branches
+from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
+from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.final_operation import find_final_operation
+from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.model_call import describe_missing_gradient, run_model
 from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
+from camtool.hooks.state.guard import enable_gradients, preserve_model
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
+from camtool.hooks.structures.weight_states import WeightStates
 from camtool.hooks.tracing import trace
 from camtool.hooks.unhookable_models import is_quantized
-from camtool.inference.chunks import compute_chunk_size, count_largest_output
-from camtool.inference.folded_model import FoldedModel
 from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.depths import Depths, find_depths
 from camtool.layers.layouts import Layer
@@ -33,11 +38,6 @@ from camtool.layers.selection import describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, links, predictions
 from camtool.outputs.detections import Detections
-from camtool.state.guard import enable_gradients, preserve_model
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import list_modules, list_weights
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
-from camtool.structures.weight_states import WeightStates
 
 _T = TypeVar("_T")
 
@@ -56,7 +56,7 @@ class ForwardPass:
     Args:
         model: Any module; it is left unchanged.
         inputs: The model's inputs. The image input is their main tensor, see
-            :func:`camtool.structures.nested_tensors.find_main_tensor`.
+            :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
         layers: The layers to observe; none for methods that work at the input.
         black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
         call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is

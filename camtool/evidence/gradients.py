@@ -17,7 +17,7 @@ from torch import Tensor
 
 from camtool.errors import LayerError
 from camtool.hooks.model_call import differentiate
-from camtool.state.guard import enable_gradients
+from camtool.hooks.state.guard import enable_gradients
 from camtool.targets import Target
 
 _MOST_ELEMENTS = 2**19

@@ -11,8 +11,8 @@ from camtool.errors import MethodError
 from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rounding
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
+from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.unhookable_models import is_quantized
-from camtool.state.guard import enable_gradients
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
+from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import resume
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.state.guard import enable_gradients, preserve_model
+from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.outputs import predictions
-from camtool.state.guard import enable_gradients, preserve_model
-from camtool.structures.nested_tensors import shares_several_values
 from camtool.targets import Target
 
 MakeVariants = Callable[[slice], Tensor]
@@ -39,7 +39,7 @@ def score_inputs(
     """Score many variants of one image.
 
     They run through a copy of the model that is faster and equal up to rounding, see
-    :class:`camtool.inference.folded_model.FoldedModel`.
+    :class:`camtool.hooks.folded_model.FoldedModel`.
 
     Args:
         evidence: The evidence.

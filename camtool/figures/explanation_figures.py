@@ -13,8 +13,8 @@ from torch import nn
 from camtool.arguments.checks import check_choice, check_count, iterate_leaves
 from camtool.arguments.models import get_module
 from camtool.errors import CamtoolError
-from camtool.explainer import Explainer
-from camtool.explanation import Explanation
+from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
 from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell, GridRow, draw_grid
 from camtool.figures.number_format import format_number, format_shape
 from camtool.figures.paper_sizes import (

@@ -20,6 +20,8 @@ from camtool.figures.number_format import describe_non_finite, format_shape
 from camtool.figures.panels import DIVERGING, Panel, center_on_zero, draw_panels, find_limits
 from camtool.figures.paper_sizes import SCALES, Scale, Width, to_inches
 from camtool.hooks.observation import observe
+from camtool.hooks.structures import nested_tensors
+from camtool.hooks.structures.module_names import find_module
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer, Source
@@ -28,8 +30,6 @@ from camtool.layers.layouts import Layer, Layout
 from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels
 from camtool.recorder import LayerSelection, select
-from camtool.structures import nested_tensors
-from camtool.structures.module_names import find_module
 
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure

@@ -13,8 +13,8 @@ from camtool import figures
 from camtool.arguments.checks import iterate_leaves
 from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import CamtoolError, ImageError, MethodError
-from camtool.explainer import explain
-from camtool.explanation import Explanation
+from camtool.explaining.explainer import explain
+from camtool.explaining.explanation import Explanation
 from camtool.figures.explanation_figures import describe_differences, draw_without_map
 from camtool.figures.paper_sizes import balance_columns
 from camtool.rendering import image_writing

@@ -12,8 +12,8 @@ from camtool.errors import GeometryError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import Floats
 from camtool.geometry.transform_output import REMEDY, Transform, describe_transform, unwrap_image
-from camtool.state.cleanup import Cleanup
-from camtool.state.random_state import preserve_generators
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.random_state import preserve_generators
 
 _REPEATS = 4
 """Number of times that one image is repeated, to detect a transform with a random generator of its own."""

@@ -7,10 +7,10 @@ and :func:`visit_attention` passes them one by one to a function.
 
 Three rules hold for all of them. A hook acts only in the thread that registered it. The tensor that :func:`observe`
 keeps is not the one that the model continues with, so an in-place operation after the layer cannot change it. Every
-hook is removed in the end, wherever an error or an interrupt arrives (:class:`camtool.state.cleanup.Cleanup`).
+hook is removed in the end, wherever an error or an interrupt arrives (:class:`camtool.hooks.state.cleanup.Cleanup`).
 """
 
-from camtool.hooks.attention_capture import (
+from camtool.hooks.attention.capture import (
     AttentionBlock,
     AttentionCall,
     CapturedAttention,

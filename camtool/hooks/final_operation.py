@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from camtool.hooks.model_call import run_model
-from camtool.private_torch import leave_function_mode
-from camtool.state.guard import preserve_function_modes, preserve_model
-from camtool.structures.nested_tensors import ModelInputs
-from camtool.structures.quantized_tensors import dequantize
+from camtool.hooks.private_torch import leave_function_mode
+from camtool.hooks.state.guard import preserve_function_modes, preserve_model
+from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.hooks.structures.quantized_tensors import dequantize
 
 
 def find_final_operation(

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import BackwardHook
 
 from camtool.errors import CamtoolError, ForwardError
+from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
-from camtool.private_torch import has_backward_hooks
-from camtool.state.guard import enable_gradients, find_name_in_use, list_names_in_use, preserve_model
-from camtool.structures.module_names import find_detector_transform
-from camtool.structures.module_tree import forget_held_trees
-from camtool.structures.nested_tensors import (
+from camtool.hooks.state.guard import enable_gradients, find_name_in_use, list_names_in_use, preserve_model
+from camtool.hooks.structures.module_names import find_detector_transform
+from camtool.hooks.structures.module_tree import forget_held_trees
+from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     SharedInput,
     find_main_tensor,

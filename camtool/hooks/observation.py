@@ -22,11 +22,17 @@ from camtool.errors import ForwardError, LayerError
 from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.module_names import find_detector_transform, find_module
+from camtool.hooks.structures.nested_tensors import (
+    ModelInputs,
+    find_main_tensor,
+    map_batch,
+    map_tensors,
+    replace_main_tensor,
+)
+from camtool.hooks.structures.quantized_tensors import dequantize
 from camtool.hooks.unhookable_models import is_quantized
-from camtool.state.guard import preserve_model
-from camtool.structures.module_names import find_detector_transform, find_module
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch, map_tensors, replace_main_tensor
-from camtool.structures.quantized_tensors import dequantize
 
 _T = TypeVar("_T")
 
@@ -104,7 +110,7 @@ def observe(
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
 
     Args:
-        model: Any module. Its state is preserved, see :func:`camtool.state.guard.preserve_model`.
+        model: Any module. Its state is preserved, see :func:`camtool.hooks.state.guard.preserve_model`.
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from camtool.hooks.private_torch import save_inputs_only
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
-from camtool.private_torch import save_inputs_only
-from camtool.state.cleanup import Cleanup
-from camtool.state.guard import preserve_model
-from camtool.structures.nested_tensors import ModelInputs
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.nested_tensors import ModelInputs
 
 _CHECKPOINTABLE = "GradientCheckpointingLayer"
 """Base class, in Hugging Face's transformers, of blocks that may run again in the backward pass."""

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from camtool.private_torch import get_forward_hooks, remove_forward_hooks
-from camtool.state.cleanup import Cleanup
+from camtool.hooks.private_torch import get_forward_hooks, remove_forward_hooks
+from camtool.hooks.state.cleanup import Cleanup
 
 
 class _Hook:
@@ -107,7 +107,7 @@ def add_gradient_hook(tensor: Tensor, function: Callable[[Tensor], Tensor | None
     """Call ``function(gradient)`` when a backward pass has summed up the gradient of the tensor.
 
     If the function returns a tensor, it replaces the gradient. The hook belongs to the graph and disappears with it. A
-    leaf keeps the hook until :func:`camtool.private_torch.remove_gradient_hook` is called with the same function.
+    leaf keeps the hook until :func:`camtool.hooks.private_torch.remove_gradient_hook` is called with the same function.
     """
     tensor.register_hook(function)
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from camtool.arguments.models import HasModel, get_module
 from camtool.errors import ForwardError
 from camtool.hooks.model_call import retry_with_gradients, run_model
+from camtool.hooks.private_torch import get_write_count, is_in_transform
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
-from camtool.private_torch import get_write_count, is_in_transform
-from camtool.state.cleanup import Cleanup
-from camtool.state.guard import preserve_model
-from camtool.structures.module_names import iterate_hookable_modules
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.module_names import iterate_hookable_modules
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 
 _LATEST = 8
 """The number of latest outputs among which a trace looks for the source of an input. One is not enough: query, key and

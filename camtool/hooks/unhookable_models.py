@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from camtool.structures.module_names import list_modules
+from camtool.hooks.structures.module_names import list_modules
 
 _GUARDS = "_guards_fn"
 """The name of the module that torch.export adds to an exported graph to check the shapes of its inputs."""

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias, get_args
 from torch import nn
 
 from camtool.errors import ImageError
-from camtool.private_torch import is_convolution
-from camtool.structures.module_names import list_modules
+from camtool.hooks.private_torch import is_convolution
+from camtool.hooks.structures.module_names import list_modules
 
 DataKind: TypeAlias = Literal["signal", "image", "volume", "clip"]
 """Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""

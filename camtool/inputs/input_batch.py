@@ -15,10 +15,10 @@ from torch import Tensor
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.hooks.private_torch import get_storage_id
+from camtool.hooks.structures import nested_tensors
 from camtool.outputs.class_scores import UserScore
-from camtool.private_torch import get_storage_id
 from camtool.rendering.views import View
-from camtool.structures import nested_tensors
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.hooks.model_call import ASSUMED_SIZES
+from camtool.hooks.structures import module_names, nested_tensors
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.inputs import image_files
 from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
 from camtool.inputs.display import build_view, find_black_and_white, to_image_array
@@ -45,8 +47,6 @@ from camtool.models.preprocessing import preprocessing
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
-from camtool.structures import module_names, nested_tensors
-from camtool.structures.cached_property import cached_property
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from camtool.arguments.checks import parse_device
 from camtool.errors import CamtoolError, ImageError
 from camtool.hooks.registration import list_foreign_hooks
+from camtool.hooks.structures.module_names import list_modules, list_weights
 from camtool.inputs.data_kinds import SPATIAL_AXES, DataKind, list_channels
-from camtool.structures.module_names import list_modules, list_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,15 +30,15 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import list_weights
+from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.hooks.structures.weight_states import WeightStates
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import describe_shapes
-from camtool.private_torch import get_node_shape, get_saved_integers, get_saved_value
-from camtool.state.guard import preserve_model
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import list_weights
-from camtool.structures.nested_tensors import ModelInputs
-from camtool.structures.weight_states import WeightStates
 
 Sizes: TypeAlias = "tuple[int, ...]"
 

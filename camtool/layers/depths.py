@@ -23,6 +23,11 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 
 from camtool.errors import LayerError, TargetError
 from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.private_torch import get_saved_value
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import find_module, has_matrix
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
 from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
@@ -32,11 +37,6 @@ from camtool.layers.selection import describe_shapes, find_layers, find_size_in_
 from camtool.layers.survey import group_grid_outputs
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import find_query_tokens
-from camtool.private_torch import get_saved_value
-from camtool.state.guard import preserve_model
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import find_module, has_matrix
-from camtool.structures.nested_tensors import ModelInputs
 
 Depths: TypeAlias = "int | Sequence[str]"
 """A number of depths, with the explained layer, or the names of the others."""

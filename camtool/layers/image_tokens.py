@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import LayerError
-from camtool.structures.nested_tensors import ModelInputs
+from camtool.hooks.structures.nested_tensors import ModelInputs
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
 """Names in configurations of Hugging Face for the placeholder's number in the vocabulary."""

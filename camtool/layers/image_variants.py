@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import LayerError
-from camtool.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 
 VARIANTS = 3
 """Number of images that :func:`vary_corner` and :func:`vary_halves` return: the first image and two variants of it."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError
 from camtool.hooks.observation import observe
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import rules
 from camtool.layers.candidates import Candidate
 from camtool.layers.image_tokens import find_image_tokens
@@ -39,7 +40,6 @@ from camtool.layers.layouts import (
     place_prefix,
 )
 from camtool.maps import ROUNDING_STEPS, upcast
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""

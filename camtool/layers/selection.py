@@ -10,6 +10,9 @@ from torch import nn
 from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import find_detector_transform, find_module, list_modules
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
@@ -28,9 +31,6 @@ from camtool.layers.survey import find_candidates, group_grid_outputs, read_layo
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.outputs.predictions import to_batch
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import find_detector_transform, find_module, list_modules
-from camtool.structures.nested_tensors import ModelInputs, find_tensors
 
 
 def find_layers(
@@ -44,7 +44,7 @@ def find_layers(
 ) -> list[Layer]:
     """Return the layers to explain: those that are named, or else the best one.
 
-    The answer is remembered for each model and input shape, see :mod:`camtool.structures.model_cache`.
+    The answer is remembered for each model and input shape, see :mod:`camtool.hooks.structures.model_cache`.
 
     Args:
         model: Any module.

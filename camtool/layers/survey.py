@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.model_call import apply_detector_transform, differentiate
 from camtool.hooks.observation import Observation, Rows, observe
+from camtool.hooks.state.guard import enable_gradients
+from camtool.hooks.structures.module_names import find_detector_transform, find_module, has_matrix
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
@@ -54,9 +57,6 @@ from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.outputs.predictions import get_image_output, to_batch
-from camtool.state.guard import enable_gradients
-from camtool.structures.module_names import find_detector_transform, find_module, has_matrix
-from camtool.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 
 _MOST_ASKED = 32
 _MOST_ASKED_IN_TEXT = 4

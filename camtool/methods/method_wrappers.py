@@ -18,7 +18,8 @@ from torch.nn.functional import interpolate, pad
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.resampling import resample
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
+from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods.families.eigencam import compute_first_component
 from camtool.methods.options import (
@@ -29,7 +30,6 @@ from camtool.methods.options import (
     convert_to_probability,
 )
 from camtool.methods.registry import Method, wrapper
-from camtool.state.random_state import iterate_noisy_copies
 
 # --------------------------------------------------------------------------------------------- changes of the image
 

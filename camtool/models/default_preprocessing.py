@@ -19,12 +19,12 @@ from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
+from camtool.hooks.private_torch import is_convolution
+from camtool.hooks.state.guard import enable_gradients, guard, preserve_model
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.models.sources import SOURCES, Source
-from camtool.private_torch import is_convolution
-from camtool.state.guard import enable_gradients, guard, preserve_model
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.module_names import list_modules, list_weights
-from camtool.structures.nested_tensors import find_main_tensor
 
 _DEFAULT_SIZE = (224, 224)
 """Image size (H, W) of most classifiers trained on ImageNet."""

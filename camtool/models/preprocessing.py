@@ -15,12 +15,12 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+from camtool.hooks.private_torch import is_convolution
 from camtool.models.default_preprocessing import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import get_first_line
 from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
-from camtool.private_torch import is_convolution
 from camtool.warning_codes import MapWarning
 
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ModelError
-from camtool.private_torch import convert_tensors_of_module, share_children
-from camtool.state.guard import preserve_model
-from camtool.structures.model_cache import remember_for_model
-from camtool.structures.nested_tensors import map_tensors
+from camtool.hooks.private_torch import convert_tensors_of_module, share_children
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.nested_tensors import map_tensors
 
 Tokenizer: TypeAlias = Callable[[list[str]], Any]
 """From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""

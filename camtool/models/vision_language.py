@@ -15,6 +15,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError, ImageError
+from camtool.hooks.private_torch import convert_tensors_of_module, share_children
+from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models.image_tiles import (
     PADDED_TILES,
@@ -24,8 +26,6 @@ from camtool.models.image_tiles import (
     find_tiled_image,
     join_tiles,
 )
-from camtool.private_torch import convert_tensors_of_module, share_children
-from camtool.structures.model_cache import remember_for_model
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
 _COUNTS = "batch_num_images"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
 from camtool.errors import ModelError
-from camtool.private_torch import set_state_version
+from camtool.hooks.private_torch import set_state_version
 
 if TYPE_CHECKING:
     from os import PathLike

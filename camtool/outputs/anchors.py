@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.post_processing import ULTRALYTICS, ULTRALYTICS_RTDETR, YOLOV5, PostProcessing
-from camtool.structures.nested_tensors import find_tensors
 
 _FINEST_STRIDE = 8
 """Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32."""

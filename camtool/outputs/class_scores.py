@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.hooks.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
 from camtool.maps import upcast
 from camtool.outputs.detections import find_detections
-from camtool.structures.nested_tensors import find_tensors, get_named_items, locate_tensors
 from camtool.warning_codes import MapWarning
 
 _SCORE_FIELDS = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "pooler_output")

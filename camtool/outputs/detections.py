@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.hooks.structures.nested_tensors import get_named_items
 from camtool.outputs.anchors import (
     Anchors,
     find_anchors,
@@ -37,7 +38,6 @@ from camtool.outputs.post_processing import (
     compute_rotated_iou,
     suppress_overlaps,
 )
-from camtool.structures.nested_tensors import get_named_items
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from camtool.hooks.structures.nested_tensors import get_named_items
 from camtool.outputs.class_scores import Link, find_logits, find_score_field, is_between_zero_and_one
-from camtool.structures.nested_tensors import get_named_items
 
 _EMBEDDING_FIELDS = ("image_embeds", "pooler_output", "last_hidden_state")
 """Names of tensors that are embeddings or features, not scores."""

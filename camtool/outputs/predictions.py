@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
+from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.outputs.anchors import find_best_rows
 from camtool.outputs.class_count import find_class_count
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
-from camtool.structures.nested_tensors import map_tensors
 
 Prediction: TypeAlias = Tensor | Detections
 """The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from camtool.hooks.private_torch import get_backward_pass_id, get_node_number
 from camtool.hooks.registration import add_node_hook
-from camtool.private_torch import get_backward_pass_id, get_node_number
 
 _Edge: TypeAlias = tuple[Node, int]
 """A node of the graph and the index of one of its outputs: the place where the gradient of a tensor is summed up."""

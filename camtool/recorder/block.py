@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from camtool.errors import CamtoolError
-from camtool.state.cleanup import Cleanup
+from camtool.hooks.state.cleanup import Cleanup
 
 
 class RecorderBlock:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.nested_tensors import find_main_tensor, replace_main_tensor
+from camtool.hooks.structures.quantized_tensors import dequantize
 from camtool.recorder.edits import Edit
 from camtool.recorder.selection import LayerSelector, select
-from camtool.state.cleanup import Cleanup
-from camtool.structures.module_names import find_module
-from camtool.structures.nested_tensors import find_main_tensor, replace_main_tensor
-from camtool.structures.quantized_tensors import dequantize
 
 Edits: TypeAlias = Mapping[LayerSelector, Edit]
 """Edits by the layers that they belong to."""

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
 from camtool.recorder.backward_tracking import SentBack
 from camtool.recorder.gradient_recorder import GradientRecorder
 from camtool.recorder.records import Record, RecordedCall
 from camtool.recorder.storage import RecordedTensors, Storage, TensorCopier
-from camtool.state.cleanup import Cleanup
-from camtool.structures.module_names import find_module
-from camtool.structures.nested_tensors import find_tensors, map_tensors
 
 
 class ForwardRecorder:

@@ -18,6 +18,9 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.hooks.model_call import run_model
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.structures.module_names import find_module, find_module_name
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.recorder.block import RecorderBlock, SafeExit
 from camtool.recorder.edit_hooks import EditHooks, Edits
 from camtool.recorder.forward_recorder import EndForward, ForwardRecorder
@@ -25,9 +28,6 @@ from camtool.recorder.gradient_recorder import GradientRecorder
 from camtool.recorder.records import Record
 from camtool.recorder.selection import LayerSelection, select
 from camtool.recorder.storage import Keep, Storage
-from camtool.state.cleanup import Cleanup
-from camtool.structures.module_names import find_module, find_module_name
-from camtool.structures.nested_tensors import ModelInputs
 
 if TYPE_CHECKING:
     from types import TracebackType

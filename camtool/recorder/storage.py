@@ -12,9 +12,9 @@ from torch import Tensor
 from camtool.arguments.checks import parse_device
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
-from camtool.private_torch import copy_on_write, get_storage_id
+from camtool.hooks.private_torch import copy_on_write, get_storage_id
+from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
-from camtool.structures.nested_tensors import map_tensors
 
 Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
 """The ``keep`` argument of :class:`camtool.Recorder`."""

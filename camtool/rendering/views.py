@@ -21,9 +21,9 @@ from camtool.geometry.cell_centers import CellCenters, scale_to_cells
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin
 from camtool.geometry.resampling import build_interpolation_matrix
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
-from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,8 +30,8 @@ from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.workers import Workers, count_workers
 
 if TYPE_CHECKING:
-    from camtool.explainer import Explainer
-    from camtool.explanation import Explanation
+    from camtool.explaining.explainer import Explainer
+    from camtool.explaining.explanation import Explanation
     from camtool.inputs.input_batch import PreparedInput
 
 

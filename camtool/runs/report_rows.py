@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from camtool.runs.stored_files import build_checked
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.runs.true_labels import TrueClass
 
 MANIFEST = "explanations.jsonl"

@@ -22,7 +22,7 @@ from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.regions import PhotoRegion
     from camtool.runs.true_labels import TrueClass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.regions import PhotoRegion
     from camtool.runs.true_labels import TrueClass

@@ -9,7 +9,7 @@ import numpy as np
 
 from camtool.arguments.checks import check_choice
 from camtool.errors import CamtoolError, ImageError
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.slides.readers import SlideReader, read_scaled
 from camtool.slides.tiling import Tile, TileGrid

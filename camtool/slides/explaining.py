@@ -17,8 +17,8 @@ from camtool import targets
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import merge_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
-from camtool.explainer import Explainer
-from camtool.inference.chunks import iterate_chunks
+from camtool.explaining.explainer import Explainer
+from camtool.hooks.chunks import iterate_chunks
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
 from camtool.slides.background import Background, check_background, select_tissue
@@ -29,7 +29,7 @@ from camtool.slides.stitching import Stitcher, place_on_tile
 from camtool.slides.tiling import Tile, TileGrid, choose_scale, find_seen_part
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.methods import MethodFunction
     from camtool.models import Loaded
     from camtool.slides.readers import Pixels

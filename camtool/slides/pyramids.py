@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.errors import ImageError
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering.image_writing import open_atomically
 from camtool.slides.stitching import allocate_on_disk

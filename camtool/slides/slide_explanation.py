@@ -13,7 +13,7 @@ import numpy as np
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.rendering.colormaps import Colormap
     from camtool.slides.readers import Pixels
 

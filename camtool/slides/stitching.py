@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from camtool.errors import CamtoolError
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.slides.tiling import Tile, TileGrid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
 
     Map = NDArray[np.float32]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from camtool.arguments.checks import check_integer, check_number
 from camtool.errors import CamtoolError, ImageError
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.slides.readers import SlideReader
-from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from camtool.geometry.crop_and_resize import Geometry

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from camtool.errors import CamtoolError, TargetError
+from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.predictions import count_images, get_image_output
-from camtool.structures.nested_tensors import find_tensors
 from camtool.targets.base import Corners, ScoreContext, Target, Traits
 
 

@@ -17,8 +17,8 @@ from camtool import targets
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import merge_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
-from camtool.explainer import Explainer
-from camtool.inference.chunks import iterate_chunks
+from camtool.explaining.explainer import Explainer
+from camtool.hooks.chunks import iterate_chunks
 from camtool.models import to_loaded
 from camtool.progress import Stage, show_progress
 from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry, split_clip_map
@@ -27,7 +27,7 @@ from camtool.videos.reading import Frame, VideoFacts, VideoReader
 from camtool.videos.video_explanation import FrameMap, FrameRow, VideoExplanation
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.geometry.transform_output import Transform
     from camtool.methods import MethodFunction
     from camtool.models import Loaded

@@ -19,12 +19,12 @@ from camtool.arguments.messages import format_count, format_percent
 from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.image_writing import open_atomically
-from camtool.structures.cached_property import cached_property
 from camtool.videos.map_store import MapStore
 from camtool.videos.reading import Frame, VideoReader
 from camtool.videos.writing import open_video
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.rendering.colormaps import Colormap
     from camtool.videos.reading import Pixels
 

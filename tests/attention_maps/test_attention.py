@@ -33,8 +33,8 @@ from tests.helpers.vision_transformers import (
     make_tiny_vit,
     randomize_parameters,
 )
+from tests.hooks.state.test_no_trace import unchanged
 from tests.layers.nets import QueryNet
-from tests.state.test_no_trace import unchanged
 from tests.targets.test_detector_models import Wrapped, make_tiny_detr
 
 # ------------------------------------------------------------------------------------------------------- small networks

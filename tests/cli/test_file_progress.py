@@ -11,7 +11,7 @@ from rich.console import Console
 
 from camtool.cli import terminal
 from camtool.cli.progress.file_progress import FileProgress
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage, send_progress, show_progress
 from tests.cli.test_commands import Command
 from tests.cli.test_progress import Clock

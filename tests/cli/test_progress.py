@@ -18,7 +18,7 @@ from camtool.cli.progress import activity, image_lines
 from camtool.cli.progress.activity import format_duration, show_activity
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import RunProgress
-from camtool.inference import chunks
+from camtool.hooks import chunks
 from camtool.progress import Stage, send_progress
 from camtool.runs.job_list import Job
 from camtool.runs.report_rows import ManifestLine

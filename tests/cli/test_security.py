@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 import camtool
 from camtool.cli.options import reading_options
+from camtool.evaluation.leaderboard import Evaluation
+from camtool.evaluation.leaderboard.evaluation import EvaluationRow
 from camtool.inputs import image_files
-from camtool.leaderboard import Evaluation
-from camtool.leaderboard.evaluation import EvaluationRow
 from camtool.runs.text_escapes import escape_formula
 from tests.cli.test_commands import (
     Result,

@@ -19,7 +19,7 @@ from camtool.engines.segments import split_at_layers
 from camtool.methods import METHODS
 from camtool.targets import Contrast, Negated, Probability
 from tests.engines.nets import ENGINES, RUNTIMES, Gated, Net, assert_agree, build, explain_twice, get_lines
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 FORMULAS = [name for name, method in METHODS.items() if method.can_be_compiled]
 

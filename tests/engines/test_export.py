@@ -24,7 +24,7 @@ from camtool.cli import app
 from camtool.engines import export as module
 from camtool.errors import CamtoolError
 from tests.engines.nets import Decides, Net, Unknown, build
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 SIZE = (16, 20)
 

@@ -174,7 +174,7 @@ def test_truth_counts_half():
 
 def test_auto_explains_with_what_is_recommended_and_keeps_it(caplog):
     net = build_net()
-    with caplog.at_level(logging.INFO, "camtool.evaluation.recommendation"):
+    with caplog.at_level(logging.INFO, "camtool.explaining.explainer"):
         results = camtool.explain(net, IMAGES, method="auto")
         again = camtool.explain(net, IMAGES[0], method="auto")
     assert len(caplog.records) == 1

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import MethodError
 from camtool.evidence.attention import capture_attention_evidence
-from camtool.hooks.attention_capture import capture_attention
+from camtool.hooks.attention.capture import capture_attention
 from camtool.methods import METHODS
 from camtool.targets import ClassScore
 from tests.helpers.nets import Apply

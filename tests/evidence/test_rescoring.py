@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.rescoring import run_forward, run_tail, score_activations, score_inputs
-from camtool.inference import chunks
+from camtool.hooks import chunks
 from camtool.targets import ClassScore, Contrast, Probability
 from tests.evidence.small_models import (
     CLASSES,

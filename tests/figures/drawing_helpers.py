@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool import figures
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.views import Photo
 

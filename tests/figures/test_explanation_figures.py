@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import camtool
 from camtool import figures
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.rendering.views import Signal
 from tests.figures.drawing_helpers import (
     TIMES,

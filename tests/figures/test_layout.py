@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from camtool import figures
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.rendering.views import Signal
 from tests.figures.drawing_helpers import (
     KINDS,

@@ -13,9 +13,9 @@ from camtool import Recorder
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.hooks.model_call import ASSUMED_SIZES, run_model
 from camtool.hooks.observation import observe, resume
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.hooks.tracing import add_module_hooks, trace
-from camtool.state.cleanup import Cleanup
-from camtool.structures.nested_tensors import find_main_tensor
 
 Pair = namedtuple("Pair", ["ids", "features"])
 

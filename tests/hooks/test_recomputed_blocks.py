@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from camtool.errors import ForwardError
 from camtool.hooks.observation import Observation, observe
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 from tests.zoo.vision_language import SIDE, WITH_GRID
 
 PROJECTOR, FIRST, LAST = (

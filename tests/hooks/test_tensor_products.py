@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import camtool
 from camtool.errors import MethodError
-from camtool.hooks.attention_capture import capture_attention
+from camtool.hooks.attention.capture import capture_attention
 from camtool.hooks.tensor_products import Equation, read_equation, read_product
 from tests.helpers.nets import Apply
 from tests.helpers.vision_transformers import ATTENTION_FUNCTIONS, make_images, make_tiny_vit

@@ -19,8 +19,8 @@ from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.rescoring import run_forward, run_tail, score_inputs, score_with_graph
 from camtool.hooks.model_call import run_model
+from camtool.hooks.structures.nested_tensors import map_batch
 from camtool.layers.selection import find_layers
-from camtool.structures.nested_tensors import map_batch
 from camtool.targets import ClassScore
 from tests.helpers.comparison import assert_same_explanation
 from tests.helpers.method_lists import FOR_CLASSIFIERS

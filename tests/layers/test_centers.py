@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import camtool
+from camtool.hooks.structures.model_cache import forget_model
 from camtool.layers.centers import find_centers, read_centers
 from camtool.layers.layouts import Layer, Layout
-from camtool.structures.model_cache import forget_model
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 
 def average(window: int, stride: int = 1, padding: int = 0, dilation: int = 1, axes: int = 2) -> nn.Module:

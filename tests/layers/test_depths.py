@@ -13,7 +13,7 @@ from camtool.layers.depths import find_depths
 from camtool.layers.layouts import Layer, Layout
 from camtool.layers.selection import find_layers
 from tests.helpers.nets import Apply, small_detector
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 
 def conv(channels: int, stride: int = 1) -> nn.Module:

@@ -16,7 +16,7 @@ from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer, Layout
 from camtool.maps import resize
 from tests.helpers.vision_transformers import CHANNELS, Block
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 
 class FrameNet(nn.Module):

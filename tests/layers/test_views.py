@@ -15,7 +15,7 @@ from camtool.errors import LayerError
 from camtool.figures import feature_maps
 from camtool.hooks.observation import Rows
 from tests.helpers.vision_transformers import CHANNELS, Block
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 
 
 class Tokens(nn.Module):

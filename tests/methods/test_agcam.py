@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camtool.evidence.attention import capture_attention_evidence
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.attention_capture import capture_attention
+from camtool.hooks.attention.capture import capture_attention
 from camtool.methods import METHODS
 from camtool.targets import ClassScore
 from tests.helpers.vision_transformers import (
@@ -30,8 +30,8 @@ from tests.helpers.vision_transformers import (
     make_tiny_vit,
     randomize_parameters,
 )
+from tests.hooks.state.test_no_trace import unchanged
 from tests.oracles import ORACLES
-from tests.state.test_no_trace import unchanged
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

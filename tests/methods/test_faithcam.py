@@ -31,9 +31,9 @@ from camtool.outputs.detections import Detections
 from camtool.targets import ClassScore, Contrast, Detection, ImageOutput, Negated, Probability, Region, Value
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
 from tests.helpers.nets import small_detector
+from tests.hooks.state.test_no_trace import unchanged
 from tests.oracles.base import Map, Maps, positions, zeros_like
 from tests.oracles.competition import correlation, deviation, view
-from tests.state.test_no_trace import unchanged
 
 NO_RIVALS = "The target has no rivals of its kind, so faithcam shows all evidence, also where something else wins."
 

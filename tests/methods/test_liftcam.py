@@ -22,9 +22,9 @@ from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Probability, Target
 from tests.helpers.nets import Apply
+from tests.hooks.state.test_no_trace import unchanged
 from tests.methods.test_all_methods import CLASSES, IMAGES, KINDS, C, Net, close_to_peak, conv, look, pooled_net
 from tests.oracles.deeplift import contribute, lift_cam
-from tests.state.test_no_trace import unchanged
 
 FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[float], float]]] = {
     "relu": (nn.ReLU, lambda z: max(z, 0.0)),

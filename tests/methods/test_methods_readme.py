@@ -10,9 +10,9 @@ import pytest
 
 import camtool
 from camtool import targets
-from camtool.method_tables import format_needs
 from camtool.methods import COSTS, METHODS, WRAPPERS, wrap_method
 from camtool.methods.merges import MERGES
+from camtool.methods.method_tables import format_needs
 from tests.helpers.peer_differences import PEER_DIFFERENCES
 from tests.helpers.released_code_differences import RELEASED_CODE_DIFFERENCES
 

@@ -14,7 +14,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.inference import folded_model
+from camtool.hooks import folded_model
 from camtool.layers.layouts import Layer, Layout
 from camtool.maps import scale_min_max
 from camtool.methods import METHODS

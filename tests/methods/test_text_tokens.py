@@ -17,8 +17,8 @@ from camtool.errors import MethodError
 from camtool.methods.vision_language.text_tokens import _filter_by_rank
 from camtool.targets import TextTokens
 from tests.helpers.text_processors import make_llava_processor, make_qwen_processor
+from tests.hooks.state.test_no_trace import unchanged
 from tests.oracles.text_tokens import average_attention, compute_tam, filter_by_rank
-from tests.state.test_no_trace import unchanged
 from tests.zoo.vision_language import IMAGE_TOKEN, WITH_GRID
 
 PROMPT, ANSWER = "<image> what is this ?", "a red dog and a cat"

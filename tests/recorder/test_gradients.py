@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from camtool import LayerError, Recorder
+from camtool.hooks.structures.nested_tensors import find_main_tensor, find_tensors, map_tensors
 from camtool.recorder import (
     SeveralCallsWarning,
     scale,
 )
-from camtool.structures.nested_tensors import find_main_tensor, find_tensors, map_tensors
 from tests.helpers.nets import Apply
 from tests.recorder.models import (
     Residual,

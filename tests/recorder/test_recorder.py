@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from camtool import Recorder
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.registration import add_forward_hook
+from camtool.hooks.state.cleanup import Cleanup
 from camtool.recorder import (
     Histogram,
     scale,
     select,
     zero,
 )
-from camtool.state.cleanup import Cleanup
 from tests.helpers.memory import assert_memory_stays, live_tensors
 from tests.helpers.nets import Apply
 from tests.recorder.models import (

@@ -15,8 +15,8 @@ import camtool
 from camtool.errors import TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import apply_detector_transform
+from camtool.hooks.structures.module_names import find_detector_transform
 from camtool.layers.selection import find_layers
-from camtool.structures.module_names import find_detector_transform
 from camtool.targets import AllDetections, Top
 from tests.helpers.comparison import assert_same_raw
 from tests.targets.test_detections import SquareDetector

@@ -18,13 +18,13 @@ import camtool
 from camtool.errors import CamtoolError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import observe
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from camtool.layers.selection import find_layers, find_level_layers
 from camtool.layers.survey import find_candidates
 from camtool.outputs.detections import count_queries
 from camtool.outputs.predictions import get_image_output, get_predictions
-from camtool.structures.nested_tensors import ModelInputs
 from tests.zoo.catalogue import EARLIER, UNTOLD, Entry, picture
 
 _DEEP = 2 / 3

@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import camtool
 from camtool.errors import CamtoolError, MethodError, ModelError
 from tests.helpers import text_processors
-from tests.state.test_no_trace import unchanged
+from tests.hooks.state.test_no_trace import unchanged
 from tests.zoo.vision_language import BLIP, IMAGE_TOKEN, WITH_GRID, WITHOUT_GRID, SmallVLM
 
 PROMPT, ANSWER = "what is this ?", "a red dogs"

@@ -17,7 +17,7 @@ from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, 
 from camtool.app.stores.result_cache import ResultCache
 from camtool.app.workbench import count_bytes
 from camtool.errors import CamtoolError, TargetError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded, find_text_processor
 
 _LONGEST_QUESTION = 500

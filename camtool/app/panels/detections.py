@@ -18,7 +18,7 @@ from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
 from camtool.errors import ModelError, NothingFoundError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel

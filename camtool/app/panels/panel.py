@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from camtool.app.context import PageContext, Session
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.models import Loaded
 
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360

@@ -28,7 +28,7 @@ from camtool.targets import get_class_label
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.geometry.cell_centers import CellCenters
 
 _FAINT = 0.05

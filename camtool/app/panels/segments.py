@@ -16,7 +16,7 @@ from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
 from camtool.concept_maps.colors import get_color
 from camtool.errors import ModelError, TargetError
-from camtool.explainer import Explainer
+from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
 
 if TYPE_CHECKING:

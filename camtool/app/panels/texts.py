@@ -15,7 +15,7 @@ from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.panel import Built, draw_card, draw_hint, get_subject
 from camtool.arguments.messages import format_count
 from camtool.errors import ModelError, TargetError
-from camtool.explanation import Explanation
+from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 
 _MOST_TEXTS = 8

@@ -18,8 +18,8 @@ from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.charts import Curve, TrustCurves, draw_check_up, draw_curves
 from camtool.app.panels.outputs import resolve_target
 from camtool.app.panels.panel import Built, draw_hint, get_subject
-from camtool.explanation import Explanation
-from camtool.inference.folded_model import FoldedModel
+from camtool.explaining.explanation import Explanation
+from camtool.hooks.folded_model import FoldedModel
 from camtool.models import Loaded, to_loaded
 from camtool.outputs.predictions import to_batch
 from camtool.targets import Target, score_targets

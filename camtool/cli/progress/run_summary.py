@@ -24,7 +24,7 @@ from camtool.cli.terminal import escape, print_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from camtool.explainer import Explainer
+    from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
     from camtool.runs.result_writer import Failure, Success
     from camtool.runs.run_folder.run_folder import RunStart

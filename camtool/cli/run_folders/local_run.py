@@ -29,7 +29,7 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
     Raises:
         CamtoolError: The request cannot be served.
     """
-    from camtool.explainer import Explainer
+    from camtool.explaining.explainer import Explainer
     from camtool.runs import job_list
     from camtool.runs.run_folder.replay import Replayer
     from camtool.runs.run_folder.run_folder import RunStart

@@ -15,12 +15,12 @@ from camtool.errors import MethodError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
-from camtool.inference.chunks import compute_chunk_size
+from camtool.hooks.chunks import compute_chunk_size
+from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions
 from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers
 from camtool.methods.registry import method, sum_weighted_channels, weighting
-from camtool.state.random_state import iterate_noisy_copies
 
 
 @weighting("smoothgradcam++", paper="arXiv 1908.01224", needs=("gradients", "forwards"), cost="some passes")

@@ -11,7 +11,7 @@ from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.resampling import resample
-from camtool.inference.chunks import compute_chunk_size
+from camtool.hooks.chunks import compute_chunk_size
 from camtool.maps import scale_by_peak, unsqueeze_like
 from camtool.methods.options import check_count, check_depths, check_number
 from camtool.methods.registry import method

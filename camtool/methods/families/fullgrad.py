@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
+from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
-from camtool.structures.nested_tensors import shares_several_values
 
 
 @method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)

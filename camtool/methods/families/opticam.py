@@ -10,13 +10,13 @@ from torch import Tensor
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.geometry.cell_centers import Placement
+from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.model_call import differentiate
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.state.guard import enable_gradients
 from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.families.scorecam import get_enlargement
 from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
-from camtool.state.guard import enable_gradients
 
 
 @method("opticam", paper="arXiv 2301.07002", needs=("gradients", "forwards"), cost="many passes")

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.attention_capture import AttentionCall
+from camtool.hooks.attention.capture import AttentionCall
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast

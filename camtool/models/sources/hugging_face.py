@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
 from camtool.models.weights import load_state, read_state
-from camtool.structures.cached_property import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from camtool.runs.photo_batches.explaining import explain_batch
 from camtool.runs.photo_batches.preparing import describe_failure, prepare_photo
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.inputs.input_batch import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
 
@@ -72,7 +72,7 @@ class ExplainBatch:
     ) -> None:
         import torch
 
-        from camtool.explainer import Explainer
+        from camtool.explaining.explainer import Explainer
 
         check_count("batch_size", batch_size)
         check_count("threads", threads, optional=True)

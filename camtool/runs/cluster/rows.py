@@ -15,7 +15,7 @@ from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.report_rows import build_line
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.runs.cluster.photos import Photo
 
 _ROWS_IN_GROUP = 256

@@ -28,7 +28,7 @@ from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
-    from camtool.explanation import Explanation
+    from camtool.explaining.explanation import Explanation
     from camtool.runs.cluster.photos import Photo
 
 _FACTS = ("photos", "failures", "right", "wrong")

@@ -10,8 +10,8 @@ from camtool.errors import MethodError, NothingFoundError, TargetError
 from camtool.runs.result_writer import describe_error
 
 if TYPE_CHECKING:
-    from camtool.explainer import Explainer
-    from camtool.explanation import Explanation
+    from camtool.explaining.explainer import Explainer
+    from camtool.explaining.explanation import Explanation
     from camtool.inputs.input_batch import PreparedInput
 
 

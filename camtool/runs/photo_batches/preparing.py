@@ -12,7 +12,7 @@ from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import describe_error
 
 if TYPE_CHECKING:
-    from camtool.explainer import Explainer
+    from camtool.explaining.explainer import Explainer
     from camtool.inputs.image_files import ImageSource
     from camtool.inputs.input_batch import PreparedInput
 

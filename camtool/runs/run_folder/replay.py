@@ -32,7 +32,7 @@ from camtool.runs.run_folder.photo_records import (
 from camtool.runs.run_folder.run_folder import RunStart
 
 if TYPE_CHECKING:
-    from camtool.explainer import Explainer
+    from camtool.explaining.explainer import Explainer
     from camtool.runs.save_kinds import OutputSettings
 
 

@@ -15,11 +15,11 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
+from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.structures.cached_property import cached_property
 from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
-from camtool.state.guard import preserve_model
-from camtool.structures.cached_property import cached_property
 from camtool.targets import Target
 
 if TYPE_CHECKING:

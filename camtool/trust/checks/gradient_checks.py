@@ -12,9 +12,9 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_tail
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
+from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.tracing import trace
 from camtool.outputs import predictions
-from camtool.state.guard import enable_gradients
 from camtool.targets import score_targets
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
-from camtool.inference.chunks import iterate_chunks
+from camtool.hooks.chunks import iterate_chunks
 from camtool.maps import upcast
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score, check_images, check_maps, score_variants

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
-from camtool.state.cleanup import Cleanup
-from camtool.state.random_state import preserve_generators
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.random_state import preserve_generators
 from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, check_maps, explain_again

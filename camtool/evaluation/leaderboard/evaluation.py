@@ -1,0 +1,261 @@
+"""The result of an evaluation: methods in rows, metrics in columns, with intervals, as a table, a file or a figure."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.arguments.messages import format_count, suggest_names
+from camtool.errors import MetricError
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.file_names import check_inside
+from camtool.runs.text_escapes import escape_formula
+from camtool.trust.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pandas
+
+    from camtool.figures.canvas import Figure
+
+_DRAWS = 2000
+_UP, _DOWN = "↑", "↓"
+_FIGURE_SUFFIXES = (".pdf", ".svg", ".png")
+
+
+class Interval(NamedTuple):
+    """The mean of a metric over the images, and its 95 % bootstrap interval. NaN if there is no value."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationRow:
+    """One method at one layer.
+
+    Attributes:
+        name: How the table names it: ``"gradcam"``, ``"gradcam at layer3"``.
+        method: The method.
+        layer: The layer; ``""`` for methods at the input.
+        milliseconds: Time of a batch of its own, divided by the number of its images.
+        values: Name of a metric → one number for each image, NaN where there is none.
+    """
+
+    name: str
+    method: str
+    layer: str
+    milliseconds: float
+    values: Mapping[str, NDArray[np.float64]] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """A leaderboard: methods at layers against metrics.
+
+    Attributes:
+        rows: The methods, the best by the first metric first.
+        metrics: The names of the metrics.
+        refused: Name of a method → why it cannot explain this model.
+        failed: Name of a metric → why it has no value for some method.
+        notes: What the user should know about the images and their preparation.
+        image_count: The number of images.
+        seed: The seed.
+    """
+
+    rows: tuple[EvaluationRow, ...]
+    metrics: tuple[str, ...]
+    refused: Mapping[str, str]
+    failed: Mapping[str, str]
+    notes: tuple[str, ...]
+    image_count: int
+    seed: int
+
+    def __getitem__(self, name: str) -> EvaluationRow:
+        """Return the row of this name.
+
+        Raises:
+            MetricError: There is none.
+        """
+        by_name = {row.name: row for row in self.rows}
+        if name not in by_name:
+            reason = f" It was refused: {self.refused[name]}" if name in self.refused else suggest_names(name, by_name)
+            raise MetricError(f"the evaluation has no row {name!r}.{reason}")
+        return by_name[name]
+
+    def compute_interval(self, name: str, metric: str) -> Interval:
+        """Return the mean of a metric for one row, with its 95 % bootstrap interval over the images."""
+        if metric not in self.metrics:
+            raise MetricError(f"the evaluation has no metric {metric!r}.{suggest_names(metric, self.metrics)}")
+        return bootstrap_mean(self[name].values[metric], self.seed)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dictionary per row: name, method, layer, milliseconds, and mean, low and high of each metric."""
+        records = []
+        for row in self.rows:
+            record = {"name": row.name, "method": row.method, "layer": row.layer, "ms": round(row.milliseconds, 2)}
+            for metric in self.metrics:
+                interval = bootstrap_mean(row.values[metric], self.seed)
+                ends = zip((metric, f"{metric} low", f"{metric} high"), interval, strict=True)
+                record |= {name: round(value, 6) for name, value in ends}
+            records.append(record)
+        return records
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table as a data frame, with the name of the method as index.
+
+        Raises:
+            MetricError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MetricError("to_pandas needs pandas: pip install pandas.") from error
+        return pandas.DataFrame.from_records(self.to_records(), index="name")
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Return the table as CSV, and write it to ``path`` if one is given."""
+        records = self.to_records()
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(map(escape_formula, row) for row in (records[0], *(record.values() for record in records)))
+        return _write(text.getvalue(), path)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return everything as JSON, each image's values too, and write it to ``path`` if one is given."""
+        values = {
+            row.name: {name: [None if np.isnan(each) else each for each in found] for name, found in row.values.items()}
+            for row in self.rows
+        }
+        # NaN alone is not equal to itself.
+        rows = [{name: x if x == x else None for name, x in record.items()} for record in self.to_records()]
+        content = {"images": self.image_count, "seed": self.seed, "rows": rows}
+        content |= {"refused": dict(self.refused), "failed": dict(self.failed), "notes": self.notes, "values": values}
+        return _write(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown: each metric's mean with its interval, the best mean in bold."""
+        header, *rows = self._list_cells("**{}**")
+        lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+        lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
+        return "\n".join(lines) + "\n"
+
+    def to_latex(self) -> str:
+        """Return the table as a LaTeX ``tabular`` that needs no package: as :meth:`to_markdown`."""
+        header, *rows = [[_escape_latex(cell) for cell in cells] for cells in self._list_cells("\\textbf{{{}}}")]
+        lines = [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"]
+        lines += [f"{' & '.join(header)} \\\\", r"\hline", *(f"{' & '.join(cells)} \\\\" for cells in rows)]
+        return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+
+    def figure(self) -> Figure:
+        """Return a figure: one panel for each metric, with the mean and the interval of each method.
+
+        Raises:
+            FigureError: matplotlib is not installed.
+        """
+        from camtool.evaluation.leaderboard.chart import draw_chart
+
+        names, methods = [row.name for row in self.rows], [row.method for row in self.rows]
+        intervals = {m: np.array([bootstrap_mean(row.values[m], self.seed) for row in self.rows]) for m in self.metrics}
+        return draw_chart(names, intervals, self.image_count, methods.index("random") if "random" in methods else None)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table or the figure to a file, or both to a folder.
+
+        The suffix chooses the format: ``.csv``, ``.json``, ``.md`` and ``.tex`` hold the table, ``.pdf``, ``.svg`` and
+        ``.png`` the figure. A path without a suffix, or of a folder that exists, becomes a folder with
+        ``leaderboard.csv``, ``.json``, ``.md`` and ``.png``.
+
+        Returns:
+            The path.
+
+        Raises:
+            MetricError: The suffix is unknown.
+            CamtoolError: A file in the folder is a link that leads out of it, or matplotlib is not installed.
+        """
+        from camtool import figures
+
+        path = Path(path)
+        if path.is_dir() or not path.suffix:
+            path.mkdir(parents=True, exist_ok=True)
+            for suffix in (".csv", ".json", ".md", ".png"):
+                check_inside(path, Path(f"leaderboard{suffix}"))
+                self.save(path / f"leaderboard{suffix}")
+            return path
+        tables = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown, ".tex": self.to_latex}
+        suffix = path.suffix.lower()
+        if suffix in tables:
+            with open_atomically(path) as stream:
+                stream.write(tables[suffix]().encode())
+            return path
+        if suffix not in _FIGURE_SUFFIXES:
+            known = ", ".join([*tables, *_FIGURE_SUFFIXES])
+            raise MetricError(f"path {str(path)!r}: the suffix must be one of {known}; a folder is named without one.")
+        return figures.save(self.figure(), path)
+
+    def __repr__(self) -> str:
+        names = ", ".join(row.name for row in self.rows[:3]) + (", ..." if len(self.rows) > 3 else "")
+        return f"<Evaluation on {format_count(self.image_count, 'image')} by {', '.join(self.metrics)}: {names}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def _find_best(self, metric: str) -> str:
+        sign = 1 if METRICS[metric].higher_is_better else -1
+        means = {row.name: sign * bootstrap_mean(row.values[metric], self.seed).mean for row in self.rows}
+        known = {name: mean for name, mean in means.items() if not np.isnan(mean)}
+        return max(known, key=known.__getitem__, default="")
+
+    def _list_cells(self, bold: str) -> list[list[str]]:
+        """Return the cells of the table, its header first; ``bold`` is the format of the best mean."""
+        best = {metric: self._find_best(metric) for metric in self.metrics}
+        arrows = {name: _UP if METRICS[name].higher_is_better else _DOWN for name in self.metrics}
+        rows = [["method", *(f"{name} {arrow}" for name, arrow in arrows.items()), "ms/image"]]
+        for row in self.rows:
+            cells = [self._format_cell(row, name, bold if row.name == best[name] else "{}") for name in self.metrics]
+            rows.append([row.name, *cells, _format_time(row.milliseconds)])
+        return rows
+
+    def _format_cell(self, row: EvaluationRow, metric: str, style: str) -> str:
+        mean, low, high = bootstrap_mean(row.values[metric], self.seed)
+        if np.isnan(mean):
+            return "-"
+        return f"{style.format(f'{mean:.2f}')} ({low:.2f} to {high:.2f})"
+
+
+def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """Return the mean of the numbers that are not NaN, and its 95 % percentile bootstrap interval."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Interval(np.nan, np.nan, np.nan)
+    drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))
+    low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
+    return Interval(float(known.mean()), float(low), float(high))
+
+
+def _format_time(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
+
+
+def _escape_latex(cell: str) -> str:
+    """Return the text of a cell with arrows as symbols, and the characters escaped that names may hold."""
+    for old, new in ((_UP, r"$\uparrow$"), (_DOWN, r"$\downarrow$"), *((char, f"\\{char}") for char in "_%&#")):
+        cell = cell.replace(old, new)
+    return cell
+
+
+def _write(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,268 @@
+"""``evaluate()``: the loop over images, methods and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import camtool
+from camtool.arguments.checks import check_count
+from camtool.errors import CamtoolError, MetricError
+from camtool.evaluation.annotations import InputTruth, place_truth
+from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candidates, list_groups
+from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics
+from camtool.evaluation.leaderboard.checkpoint import Checkpoint, hash_tensors
+from camtool.evaluation.leaderboard.evaluation import Evaluation, EvaluationRow, bootstrap_mean
+from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.models import Loaded, Transform
+from camtool.progress import PassCounter, Stage, follow_loop
+from camtool.trust.metrics import METRICS
+
+Progress: TypeAlias = Callable[[int, int, str], object]
+"""``progress(done, total, name)``: images times methods that are done, of how many, and the method that was last."""
+
+_CHANCE = "random"
+"""The method whose weights are drawn: its maps know the features, and nothing of the score. It is in every table."""
+
+_MOST_MOSAICS = 64
+"""Images that mosaics are made of. A mosaic costs as much as four images."""
+
+
+def evaluate(
+    model: nn.Module | Loaded,
+    images: Sequence[Any] | Tensor,
+    methods: Sequence[str] | str = "fast",
+    layers: Sequence[str] | None = None,
+    metrics: Sequence[str] | MetricOptions | str | None = None,
+    truth: Sequence[Any] | None = None,
+    *,
+    target_class: Sequence[int | str | None] | int | str | None = None,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Compare methods on the user's own model and images, by metrics: a leaderboard.
+
+        table = camtool.evaluate(model, photos, ["gradcam", "layercam", "scorecam"])
+        print(table)
+
+    The method ``random`` is always added. It weighs the features at random, so its maps know nothing of the score: a
+    method that is not better than ``random`` shows no more than where the features are strong.
+
+    Args:
+        model: A classifier, or what :func:`camtool.load` returned.
+        images: A list of what :func:`camtool.explain` takes as one image, or the model's input ``(N, C, H, W)``.
+        methods: Names; ``"fast"`` for all methods of at most one backward pass, ``"all"`` for every method.
+        layers: Names of layers; each method is evaluated at each. By default at the layer that camtool finds.
+        metrics: Names in :data:`camtool.trust.metrics.METRICS`; a dictionary from names to options; ``"all"`` for each
+            that can be computed. By default ``single-deletion``, ``deletion``, ``insertion`` and ``average-drop``,
+            and with ``truth`` also ``energy-in-mask`` and ``pointing-game``.
+        truth: For each image where its object is: a boolean mask ``(H, W)`` of the image's size, or boxes ``(B, 4)`` of
+            ``x0, y0, x1, y1`` in its pixels.
+        target_class: The class that is explained, one for all images or one for each: an index, a label, or ``None``
+            for the model's top class.
+        transform: From a PIL image to the model's input, if ``model`` does not bring it.
+        labels: The names of the classes, if ``model`` does not bring them.
+        device: The device of the inputs; by default the model's.
+        batch_size: The number of images that are explained together.
+        seed: The seed of all that is random. On a CPU a second evaluation gives the same bits.
+        checkpoint: A file for the results of each batch. A second call with the same file goes on where the first one
+            stopped.
+        progress: Is called after each method and batch, see :data:`Progress`.
+
+    Returns:
+        The table. Methods that cannot explain this model are in its ``refused``.
+
+    Raises:
+        MetricError: An argument does not fit, or the model is no classifier.
+        MethodError: A method is unknown, or none can explain the model.
+    """
+    check_count("batch_size", batch_size, error=MetricError)
+    count = len(images)
+    requests = _match_requests(target_class, count)
+    if truth is not None and len(truth) != count:
+        raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
+    chosen = choose_metrics(metrics, has_truth=truth is not None)
+    candidates = list_candidates(methods, layers)
+    if all(each.method != _CHANCE for each in candidates):
+        candidates += list_candidates(_CHANCE, layers)
+    subject = Subject(model, transform, labels, device)
+    of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
+    others = {name: options for name, options in chosen.items() if name not in of_mosaics}
+    # Mosaics need images of several classes, so they are made of images of the whole set.
+    spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
+    total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))
+    weights = hash_tensors([*subject.model.parameters(), *subject.model.buffers()], repr(subject.model))
+    store = Checkpoint(None if checkpoint is None else Path(checkpoint))
+    with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
+        run = _Run(subject, candidates, store, weights, seed, total, progress, counter)
+        if others:
+            done = 0
+            for labeled in subject.iterate_batches(images, requests, batch_size):
+                items = labeled.batch.items
+                placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
+                run.measure(labeled, placed, others)
+                done += len(items)
+        if of_mosaics:
+            asked = [requests[index] for index in spread]
+            labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
+            run.measure(labeled, None, of_mosaics)
+    return run.finish(tuple(chosen), count)
+
+
+def _match_requests(target_class: Any, count: int) -> list[Any]:
+    if not count:
+        raise MetricError("images is empty; give one or more.")
+    if not isinstance(target_class, (list, tuple, Tensor, np.ndarray)):
+        return [target_class] * count
+    requests = [each.item() if isinstance(each, (Tensor, np.generic)) else each for each in target_class]
+    if len(requests) != count:
+        raise MetricError(f"target_class has {len(requests)} entries for {count} images; give one for each.")
+    return requests
+
+
+@dataclass
+class _Run:
+    """What is known so far.
+
+    Attributes:
+        subject: The model.
+        candidates: The methods at layers.
+        store: The results on disk.
+        weights: A hash of the model.
+        seed: The seed.
+        total: Images times candidates, for ``progress``.
+        progress: Is called after each candidate and batch.
+        counter: Receives the same, for the display that :mod:`camtool.progress` shows.
+    """
+
+    subject: Subject
+    candidates: Sequence[Candidate]
+    store: Checkpoint
+    weights: str
+    seed: int
+    total: int
+    progress: Progress | None
+    counter: PassCounter
+    done: int = 0
+    refused: dict[Candidate, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    layers: dict[Candidate, str] = field(default_factory=dict)
+    times: dict[Candidate, float] = field(default_factory=dict)
+    values: dict[tuple[Candidate, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def measure(
+        self, labeled: LabeledBatch, truth: InputTruth | None, metrics: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Measure all candidates on a batch, those that the checkpoint does not have."""
+        self.notes |= dict.fromkeys(chain.from_iterable(item.notes for item in labeled.batch.items))
+        annotations = [] if truth is None else [truth.masks, *truth.boxes]
+        settings = camtool.__version__, self.weights, self.seed, labeled.link
+        key = hash_tensors([labeled.images, labeled.classes, *annotations], *settings)
+        judge = Judge(self.subject, labeled, truth, self.seed)
+        for group in list_groups([each for each in self.candidates if each not in self.refused]):
+            missing = [
+                each for each in group if any(_name(key, each, *one) not in self.store for one in metrics.items())
+            ]
+            for candidate, maps, milliseconds in self._compute(judge, missing, len(labeled.batch.items)):
+                results: dict[str, Any] = {_name(key, candidate): {"layer": maps.layer, "ms": milliseconds}}
+                for name, found in judge.judge(candidate, maps.maps, metrics):
+                    result = {"error": str(found)} if isinstance(found, CamtoolError) else {"values": found.tolist()}
+                    results[_name(key, candidate, name, metrics[name])] = result
+                self.store.add(results)
+                self._report(candidate, len(labeled.batch.items))
+            for candidate in group:
+                if candidate not in missing:
+                    self._report(candidate, len(labeled.batch.items))
+                if candidate not in self.refused:
+                    self._collect(key, candidate, metrics, len(labeled.batch.items))
+
+    def _compute(
+        self, judge: Judge, group: Sequence[Candidate], count: int
+    ) -> list[tuple[Candidate, CandidateMaps, float]]:
+        """Return the maps of candidates from one forward pass; those that are refused are left out."""
+        if not group:
+            return []
+        try:
+            start = time.perf_counter()
+            maps = judge.compute_maps(group)
+            milliseconds = (time.perf_counter() - start) * 1000 / count
+        except CamtoolError as error:
+            if len(group) > 1:
+                return list(chain.from_iterable(self._compute(judge, [each], count) for each in group))
+            self.refused[group[0]] = str(error)
+            self._report(group[0], count)
+            return []
+        return [
+            (each, found, milliseconds if len(group) == 1 else self._time_alone(judge, each, count))
+            for each, found in zip(group, maps, strict=True)
+        ]
+
+    def _time_alone(self, judge: Judge, candidate: Candidate, count: int) -> float:
+        """Return the milliseconds for each image of a forward pass that is not shared; they are measured once."""
+        if candidate not in self.times:
+            start = time.perf_counter()
+            judge.compute_maps([candidate])
+            self.times[candidate] = (time.perf_counter() - start) * 1000 / count
+        return self.times[candidate]
+
+    def _collect(self, key: str, candidate: Candidate, metrics: Mapping[str, Mapping[str, Any]], count: int) -> None:
+        known = self.store[_name(key, candidate)]
+        self.layers.setdefault(candidate, known["layer"])
+        self.times.setdefault(candidate, known["ms"])
+        for name, options in metrics.items():
+            result = self.store[_name(key, candidate, name, options)]
+            if "error" in result:
+                self.failed.setdefault(name, f"{candidate}: {result['error']}")
+            values = result.get("values", [np.nan] * count)
+            if len(values) != count:
+                raise MetricError(f"checkpoint: it holds {len(values)} values of {count} images; give another file.")
+            self.values[candidate, name] += values
+
+    def _report(self, candidate: Candidate, count: int) -> None:
+        self.done += count
+        self.counter.update(count)
+        if self.progress is not None:
+            self.progress(self.done, self.total, str(candidate))
+
+    def finish(self, metrics: tuple[str, ...], count: int) -> Evaluation:
+        """Return the table, sorted by the first metric.
+
+        Raises:
+            MethodError: All methods were refused.
+        """
+        measured = [each for each in self.candidates if each not in self.refused]
+        if all(each.method == _CHANCE for each in measured) and self.refused:
+            candidate, reason = next(iter(self.refused.items()))
+            raise MetricError(f"methods: none can explain this model. {candidate}: {reason}")
+        sign = -1 if METRICS[metrics[0]].higher_is_better else 1
+        rows = [self._make_row(each, metrics) for each in measured]
+        rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
+        refused = {str(each): reason for each, reason in self.refused.items()}
+        return Evaluation(tuple(rows), metrics, refused, self.failed, tuple(self.notes), count, self.seed)
+
+    def _make_row(self, candidate: Candidate, metrics: tuple[str, ...]) -> EvaluationRow:
+        values = {name: np.asarray(self.values[candidate, name]) for name in metrics}
+        return EvaluationRow(str(candidate), candidate.method, self.layers[candidate], self.times[candidate], values)
+
+
+def _name(key: str, candidate: Candidate, metric: str = "maps", options: Mapping[str, Any] | None = None) -> str:
+    """Return the name of a result in the checkpoint."""
+    given = "".join(f" {name}={value!r}" for name, value in sorted((options or {}).items()))
+    return f"{key} {candidate} {metric}{given}"

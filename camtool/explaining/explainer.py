@@ -1,0 +1,577 @@
+# Overloads overlap on purpose: to a type checker a path is a sequence of paths. The first overload that fits counts.
+# mypy: disable-error-code="overload-overlap"
+"""From images to explanations: :func:`explain` for one call, :class:`Explainer` for many with the same settings.
+
+Both return :class:`camtool.Explanation`, or lists of it. This module checks and prepares what the user gave;
+:mod:`camtool.explaining.pipeline` explains the batches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
+
+import torch
+from torch import Tensor
+
+import camtool
+from camtool import targets
+from camtool.arguments.checks import check_choice, to_list
+from camtool.arguments.explain_arguments import check_settings, match_targets
+from camtool.arguments.models import check_argument_order, get_module
+from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.engines.observers import EngineName, list_engines
+from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.explaining.device_maps import ClassMaps, to_class_tensor, to_device_pixels
+from camtool.explaining.explanation import Explanation
+from camtool.explaining.pipeline import BatchExplainer, Prediction
+from camtool.explaining.types import (
+    AnyTargets,
+    Arrays,
+    Images,
+    Layers,
+    LayerSettings,
+    Model,
+    OneImage,
+    OneMethod,
+    OneTarget,
+    Result,
+    Settings,
+    SeveralTargets,
+    Targets,
+)
+from camtool.geometry.cell_centers import Placement
+from camtool.hooks.observation import observe_connected
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.module_names import find_module_name
+from camtool.inputs.data_kinds import DataKind
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.image_files import ImageSource
+from camtool.inputs.input_batch import InputBatch, PreparedInput
+from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
+from camtool.inputs.model_inputs import Key
+from camtool.methods import (
+    check_model_support,
+    check_options,
+    find_asked_depths,
+    find_method,
+    merges,
+)
+from camtool.models import Transform, to_loaded, unwrap_layer
+from camtool.outputs.class_count import check_class_index
+from camtool.outputs.class_scores import UserScore
+from camtool.progress import follow_images
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.device_overlay import blend_batch
+from camtool.warning_codes import MapWarning
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+    from typing_extensions import Unpack
+
+    from camtool.explaining.types import ExplanationOrList
+    from camtool.rendering.colormaps import Colormap
+
+_LOG = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------------------------------------------------- explain
+
+# The overloads say what a call returns. Options of a method have no types, so a call with options must name its method
+# and matches one of the last overloads.
+
+
+@overload  # one image, one target
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> Explanation: ...
+@overload  # a tensor or an array: one image (3-D), or a batch (4-D, even of one image), which gives a list
+def explain(
+    model: Model,
+    img: Arrays,
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> ExplanationOrList: ...
+@overload  # several images, one target for all
+def explain(
+    model: Model,
+    img: Sequence[OneImage | Arrays],
+    target_class: OneTarget = None,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # one target for each image, or several targets for a single image
+def explain(
+    model: Model,
+    img: Images,
+    target_class: Targets,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # several targets for a single image: those that the model ranks highest
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: SeveralTargets,
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[Explanation]: ...
+@overload  # several targets for each image
+def explain(
+    model: Model,
+    img: Images,
+    target_class: SeveralTargets | Sequence[SeveralTargets | Targets],
+    *,
+    method: OneMethod = "gradcam",
+    **settings: Unpack[LayerSettings],
+) -> list[list[Explanation]]: ...
+@overload  # one image and one target, with options of the method
+def explain(
+    model: Model, img: OneImage, target_class: OneTarget = None, *, method: OneMethod, **options: Any
+) -> Explanation: ...
+@overload  # several methods for one image and one target
+def explain(
+    model: Model,
+    img: OneImage,
+    target_class: OneTarget = None,
+    *,
+    method: Sequence[OneMethod],
+    **options: Any,
+) -> list[Explanation]: ...
+@overload  # any other call with options or with several methods
+def explain(
+    model: Model,
+    img: Images,
+    target_class: AnyTargets = None,
+    *,
+    method: OneMethod | Sequence[OneMethod],
+    **options: Any,
+) -> Any: ...
+@explain_foreign_arguments
+def explain(model: Model, img: Images, target_class: AnyTargets = None, **options: Any) -> Any:
+    """Explain a prediction: return an :class:`Explanation` for one image, a list for several images.
+
+        result = camtool.explain(model, "cat.jpg", "tabby")
+        result.save("where.png")
+
+    A 4-D tensor is a batch and gives a list, even if it holds one image. The model's state does not change.
+
+    Args:
+        model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` and the modules that
+            ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
+        img: A path, a URL of a photo, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of
+            floats in [0, 1], or a tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input
+            already and is not transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and
+            clips are tensors or arrays, one or a batch. Several inputs come as :class:`camtool.Inputs` or, by name, in
+            a dictionary.
+        target_class: What to explain: ``None`` for the model's top class, an index, a label, a
+            :class:`camtool.targets.Top`, another target, or a callable from one image's output to a number. For several
+            images a list gives one target per image; for one image it gives several targets; a list of lists does both.
+            For a segmenter a class is explained where the model predicts it, and ``None`` is the class with the largest
+            area. For a detector a class is its most confident detection, and ``None`` the most confident of all. A
+            single output is taken as the score of two classes; use :class:`camtool.targets.Value` for a regression.
+            Models such as CLIP take a text: ``"a photo of a dog"``.
+        method: A name in :data:`camtool.METHODS`, a function from evidence to maps, or several of these. ``"auto"``:
+            what :func:`camtool.recommend` finds best on the images of the first call with ten images or more, within a
+            minute; it is kept for the model. Until then ``"gradcam"``, with a warning.
+        layer: The layer to explain at: a dotted name, a module, or several. By default the best layer is found.
+        merge: How the maps of several layers become one: a name in :data:`camtool.methods.merges.MERGES` or a function.
+        transform: From PIL image to the model's input, if ``model`` does not bring it.
+        labels: The names of the classes, if ``model`` does not bring them.
+        device: The device of the inputs; by default the model's.
+        batch_size: The largest number of images in a forward pass. Methods at the input run one for each target.
+        image: The image among several inputs, by position or by name; see :class:`camtool.Inputs`.
+        call_index: Which call of the layer to explain if it runs more than once in a forward pass: 0 is the first, -1
+            the last. By default the last; for several inputs the last that depends on the image.
+        kind: ``"image"``, ``"signal"`` ``(N, C, L)``, ``"volume"`` ``(N, C, D, H, W)`` or ``"clip"``
+            ``(N, C, T, H, W)``, if neither the model's convolutions nor the shape decides. The channels must come
+            before the frames.
+        placement: Placement of a layer's grid on the input. By default each cell is drawn at the center of its
+            receptive field: for strided convolutions with symmetric padding this is half a cell up and to the left of
+            a grid that is stretched over the input. ``"stretch"`` draws as other libraries do. See
+            :mod:`camtool.layers.centers`.
+        engine: How the model runs. ``"eager"``: as it is. ``"prepared"``: a copy with norms folded into convolutions,
+            in channels-last memory format. ``"torch.compile"``, ``"onnxruntime"``, ``"openvino"``: compiled graphs;
+            they take seconds to compile, once for each model, layer and input size, the first one in each process.
+            ``"auto"``: the first of the other two that is installed, or ``"prepared"``.
+            The first results are compared with the model's own. If they differ, or the engine cannot run the model, the
+            next one is used, and a line in the log says why. See docs/engines.md.
+        reading: How files are read, the options of :func:`camtool.open_image`: ``{"bands": (4, 3, 2)}``. See
+            docs/formats.md.
+        **options: Options of the method.
+
+    Returns:
+        An :class:`Explanation` for one image, one target and one method. Several images, targets or methods give
+        lists, nested in that order.
+
+    Raises:
+        CamtoolError: An argument does not fit; :mod:`camtool.errors` lists the classes.
+    """
+    # The settings are among the options here, as their names and defaults are written in Explainer.
+    explainer: Any = Explainer(model, **options)
+    return explainer(img, target_class)
+
+
+@explain_foreign_arguments
+def predict(
+    model: Model,
+    img: OneImage,
+    target_class: AnyTargets = None,
+    *,
+    transform: Transform | None = None,
+    labels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+) -> list[Prediction]:
+    """Return label, score and probability of targets on one image, without maps.
+
+        camtool.predict(model, "photo.jpg", camtool.targets.Top(5))
+
+    The arguments are those of :func:`explain`. It takes one forward pass; the first one for a model may take more, to
+    read the size of its images and whether its scores are probabilities.
+
+    Returns:
+        One :class:`Prediction` for each target.
+
+    Raises:
+        CamtoolError: An argument does not fit, or the model does not run on the image.
+    """
+    check_argument_order(img, target_class)
+    loaded, requests = to_loaded(model), match_targets(target_class, None)
+    names = labels if labels is not None else loaded.labels
+    preparer = InputPreparer(loaded.model, transform or loaded.transform, device)
+    with Cleanup(), guard(loaded.model, evaluate=True), torch.no_grad():
+        (batch,) = preparer.prepare_batches([img], 1, needs_layers=False)[1]
+        return BatchExplainer(loaded.model, labels=names, text=loaded.text).predict(batch, requests)
+
+
+FEW_IMAGES = 10
+"""Below this number of images a choice of the method would be hardly more than a guess, so the default is kept."""
+
+_TOO_FEW_IMAGES = MapWarning(
+    "method='auto' needs ten images or more in one call to choose a method; fewer came, so gradcam was used.",
+    "few-images",
+)
+
+
+class Explainer(Generic[Result]):
+    """:func:`explain` with fixed settings, for many images or for the batches of a loader.
+
+        explainer = camtool.Explainer(model, method="layercam")
+        for batch, classes in loader:
+            results = explainer(batch, classes)
+
+    The arguments are those of :func:`explain`. No hooks stay on the model between calls.
+
+    Raises:
+        MethodError: A method, an option or a merge is unknown.
+        LayerError: A module given as ``layer`` is not part of the model.
+        CamtoolError: ``device`` is not the model's, or a list of methods or layers is empty.
+    """
+
+    @overload
+    def __init__(
+        self: Explainer[Explanation],
+        model: Model,
+        method: OneMethod = "gradcam",
+        layer: Layers = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Explainer[Explanation], model: Model, method: OneMethod, layer: Layers = None, **options: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Explainer[list[Explanation]],
+        model: Model,
+        method: Sequence[OneMethod],
+        layer: Layers = None,
+        **options: Any,
+    ) -> None: ...
+    def __init__(
+        self,
+        model: Model,
+        method: OneMethod | Sequence[OneMethod] = "gradcam",
+        layer: Layers = None,
+        *,
+        merge: str | Callable[[Tensor], Tensor] = "mean",
+        transform: Transform | None = None,
+        labels: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 32,
+        image: Key | None = None,
+        call_index: int | None = None,
+        kind: DataKind | None = None,
+        placement: Placement = "centers",
+        engine: EngineName = "eager",
+        reading: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        loaded, whole = to_loaded(model), get_module(model)
+        check_settings(transform, labels, batch_size, image, call_index)
+        check_choice("placement", placement, get_args(Placement))
+        if loaded.text is not None and (labels is not None or loaded.labels is not None):
+            raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
+        self._recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
+        if isinstance(method, str) and method == "auto":
+            if layer is not None or options:
+                raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
+            self._recommend = partial(_recommend, model, transform=transform, labels=labels, device=device)
+            method = "gradcam"  # until the first images come
+        methods = [find_method(each) for each in to_list(method)]
+        modules = None if layer is None else [unwrap_layer(whole, each) for each in to_list(layer)]
+        layers = None if modules is None else [find_module_name(loaded.model, each) for each in modules]
+        for name, given in (("method", methods), ("layer", layers)):
+            if given is not None and not given:
+                raise CamtoolError(f"{name} asks for nothing; give one or more.")
+        check_options(methods, options)
+        check_model_support(methods, loaded.model)
+        # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
+        self._model, self._whole = loaded.model, whole
+        how = ReadingOptions.from_user(reading)
+        self._preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind, reading=how)
+        self._image, self._call_index, self._batch_size = image, call_index, batch_size
+        self._batches = BatchExplainer(
+            model=loaded.model,
+            methods=methods,
+            has_many_methods=isinstance(method, (list, tuple)),
+            options=options,
+            layers=layers,
+            merge=merges.get_merge(merge),
+            labels=labels if labels is not None else loaded.labels,
+            text=loaded.text,
+            placement=placement,
+            depths=find_asked_depths(methods, options),
+            engines=list_engines(engine, [each.name for each in methods if not each.can_be_compiled]),
+        )
+
+    @overload
+    def __call__(self, img: OneImage, target_class: OneTarget = None) -> Result: ...
+    @overload
+    def __call__(self, img: Arrays, target_class: OneTarget = None) -> Any: ...
+    @overload
+    def __call__(self, img: Sequence[OneImage | Arrays], target_class: OneTarget = None) -> list[Result]: ...
+    @overload
+    def __call__(self, img: Images, target_class: Targets) -> list[Result]: ...
+    @overload
+    def __call__(self, img: OneImage, target_class: SeveralTargets) -> list[Result]: ...
+    @overload
+    def __call__(
+        self, img: Images, target_class: SeveralTargets | Sequence[SeveralTargets | Targets]
+    ) -> list[list[Result]]: ...
+    @explain_foreign_arguments
+    def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
+        """Explain images; the arguments and the results are those of :func:`explain`."""
+        check_argument_order(img, target_class)
+        self._choose_method(img)
+        # The first block takes over if an interrupt arrives just as one of the others ends.
+        is_class = target_class is None or isinstance(target_class, int)
+        key = None if is_class else targets.get_score_key(target_class)
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
+            count, batches = self._preparer.prepare_batches(
+                img,
+                self._batch_size,
+                image=self._image,
+                layers=self._batches.layers,
+                call_index=self._call_index,
+                score=UserScore(partial(targets.score_request, target_class, self._batches.labels), key),
+                needs_layers=self._batches.needs_layers,
+            )
+            requests = match_targets(target_class, count)
+            results: list[Any] = []
+            has_several = count is not None and count > 1
+            with follow_images(len(requests)) if has_several else nullcontext() as steps:
+                for batch in batches:
+                    asked = requests[len(results) : len(results) + len(batch.items)]
+                    results += self._batches.explain(batch, asked)
+                    if steps is not None:
+                        steps.update(len(batch.items))
+            return results[0] if count is None else results
+
+    def _choose_method(self, img: Any) -> None:
+        """Take the method and the layer that are recommended for the model, if none was named."""
+        if self._recommend is None:
+            return
+        images = img if self._preparer.is_batch(img) else [img]
+        if isinstance(images, (list, tuple)):
+            # The recommendation knows no reading options.
+            images = ReadOnDemand(images, self._preparer)
+        chosen = self._recommend(images)
+        if chosen is None:  # a later call may have enough images
+            self._batches = replace(self._batches, notes=(_TOO_FEW_IMAGES,))
+            return
+        methods, layer, self._recommend = [find_method(chosen[0])], chosen[1], None
+        self._batches = replace(
+            self._batches,
+            methods=methods,
+            layers=None if layer is None else [layer],
+            depths=find_asked_depths(methods, {}),
+            notes=(),
+        )
+
+    def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:
+        """Prepare one image for the model: read, crop, resize and normalize it. It may be given in place of the image.
+
+        Other threads can do this while the model runs; then the transform must be one that several threads may call::
+
+            with ThreadPoolExecutor() as pool:
+                for prepared in batched(pool.map(explainer.prepare, paths), 8):
+                    results = explainer(list(prepared))
+
+        Raises:
+            ImageError: The image cannot be read, or the transform made no input of it.
+            GeometryError: The transform is more than a crop and a resize.
+        """
+        return self._preparer.prepare(img)
+
+    def read(self, source: ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
+        """Read an image with the ``reading`` options, before :meth:`prepare`.
+
+        Args:
+            source: The image.
+            max_side: The longest side of a photo in pixels; larger photos are reduced.
+
+        Returns:
+            A photo, or the values of a file whose bands or slices the model takes all.
+
+        Raises:
+            ImageError: The image cannot be read, or the model takes no such image.
+        """
+        return self._preparer.read(source, max_side=max_side)
+
+    def draw_overlays(
+        self,
+        images: Tensor,
+        target_class: int | Tensor | Sequence[int] | None = None,
+        *,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+    ) -> Tensor:
+        """Return overlays of a prepared batch as one tensor on its device, e.g. for a training loop or a service.
+
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. Only the first
+        batch is compared with the model's own maps, if an engine runs.
+
+        Args:
+            images: ``(N, 1 or 3, H, W)`` floating, as the model gets them.
+            target_class: The class of all images, or one for each; ``None`` or -1 for the class with the highest score.
+            alpha: The opacity of the colors where the heatmap is 1, from 0 to 1.
+            colormap: A name or a color map of matplotlib.
+
+        Returns:
+            ``(N, 3, H, W)`` uint8. Without a transform the images are taken as values in [0, 1].
+
+        Raises:
+            MethodError: There are several methods, or the method needs more than activations and gradients.
+            TargetError: There is another number of classes than of images, or an integer is no class. In a tensor,
+                which is not read, such a class gives a map of NaN, and an overlay without heat.
+            CamtoolError: The model is no classifier.
+        """
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
+            batch = self._preparer.to_model(images)
+            pixels = to_device_pixels(batch, self._preparer.transform)
+            maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
+            heat = maps.to_heatmaps(batch.shape[2:]).nan_to_num(0)
+            return blend_batch(pixels, heat, alpha=alpha, colormap=colormap)
+
+    def compute_maps(
+        self,
+        images: Tensor,
+        target_class: int | Tensor | Sequence[int] | None = None,
+        *,
+        resize: bool = False,
+        differentiable: bool = False,
+    ) -> Tensor:
+        """Return maps of a prepared batch as one tensor on its device, e.g. for a loss that says where to look.
+
+        Nothing is copied to the host, and no map is checked: there are no explanations and no warnings. Only the first
+        batch is compared with the model's own maps, if an engine runs. The model runs in evaluation mode.
+
+        Args:
+            images: ``(N, C, *size)`` floating, as the model gets them.
+            target_class: The class of all images, or one for each; ``None`` or -1 for the class with the highest score.
+            resize: Return heatmaps in [0, 1] at the size of the images, with each cell where the layer looked. By
+                default the method's own values at the layer's size are returned.
+            differentiable: Record the graph from the model's parameters, and from the images if they require a
+                gradient, to the maps. This takes the memory of training. The model runs as it is, without an engine.
+
+        Returns:
+            ``(N, *grid)``, or ``(N, *size)``.
+
+        Raises:
+            MethodError: There are several methods, or the method needs more than activations and gradients.
+            TargetError: There is another number of classes than of images, or an integer is no class. In a tensor,
+                which is not read, such a class gives a map of NaN.
+            CamtoolError: The model is no classifier.
+        """
+        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
+            batch = self._preparer.to_model(images)
+            maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
+            return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
+
+    def _compute_device_maps(self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool) -> ClassMaps:
+        """Return the maps of a batch without explanations."""
+        self._choose_method(batch)
+        if len(self._batches.methods) != 1 or not self._batches.needs_layers:
+            raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
+        given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)
+        if differentiable:
+            with guard(self._model):
+                maps = self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+        else:
+            maps = self._batches.compute_device_maps(given, classes)
+        if target_class is not None and not isinstance(target_class, Tensor):
+            for index in {*torch.as_tensor(target_class).flatten().tolist()} - {-1}:
+                check_class_index(index, max(maps.logits.shape[1], 2))
+        return maps
+
+
+def _recommend(model: Model, images: Sequence[Any] | Tensor, **settings: Any) -> tuple[str, str | None] | None:
+    """Return the recommended method and layer, which are kept for the model; ``None`` if the images are few."""
+    is_enough = len(images) >= FEW_IMAGES
+
+    def compute() -> tuple[str, str | None] | None:
+        if not is_enough:
+            return None
+        # Evaluation lies above this module, as it explains images to compare methods.
+        choice = camtool.recommend(model, images, **settings)
+        _LOG.info("method='auto': %s", choice.reason)
+        return choice.method, choice.layer
+
+    def is_valid(choice: tuple[str, str | None] | None) -> bool:
+        return choice is not None or not is_enough
+
+    return remember_for_model(to_loaded(model).model, "recommendation", compute, is_valid)
+
+
+def _build_signature() -> inspect.Signature:
+    """Return the signature of :func:`explain`: that of a call, with the settings of :class:`Explainer` as keywords."""
+    _, model, *settings = inspect.signature(Explainer.__init__).parameters.values()
+    _, *arguments = inspect.signature(Explainer.__call__).parameters.values()
+    keywords = [
+        each if each.kind is each.VAR_KEYWORD else each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in settings
+    ]
+    return inspect.Signature([model, *arguments, *keywords], return_annotation="Explanation | list[Any]")
+
+
+# help() and notebooks show this signature; the settings and their defaults are written once, in Explainer.
+cast("Any", explain).__signature__ = _build_signature()

@@ -1,0 +1,306 @@
+"""The result of an explanation: a heatmap on the image, what it explains, and ways to show and save it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from camtool.arguments.messages import format_count, format_percent
+from camtool.errors import CamtoolError, ImageError
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.origins import Origin, find_heatmap_suffix
+from camtool.hooks.structures.cached_property import cached_property
+from camtool.rendering import image_writing, regions
+from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.contact_sheet import add_legend
+from camtool.rendering.views import View
+from camtool.trust.checks.check_report import CheckReport
+from camtool.warning_codes import MapWarning
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from camtool.rendering.colormaps import Colormap
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Explanation of one target on one image by one method.
+
+    Attributes:
+        raw: ``(h, w)`` float32, the method's own values, not normalized. The size is the layer's, and the input's for
+            methods at the input. ``(l,)`` for a signal, ``(d, h, w)`` for a volume, ``(t, h, w)`` for a clip.
+        view: What the user gave, for display, and the placement of maps on it; see :mod:`camtool.rendering.views`.
+        label: What is explained: the class's label, ``"class 281"`` if labels are unknown, or the target's label.
+        index: The class's index; ``None`` for a target that is not about a class.
+        score: The target's score, a logit for a class.
+        probability: The class's probability; ``None`` for a target that is not about a class.
+        method: The method's name.
+        layer: The layer's dotted name; several are joined by ``" + "``. Empty for methods that use no layer.
+        warnings: Reasons not to trust this map, one sentence each, with ``.code`` and ``.remedy``.
+        box: ``(x0, y0, x1, y1)`` in pixels of the photo, the box of the explained detection; ``None`` for any other
+            target.
+        centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
+            input.
+        checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
+        predicted_index: The index of the model's top class for the image. The explained target may be another.
+            ``None`` if the model is no classifier, or if its scores are not finite.
+        predicted_label: The label of that class; ``None`` if there is none.
+    """
+
+    raw: NDArray[np.float32]
+    view: View
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    method: str
+    layer: str
+    warnings: tuple[MapWarning, ...] = ()
+    box: tuple[float, float, float, float] | None = None
+    centers: CellCenters | None = None
+    checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
+    predicted_index: int | None = None
+    predicted_label: str | None = None
+
+    @property
+    def photo(self) -> NDArray[np.uint8]:
+        """``(H, W, 3)`` uint8, the photo that the user gave, upright.
+
+        Raises:
+            CamtoolError: The input was a signal, a volume or a clip.
+        """
+        return self.view.photo
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """The crop and resize that made the model's input from the photo; ``None`` for other inputs."""
+        return self.view.geometry
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the pixels lie in the file and in the world: of DICOM, NIfTI and TIFF files; ``None`` for others."""
+        return self.view.origin
+
+    @cached_property
+    def heatmap(self) -> NDArray[np.float32]:
+        """``(H, W)`` float32 in [0, 1], on the original photo; 0 for what the model did not see.
+
+        ``(L,)`` for a signal, ``(D, H, W)`` for a volume, ``(T, H, W)`` for a clip.
+        """
+        return self.view.place_map(self.raw, self.centers)
+
+    @property
+    def shift(self) -> tuple[float, ...]:
+        """Distance of the map's middle from the middle of a stretched grid, in pixels of the model's input.
+
+        One number per axis, ``(y, x)`` for images; negative numbers are shifts up and to the left.
+        """
+        return (0.0,) * self.raw.ndim if self.centers is None else self.centers.compute_shift(self.raw.shape)
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Booleans of the heatmap's shape: True for the part of the photo that the model received."""
+        return self.view.seen
+
+    def overlay(
+        self,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+        *,
+        enlarge: bool = False,
+        legend: bool = False,
+    ) -> NDArray[np.uint8]:
+        """Return the photo with the heatmap over it, ``(H, W, 3)`` uint8; what the model did not see is gray.
+
+        A detection gets its box, with its label and probability. A signal is drawn as lines in the heatmap's colors, a
+        volume as a sheet of slices and their maximum, a clip as a sheet of frames.
+
+        Args:
+            alpha: The opacity of the colors where the heatmap is 1, from 0 to 1; by default as in
+                :func:`camtool.rendering.blend`.
+            colormap: A name or a color map of matplotlib; see :func:`camtool.rendering.colormaps.get_palette`.
+            enlarge: Enlarge the overlay of a small photo, as for :meth:`save`.
+            legend: Draw below it what the colors and the gray part mean.
+        """
+        pixels = (
+            self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
+        )
+        return add_legend(pixels, alpha, colormap, has_unseen=not self.seen.all()) if legend else pixels
+
+    def _draw(
+        self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1
+    ) -> NDArray[np.uint8]:
+        """Return the overlay on a view that is enlarged ``times`` times."""
+        pixels = view.draw_overlay(heatmap, alpha=alpha, colormap=colormap)
+        if self.box is None:
+            return pixels
+        x0, y0, x1, y1 = self.box
+        box = regions.grow_to_one_pixel((times * x0, times * y0, times * x1, times * y1))
+        return regions.draw_boxes(pixels, [box], labels=[self._caption])
+
+    def _draw_enlarged(self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> NDArray[np.uint8]:
+        """Return the overlay for saving and showing, in which a small photo is enlarged."""
+        # The cached heatmap is not used: that of a large photo would stay in memory while the file is encoded.
+        view = self.view.enlarge()
+        return self._draw(view, view.place_map(self.raw, self.centers), alpha, colormap, self.view.enlargement)
+
+    @property
+    def _caption(self) -> str:
+        """The label and, if there is one, the probability."""
+        return self.label if self.probability is None else f"{self.label} {self.probability:.0%}"
+
+    def masked(self) -> NDArray[np.uint8]:
+        """Return the photo times the heatmap, ``(H, W, 3)`` uint8: only the important parts remain visible."""
+        return self.view.draw_masked(self.heatmap)
+
+    def frames(self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> NDArray[np.uint8]:
+        """Return every frame of a clip, or slice of a volume, with the heatmap over it: ``(T, H, W, 3)`` uint8.
+
+        Raises:
+            CamtoolError: The input was no clip and no volume.
+        """
+        return self.view.draw_frames(self.heatmap, alpha=alpha, colormap=colormap)
+
+    def boxes(self, threshold: float | None = None) -> list[tuple[int, int, int, int]]:
+        """Return boxes ``(x0, y0, x1, y1)`` around the regions of a photo with high values, the largest first.
+
+        Args:
+            threshold: The lowest value of a region, from 0 to 1; by default the one that Otsu's method finds.
+
+        Raises:
+            CamtoolError: The input was no photo.
+        """
+        return self.view.find_boxes(self.heatmap, threshold)
+
+    def contours(self, threshold: float | None = None) -> list[NDArray[np.float32]]:
+        """Return outlines of the regions of a photo with high values, each ``(K, 2)`` of x and y, the longest first.
+
+        Args:
+            threshold: As for :meth:`boxes`.
+
+        Raises:
+            CamtoolError: The input was no photo.
+        """
+        return self.view.find_contours(self.heatmap, threshold)
+
+    def heat_in(self, region: str | Sequence[float] | NDArray[np.bool_]) -> float:
+        """Return the share of the heat that lies in a region of the photo, from 0 to 1; NaN for a map of zeros.
+
+            result.heat_in("bottom-left")  # a quarter of width and height, e.g. for a watermark
+            result.heat_in((10, 20, 300, 200))  # a box in pixels
+            result.heat_in("0%,80%,30%,100%")  # a box in percent of the photo
+            result.heat_in(lesion)  # a mask of the photo's size
+
+        Args:
+            region: A name in :data:`camtool.rendering.regions.PLACES`, a box ``(x0, y0, x1, y1)``, or a boolean mask of
+                the heatmap's shape.
+
+        Raises:
+            OverlayError: The region is none of these, or has no pixel of the photo.
+        """
+        return regions.compute_heat_share(self.heatmap, region)
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+        enlarge: bool = True,
+        legend: bool = False,
+    ) -> Path:
+        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf).
+
+        With the suffix .nii or .nii.gz for an image of a NIfTI file, or .tif for that of a TIFF, the heatmap is written
+        instead, as float32 numbers in [0, 1] on the grid of that file, with its affine, or its coordinate reference
+        system and transform. Such a file has no colors, so the other arguments have no effect.
+
+        Args:
+            path: The file; missing folders are created.
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+            enlarge: Enlarge the overlay of a small photo, of at most 160 pixels a side, to at most 320 pixels a side:
+                pixels of the photo are repeated, the heatmap is interpolated. ``False`` keeps the size.
+            legend: As for :meth:`overlay`.
+
+        Raises:
+            ImageError: The suffix is unknown, or does not fit the file that the image came from.
+        """
+        suffix = find_heatmap_suffix(Path(path))
+        if suffix is not None:
+            return self._write_heatmap(Path(path), suffix)
+        return image_writing.write_image(path, self.overlay(alpha, colormap, enlarge=enlarge, legend=legend))
+
+    def _write_heatmap(self, path: Path, suffix: str) -> Path:
+        """Write the heatmap on the grid of the file that the image came from."""
+        origin = self.origin
+        if origin is None or suffix not in origin.suffixes:
+            came = (
+                "the image came from no such file" if origin is None else f"the image came from a {origin.format} file"
+            )
+            raise ImageError(
+                f"{path}: a {suffix} file holds the heatmap on the grid of a file of that format, and {came}; "
+                "give a name that ends in .png, .jpg or .webp for the overlay."
+            )
+        origin.write_heatmap(path, self.heatmap)
+        return path
+
+    def show(self) -> None:
+        """Show the overlay, a small one enlarged: below the cell in a notebook, elsewhere in an image viewer."""
+        image_writing.show_image(self._draw_enlarged())
+
+    def check(self) -> CheckReport:
+        """Run the checks that take further forward passes, and return all findings with their remedies.
+
+        They compute the map again, for an image of one color, and for up to five other classes, so they take about
+        seven times as long as the explanation. The model is left as it was; the results are deterministic.
+
+        Raises:
+            CamtoolError: The explanation was loaded from a pickle, so its model is unknown.
+        """
+        if self.checker is None:
+            raise CamtoolError(
+                "this explanation has no model to check: it was pickled, or was not made by explain(). Explain the "
+                "image again and call check() on the result."
+            )
+        return self.checker(self)
+
+    def trim_border(self, cells: int = 1) -> Explanation:
+        """Return the explanation with the outermost cells of the map replaced by their nearest neighbors inside.
+
+        This removes heat that comes from the padding of the layers, see ``"border-heat"`` in :meth:`check`. Evidence
+        at the border of the image is lost as well.
+
+        Args:
+            cells: The width of the border, in cells of ``raw``.
+
+        Raises:
+            CamtoolError: ``cells`` is not a positive integer, or no cell is left inside.
+        """
+        if isinstance(cells, bool) or not isinstance(cells, int) or cells < 1:
+            raise CamtoolError(f"cells must be a positive integer, but got {cells!r}.")
+        if min(self.raw.shape) <= 2 * cells:
+            raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
+        inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]
+        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None)
+
+    def __getstate__(self) -> dict[str, object]:
+        # The checker holds the model, which may be large and need not be picklable.
+        return {**self.__dict__, "checker": None}
+
+    def _repr_png_(self) -> bytes:
+        return image_writing.encode_image(self._draw_enlarged())
+
+    def __repr__(self) -> str:
+        probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"
+        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        where = f" at {self.layer}" if self.layer else ""
+        return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{warned}>"

@@ -1,0 +1,414 @@
+"""From one batch to its explanations, with fixed settings: what :class:`camtool.Explainer` does for each batch.
+
+The path of a batch is: run one forward pass with hooks on the layers, resolve the targets on what the model returned,
+let each method compute maps, and check them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from camtool import targets
+from camtool.arguments.checks import to_list
+from camtool.engines.comparison import run_by_engines
+from camtool.engines.observers import CompiledObserver
+from camtool.errors import MethodError
+from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.explaining.device_maps import ClassMaps, compute_maps
+from camtool.explaining.explanation import Explanation
+from camtool.geometry.cell_centers import CellCenters, Placement
+from camtool.hooks.observation import Observe, observe
+from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import guard
+from camtool.hooks.state.random_state import seed_generators_anew
+from camtool.hooks.structures import model_cache
+from camtool.hooks.structures.module_names import find_detector_transform
+from camtool.layers.depths import Depths
+from camtool.layers.selection import find_layers, find_level_layers
+from camtool.methods import Method, merges
+from camtool.methods.merges import Merge
+from camtool.methods.options import encode_text_options
+from camtool.models import TextEncoder, resolve_labels, resolve_phrases
+from camtool.outputs.class_scores import describe_chosen_tensor
+from camtool.outputs.detections import Detections
+from camtool.targets.base import Corners
+from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_report import CheckReport
+from camtool.trust.checks.model_checks import find_training_modules
+from camtool.trust.checks.running import run_checks
+from camtool.trust.map_warnings import find_map_warnings
+from camtool.warning_codes import MapWarning, to_map_warning
+
+if TYPE_CHECKING:
+    from camtool.inputs.input_batch import InputBatch
+
+
+class Row(NamedTuple):
+    """One target on one image of a batch.
+
+    Attributes:
+        image: The index of the image.
+        target: The target.
+        labels: The names of the classes for this image; ``None`` if they are not known.
+    """
+
+    image: int
+    target: targets.Target
+    labels: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Score of a target on an image, as in :class:`camtool.Explanation`, but without a map.
+
+    Attributes:
+        label: The label of the class, or the description of another target.
+        index: The index of the class; ``None`` for targets that are no class.
+        score: The score, a logit as a rule.
+        probability: The probability; ``None`` where there is none.
+        box: The box ``(left, top, right, bottom)`` of a detection, in pixels of the photo; else ``None``.
+        warnings: Reasons not to trust it, e.g. that the preprocessing was assumed.
+    """
+
+    label: str
+    index: int | None
+    score: float
+    probability: float | None
+    box: Corners | None
+    warnings: tuple[MapWarning, ...]
+
+
+@dataclass(frozen=True)
+class BatchExplainer:
+    """Explains batches of one model with fixed settings.
+
+    Attributes:
+        model: The module that runs.
+        methods: The methods. Without any, the model is run without observing layers.
+        has_many_methods: True if each result is a list with one explanation per method.
+        options: Options of the methods, by name.
+        layers: The names of the layers; ``None`` to find the best ones.
+        merge: From the maps of several layers ``(L, R, *grid)`` to one.
+        labels: The names of the classes; ``None`` to find them in the model.
+        text: The model's text encoder, if it compares images with texts.
+        placement: Placement of a layer's grid on the input.
+        depths: Other layers on the way to each layer that the methods read.
+        engines: The engines to try, in order, before the model as it is.
+        notes: Warnings that every explanation gets.
+    """
+
+    model: nn.Module
+    methods: Sequence[Method] = ()
+    has_many_methods: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layers: Sequence[str] | None = None
+    merge: Merge = field(default_factory=partial(merges.get_merge, "mean"))
+    labels: Sequence[str] | None = None
+    text: TextEncoder | None = None
+    placement: Placement = "centers"
+    depths: Depths = 0
+    engines: Sequence[str] = ()
+    notes: tuple[MapWarning, ...] = ()
+
+    @property
+    def needs_layers(self) -> bool:
+        """True unless all methods work at the input."""
+        return not all(method.ignores_layer for method in self.methods)
+
+    def explain(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
+
+        If engines were asked for, the results are those of the first one that gives the model's own.
+        """
+        if not self.engines:
+            return self._explain(observe, batch, requests)
+        kinds = {type(target) for request in requests for target in to_list(request)}
+        question = self._describe_question(kinds, len(batch.items))
+        return run_by_engines(
+            self.engines, self.model, question, lambda run: self._explain(run, batch, requests), _flatten
+        )
+
+    def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
+        """Return the maps of one class ``(N,)`` of each image by the first method, by the first engine that works."""
+        question = self._describe_question({ClassMaps}, len(classes))
+        return run_by_engines(
+            self.engines,
+            self.model,
+            question,
+            lambda run: self.compute_device_maps_with(run, batch, classes),
+            lambda computed: computed.list_maps(self.methods[0]),
+        )
+
+    def compute_device_maps_with(
+        self, run: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
+    ) -> ClassMaps:
+        """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_maps`."""
+        method = self.methods[0]
+        options = method.select_options(self.options)
+        forward_pass = self.run_forward_pass(run, batch)
+        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+            return compute_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
+
+    def _describe_question(self, kinds: Collection[type], images: int) -> object:
+        """Return what an engine's results depend on beside weights and pixels."""
+        methods = tuple(method.name for method in self.methods)
+        options = tuple((name, repr(value)) for name, value in sorted(self.options.items()))
+        is_alone = images == 1  # a model may treat a single image differently
+        return methods, self.merge, options, frozenset(kinds), is_alone
+
+    def _explain(self, run: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return what :meth:`explain` does, where ``run`` runs the model."""
+        forward_pass = self.run_forward_pass(run, batch)
+        # The cores are left to the engine, if one runs the model.
+        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+            rows = self._resolve_rows(requests, forward_pass, batch)
+            by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
+        by_row = [list(each) for each in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
+        results: list[Any] = []
+        for image, request in enumerate(requests):
+            of_image = [each for each, row in zip(by_row, rows, strict=True) if row.image == image]
+            results.append(of_image if targets.asks_for_several(request) else of_image[0])
+        return results
+
+    def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
+        """Return the score of each target that is requested of each image, in order."""
+        forward_pass = self.run_forward_pass(observe, batch)
+        rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link()
+        scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
+        by_class = forward_pass.compute_probabilities()
+        probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
+        return [
+            Prediction(
+                target.describe(labels),
+                target.get_class_index(),
+                score,
+                target.get_probability(targets.ScoreContext(score, probabilities[image], link)),
+                target.get_box(),
+                (*self.notes, *batch.items[image].notes),
+            )
+            for score, (image, target, labels) in zip(scores, rows, strict=True)
+        ]
+
+    def _resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
+        """Return the rows of all images in order; they share the forward pass."""
+        texts = requests if self.text is None else targets.encode_texts(requests, self.text)
+        resolve = partial(
+            targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
+        )
+        labels = self.find_labels(forward_pass)
+        by_image = zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
+        return [
+            Row(image, target, names)
+            for image, (request, output, names, item) in enumerate(by_image)
+            for single in to_list(request)
+            for target in resolve(single, output, names, item.view.geometry)
+        ]
+
+    def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
+        """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
+        phrases = [each.phrases for each in forward_pass.predictions if isinstance(each, Detections) and each.phrases]
+        if phrases:
+            return [resolve_phrases(self.model, self.labels, each) for each in phrases]
+        return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
+
+    def run_forward_pass(self, run: Observe, batch: InputBatch) -> ForwardPass:
+        """Run one forward pass with hooks on the layers."""
+        black, call_index = batch.items[0].black if batch.items else None, batch.call_index
+        for is_last_try in (False, True):
+            layers = []
+            if self.needs_layers:
+                index = -1 if call_index is None else call_index
+                layers = find_layers(self.model, batch.inputs, self.layers, call_index=index, score=batch.score)
+                if self.layers is None:
+                    layers = find_level_layers(self.model, batch.inputs, call_index=index, score=batch.score) or layers
+            forward_pass = ForwardPass(
+                self.model,
+                batch.inputs,
+                layers,
+                black=black,
+                call_index=call_index,
+                placement=self.placement,
+                depths=self.depths,
+                run=run,
+            )
+            outputs = forward_pass.layer_outputs
+            if is_last_try or all(
+                layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in forward_pass.observed_layers
+            ):
+                break
+            # The user changed the model since the layouts were cached, so they are read again.
+            model_cache.forget_model(self.model)
+        return forward_pass
+
+    def _explain_rows(
+        self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
+    ) -> list[Explanation]:
+        """Return one explanation for each row by one method."""
+        wanted, images = [row.target for row in rows], [row.image for row in rows]
+        if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
+            evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
+            return self._explain_evidence(method, evidence, forward_pass, batch, rows)
+        # No layer was named, so several are those of a detector's feature levels: each row has its own.
+        by_row: dict[int, Explanation] = {}
+        for places, at_level in gather_evidence_by_level(forward_pass, wanted, images):
+            of_level = [rows[place] for place in places]
+            explanations = self._explain_evidence(method, [at_level], forward_pass, batch, of_level)
+            by_row.update(zip(places, explanations, strict=True))
+        return [by_row[place] for place in range(len(rows))]
+
+    def _explain_evidence(
+        self,
+        method: Method,
+        evidence: Sequence[Evidence],
+        forward_pass: ForwardPass,
+        batch: InputBatch,
+        rows: Sequence[Row],
+    ) -> list[Explanation]:
+        """Return one explanation for each row, from the evidence about these rows at one or more layers."""
+        merged, centers = self._compute_maps(method, evidence)
+        # Single numbers are read from here on, which arrays give several times faster than tensors.
+        maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
+        by_class = forward_pass.compute_probabilities()
+        probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
+        detector = None if method.ignores_layer else find_detector_transform(self.model)
+        layers = [each.layer for each in evidence]
+        of_call = [*self.notes]
+        if method.ignores_layer and self.layers is not None:
+            text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
+            of_call.append(MapWarning(text, "layer-ignored"))
+        chosen_tensor = describe_chosen_tensor(forward_pass.output)
+        predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link()
+        explanations = []
+        for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
+            item, top = batch.items[image], predicted[image]
+            context = targets.ScoreContext(score, probabilities[image], link)
+            warnings = [
+                *(*item.notes, *of_call),
+                *([chosen_tensor] if chosen_tensor is not None and target.traits.reads == "scores" else []),
+                *_collect_notes(evidence, index),
+                *find_map_warnings(evidence, raw, index, target, context),
+            ]
+            explanation = Explanation(
+                raw=raw,
+                view=item.view if detector is None else item.view.for_detector(detector),
+                label=target.describe(labels),
+                index=target.get_class_index(),
+                score=score,
+                probability=target.get_probability(context),
+                method=method.name,
+                layer=" + ".join(layers),
+                warnings=tuple(warnings),
+                box=target.get_box(),
+                centers=centers,
+                checker=partial(self.check, method, layers, batch, image, target),
+                predicted_index=top,
+                predicted_label=None if top is None else targets.get_class_label(top, labels),
+            )
+            explanations.append(explanation)
+        return explanations
+
+    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
+        """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
+        options = method.select_options(self.options)
+        if self.text is not None:
+            options = encode_text_options(options, self.text)
+        device = evidence[0].scores.device.type
+        # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
+        is_autocast = torch.is_autocast_enabled(device)
+        with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
+            maps = [method(each, **options) for each in evidence]
+            for each, raw in zip(evidence, maps, strict=True):
+                _check_maps(method, each, raw)
+            # Methods may return maps on another grid than the layer's, e.g. the input's.
+            places = [
+                None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
+                for each, raw in zip(evidence, maps, strict=True)
+            ]
+            merged = merges.merge_maps(
+                maps, self.merge, lambda: merges.compute_means([each.gradients for each in evidence]), places
+            )
+        if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
+            raise MethodError(
+                f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "
+                "maps and of their axes."
+            )
+        finest = merges.find_finest(maps)
+        return merged, places[finest] if merged.shape == maps[finest].shape else None
+
+    def check(
+        self,
+        method: Method,
+        layers: Sequence[str],
+        batch: InputBatch,
+        image: int,
+        target: targets.Target,
+        explanation: Explanation,
+    ) -> CheckReport:
+        """Return the findings about the explanation of a target on one image of a batch, see :meth:`Explanation.check`.
+
+        Args:
+            method: The method that was used.
+            layers: The names of the layers that were used; empty strings for a method at the input.
+            batch: The batch.
+            image: The index of the image.
+            target: The target, as it was resolved.
+            explanation: What :meth:`explain` returned for it.
+        """
+        training = find_training_modules(self.model)
+        single = replace(self, methods=[method], layers=[each for each in layers if each] or None, engines=())
+        alone = batch.select(slice(image, image + 1))
+        with Cleanup(), guard(self.model):
+            # Each forward pass restores the generators, so with the old states a random model would repeat its map.
+            seed_generators_anew()
+            forward_pass = single.run_forward_pass(observe, alone)
+            evidence = gather_evidence(forward_pass, [target], [0], at_input=method.ignores_layer)
+            context = CheckContext(
+                raw=explanation.raw,
+                item=alone.items[0],
+                evidence=evidence,
+                method=method,
+                compute_maps=lambda each: single._compute_maps(method, each)[0].float().cpu().numpy(),
+                training=training,
+            )
+            title = (
+                f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"
+            )
+            return run_checks(context, title, explanation.warnings)
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
+    """Check that a method returned one map for each row, on any grid with as many axes as the input's.
+
+    Raises:
+        MethodError: It returned something else.
+    """
+    like = evidence.inputs[:, 0] if method.ignores_layer else evidence.activations[:, 0]
+    is_maps = isinstance(raw, Tensor) and raw.ndim == like.ndim and len(raw) == len(evidence.images) and raw.numel() > 0
+    if not is_maps:
+        came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+        raise MethodError(
+            f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
+            "or maps on another grid with as many axes."
+        )
+
+
+def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
+    """Return what the method tells the user about a row's map, each note once."""
+    notes = dict.fromkeys(note for each in evidence for note in each.notes.get(row, []))
+    return [to_map_warning(note, "method-note") for note in notes]
+
+
+def _flatten(results: Any) -> list[Explanation]:
+    """Return the explanations of nested lists."""
+    return [each for part in results for each in _flatten(part)] if isinstance(results, list) else [results]

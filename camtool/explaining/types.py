@@ -1,0 +1,88 @@
+"""Types of the arguments and results of :func:`camtool.explain` and :class:`camtool.Explainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import TypeVar
+
+from camtool import targets
+from camtool.engines.observers import EngineName
+from camtool.explaining.explanation import Explanation
+from camtool.geometry.cell_centers import Placement
+from camtool.inputs.data_kinds import DataKind
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.input_batch import PreparedInput
+from camtool.inputs.model_inputs import Inputs, Key
+from camtool.methods import MethodFunction
+from camtool.models import Loaded, Transform
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from numpy.typing import NDArray
+    from PIL import Image
+
+Model: TypeAlias = "nn.Module | Loaded"
+Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
+
+OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | FileImage | PreparedInput"
+"""A single image, recognized by its type. :func:`camtool.open_image` returns a ``FileImage``, and
+:meth:`Explainer.prepare` a ``PreparedInput``."""
+
+Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
+"""A single image or a batch. Its number of axes decides, which a type checker does not see."""
+
+Images: TypeAlias = "OneImage | Arrays | Sequence[OneImage | Arrays]"
+
+OneTarget: TypeAlias = "int | str | targets.Target | Callable[[Any], Tensor] | None"
+Targets: TypeAlias = "Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]"
+"""One target for each image; for a single image, several targets."""
+
+SeveralTargets: TypeAlias = "targets.Top | targets.AllDetections"
+"""Several targets of an image, as many as it has."""
+
+AnyTargets: TypeAlias = (
+    "targets.TargetLike | Targets | Sequence[targets.TargetLike | Targets | Sequence[targets.TargetLike]]"
+)
+
+OneMethod: TypeAlias = "str | MethodFunction"
+
+if TYPE_CHECKING:
+
+    class ExplanationOrList(Explanation, list[Explanation]):  # type: ignore[misc]
+        """An :class:`Explanation`, or a list of them for a batch.
+
+        Only type checkers and editors see this class. A tensor's type does not show whether it is one image or a batch,
+        so they are offered the attributes of both; a union would make an error of each.
+        """
+
+
+Result = TypeVar("Result", default=Explanation)
+"""Result of an :class:`Explainer` for one image and one target: an explanation, or a list with one per method."""
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of :func:`explain` and :class:`Explainer`, which :func:`explain` documents."""
+
+    merge: str | Callable[[Tensor], Tensor]
+    transform: Transform | None
+    labels: Sequence[str] | None
+    device: torch.device | str | None
+    batch_size: int
+    image: Key | None
+    call_index: int | None
+    kind: DataKind | None
+    placement: Placement
+    engine: EngineName
+    reading: Mapping[str, Any] | None
+
+
+class LayerSettings(Settings, total=False):
+    """Keyword arguments of :func:`explain`; for :class:`Explainer`, ``layer`` is positional as well."""
+
+    layer: Layers

@@ -1,0 +1,83 @@
+"""A cache of answers about a model. An answer is valid as long as the structure of the model does not change.
+
+There is one rule for all answers: an answer is valid while the model has the same modules, of the same classes and
+under the same names. Each lookup checks this, see :mod:`camtool.hooks.structures.module_tree`. So the cache notices a
+layer that was replaced or added, and quantized modules that were swapped in.
+
+The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
+depends on such values, the caller compares it with the output of the model, e.g. with
+:meth:`camtool.layers.layouts.Layout.fits`, and calls :func:`forget_model` if it does not fit, or it passes a check.
+
+Answers are stored outside of the model, so they are not copied or pickled with it. The cache keeps neither the model
+nor a replaced module alive. Each step is a single dictionary operation. So threads need no lock, and a forked process
+inherits no locked one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+
+from camtool.hooks.structures.module_tree import read_tree
+from camtool.progress import follow_step
+
+_T = TypeVar("_T")
+
+
+def remember_for_model(
+    model: nn.Module, question: Hashable, compute: Callable[[], _T], is_valid: Callable[[_T], bool] | None = None
+) -> _T:
+    """Return the cached answer to a question about a model, or compute and cache it.
+
+    Args:
+        model: Any module.
+        question: The key of the answer among all answers about this model.
+        compute: Computes the answer. It is called without arguments if no valid answer is cached. The answer must not
+            hold a reference to the model, which would keep it alive. Exceptions are not cached.
+        is_valid: Checks a cached answer that depends on more than the structure; if it fails, the answer is computed
+            again.
+    """
+    known = _CACHE.get(id(model))
+    if known is None or known.model() is not model or not known.is_valid_for(model):
+        known = _CACHE[id(model)] = _CachedAnswers(model)
+    if question not in known.answers:
+        # If two threads compute the same answer, both return the one that was stored first.
+        with follow_step("Examining the model"):
+            known.answers.setdefault(question, compute())
+    found: _T = known.answers[question]
+    if is_valid is not None and not is_valid(found):
+        found = known.answers[question] = compute()
+    return found
+
+
+def forget_model(model: nn.Module) -> None:
+    """Drop all cached answers about a model."""
+    _CACHE.pop(id(model), None)
+
+
+class _CachedAnswers:
+    """The answers about one model, and the structure of the model when they were computed."""
+
+    __slots__ = ("_structure", "answers", "model")
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
+        self.answers: dict[Hashable, Any] = {}
+        self._structure = read_tree(model).structure
+
+    def is_valid_for(self, model: nn.Module) -> bool:
+        """Return True if the structure of the model has not changed."""
+        return read_tree(model).structure is self._structure
+
+
+_CACHE: dict[int, _CachedAnswers] = {}
+"""The answers by the id of the model, for as long as the model lives."""
+
+
+def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:
+    """Drop the answers about a model that is gone. When Python ends, this module may have no names any more."""
+    cache.pop(key, None)

@@ -1,0 +1,168 @@
+"""Nested structures of tensors: the inputs and outputs of models, in tuples, lists, mappings and data classes.
+
+All functions walk a structure depth first, in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from camtool.hooks.structures.quantized_tensors import quantize_like
+
+ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
+"""The inputs of a model: one tensor, a sequence of positional arguments, or a mapping of keyword arguments, in which
+integer keys stand for positional arguments. :func:`find_main_tensor` returns the image; in a mapping it comes first."""
+
+
+class SharedInput:
+    """An input that all images of a batch share. It is not split or repeated along the batch dimension."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def copy(self) -> Any:
+        """Return a copy of the value, as a model may write to its inputs."""
+        return map_tensors(self._value, Tensor.clone)
+
+    def has_several_values(self) -> bool:
+        """Check that it holds a tensor of more than one value."""
+        return any(tensor.numel() > 1 for tensor in find_tensors(self._value))
+
+
+def shares_several_values(inputs: ModelInputs) -> bool:
+    """Check that more images than the user gave might run with other inputs, silently.
+
+    OWL-ViT deals its texts out to the images: two texts belong to one image, or to two images one each.
+    """
+    shared = inputs.values() if isinstance(inputs, Mapping) else ()
+    return any(isinstance(value, SharedInput) and value.has_several_values() for value in shared)
+
+
+def find_main_tensor(output: Any) -> Tensor | None:
+    """Return the first floating or quantized tensor of a structure, or None.
+
+    A quantized tensor is returned as it is; :func:`camtool.hooks.structures.quantized_tensors.dequantize` gives its
+    values.
+
+    Nested tensors (``torch.nested``), which transformers use to leave out padding, are skipped: they have no shape from
+    which a map could be read.
+    """
+    return next((tensor for tensor in find_tensors(output) if _has_real_values(tensor)), None)
+
+
+def replace_main_tensor(output: Any, tensor: Tensor) -> Any:
+    """Return the same structure with its :func:`find_main_tensor` replaced.
+
+    If that is quantized, real values that replace it are quantized in the same way.
+    """
+    old = find_main_tensor(output)
+    if old is None:
+        return output
+    new = quantize_like(tensor, old) if old.is_quantized and not tensor.is_quantized else tensor
+    return map_tensors(output, lambda item: new if item is old else item)
+
+
+def find_tensors(structure: Any) -> list[Tensor]:
+    """Return the tensors of a structure."""
+    if isinstance(structure, Tensor):
+        return [structure]
+    return [tensor for part in _get_parts(structure) for tensor in find_tensors(part)]
+
+
+def locate_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
+    """Return the tensors of a structure, each with the expression that selects it, e.g. ``output["age"]``."""
+    if isinstance(structure, Tensor):
+        return [(path, structure)]
+    if isinstance(structure, Mapping):
+        parts = [(f"{path}[{key!r}]", item) for key, item in structure.items()]
+    elif isinstance(structure, (tuple, list)) and not hasattr(structure, "_fields"):
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(structure)]
+    else:
+        parts = [(f"{path}.{name}", item) for name, item in get_named_items(structure).items()]
+    return [found for place, item in parts for found in locate_tensors(item, place)]
+
+
+def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same structure with ``change`` applied to each tensor.
+
+    Tuples, named tuples, lists, mappings and data classes are rebuilt. Other objects are kept.
+    """
+    if isinstance(structure, Tensor):
+        return change(structure)
+    if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
+        return {key: map_tensors(item, change) for key, item in structure.items()}
+    if isinstance(structure, MutableMapping):
+        changed = _copy_mapping(structure)
+        for key, item in structure.items():
+            changed[key] = map_tensors(item, change)
+        return changed
+    if isinstance(structure, (tuple, list)):
+        items = [map_tensors(item, change) for item in structure]
+        # The constructor of a named tuple takes the items one by one.
+        make = getattr(structure, "_make", type(structure))
+        return make(items)
+    if _is_data_class(structure):
+        changed = copy.copy(structure)
+        for each in fields(structure):
+            item = map_tensors(getattr(structure, each.name), change)
+            object.__setattr__(changed, each.name, item)  # works on frozen data classes, too
+        return changed
+    return structure
+
+
+def map_batch(inputs: ModelInputs, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+    """Return the same inputs with ``change`` applied to each tensor that has one entry per image.
+
+    Other tensors belong to no image, e.g. a temperature or a table of constants, and are kept.
+    """
+    image = find_main_tensor(inputs)
+    count = len(image) if image is not None and image.ndim else None
+
+    def change_part(tensor: Tensor) -> Tensor:
+        return change(tensor) if tensor.ndim and count in (None, len(tensor)) else tensor
+
+    changed: ModelInputs = map_tensors(inputs, change_part)
+    return changed
+
+
+def get_named_items(structure: Any) -> Mapping[Any, Any]:
+    """Return the items of a mapping, a data class or a named tuple by name; an empty mapping for anything else."""
+    if isinstance(structure, Mapping):
+        return structure
+    if _is_data_class(structure):
+        return {each.name: getattr(structure, each.name) for each in fields(structure)}
+    names: Sequence[str] = getattr(structure, "_fields", ()) if isinstance(structure, tuple) else ()
+    return {name: getattr(structure, name) for name in names}
+
+
+def _copy_mapping(structure: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """Return a mapping of the same items that can be written to without changing the original."""
+    if isinstance(structure, (dict, UserDict)):
+        return copy.copy(structure)
+    # A shallow copy of other mappings may share the attribute that holds the items. The memo keeps the items uncopied.
+    return copy.deepcopy(structure, {id(item): item for item in structure.values()})
+
+
+def _get_parts(structure: Any) -> Iterable[Any]:
+    return structure if isinstance(structure, (tuple, list)) else get_named_items(structure).values()
+
+
+def _has_real_values(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_quantized) and not tensor.is_nested
+
+
+def _is_data_class(structure: Any) -> bool:
+    """Return True for an instance of a data class. Those that are mappings, too, as in transformers, are mappings."""
+    return is_dataclass(structure) and not isinstance(structure, (type, Mapping))
+
+
+def get_bytes(tensor: Tensor) -> bytes:
+    """Return the values of a tensor of any type and device, in the order of its axes."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

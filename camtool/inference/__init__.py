@@ -1,1 +1,0 @@
-"""Many forward passes in a row: memory budget, chunks, progress, and a copy with folded batch norms."""

@@ -1,6 +1,0 @@
-"""Leaderboards: methods compared by metrics on the user's own model and images."""
-
-from camtool.leaderboard.evaluation import Evaluation, EvaluationRow, Interval
-from camtool.leaderboard.measurement import evaluate
-
-__all__ = ["Evaluation", "EvaluationRow", "Interval", "evaluate"]

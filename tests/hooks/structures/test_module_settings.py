@@ -1,0 +1,112 @@
+"""Settings and trees of modules: what an explanation reads to notice that a model was changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from camtool.hooks.model_call import run_model
+from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.module_settings import ModuleSettings
+from camtool.hooks.structures.module_tree import read_tree
+
+
+def rename_size(net: Net) -> None:
+    net.extent = net.size
+    del net.size
+
+
+class Net(nn.Module):
+    """A model with attributes of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.factor, self.size, self.table = nn.Conv2d(3, 2, 3), 2.0, (1, 1000), [1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.conv(x)
+
+
+def other_forward(self: Net, x: Tensor) -> Tensor:
+    return 3.0 * self.conv(x)
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    "another value": lambda net: setattr(net, "factor", 3.0),
+    "another type": lambda net: setattr(net, "factor", 2),
+    "a tensor instead": lambda net: setattr(net, "factor", torch.ones(3)),
+    "a value of a child": lambda net: setattr(net.conv, "stride", (2, 2)),
+    "a new attribute": lambda net: setattr(net, "new", 1),
+    "another name": rename_size,
+    "one less": lambda net: delattr(net, "size"),
+    "a forward of its own": lambda net: setattr(net, "forward", lambda x: x),
+    "a forward of the class": lambda _: setattr(Net, "forward", other_forward),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
+def test_changes_are_noticed(change: Callable[[Net], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Net, "forward", Net.forward)  # so that it is restored
+    net = Net()
+    before = ModuleSettings([*net.modules()])
+    assert before.equal_those_of([*net.modules()])
+    change(net)
+    assert not before.equal_those_of([*net.modules()])
+    assert repr(before.describe()) != repr(ModuleSettings([*net.modules()]).describe())  # hashed as text
+
+
+def test_equal_values_and_the_mode_are_no_changes() -> None:
+    net = Net()
+    before = ModuleSettings([*net.modules()])
+    net.size = (1, int("1000"))  # another object
+    net.train()
+    net.eval()
+    net.training = True
+    assert before.equal_those_of([*net.modules()])
+
+
+@pytest.mark.slow
+def test_other_processes_have_the_same_description() -> None:
+    code = """
+import torchvision
+from camtool.hooks.structures.module_settings import ModuleSettings
+print(ModuleSettings([*torchvision.models.mobilenet_v3_small(weights=None).modules()]).describe())
+"""
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_tree_lists_the_modules_as_torch_does() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), nn.Identity())
+    net.append(net[0])
+    net.register_module("none", None)
+    tree = read_tree(net)
+    assert tree.modules == [*net.modules()]
+    assert tree.names == ["0", "1", "2", "3", "none", "0", "1"]
+    assert tree.counts == [5, 0, 2, 0, 0, 0]
+    assert tree.children.count(net[0]) == 2
+
+
+def test_a_held_model_is_read_once_and_again_after_it_ran() -> None:
+    class Grows(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.tail = nn.Identity()
+            return super().forward(x)
+
+    net = Grows().eval()
+    with guard(net):
+        held = read_tree(net)
+        assert read_tree(net) is held
+        with guard(net):
+            assert read_tree(net) is held
+        run_model(net, torch.zeros(1, 3, 4, 4))
+        assert read_tree(net).modules == [*net.modules()]
+    assert read_tree(net) is not read_tree(net)
