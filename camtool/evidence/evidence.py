@@ -26,6 +26,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.gradients import ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
+from camtool.hooks.observation import observe
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
@@ -181,7 +182,7 @@ class Evidence:
     @property
     def depths(self) -> list[Layer]:
         """Other layers on the way to the layer, from shallow to deep, for a method with an option ``depths``."""
-        return [] if self._layer is None else self.forward_pass.depths[self._layer.name]
+        return [] if self._layer is None else self.forward_pass.plan.depths[self._layer.name]
 
     def add_note(self, row: int, note: str) -> None:
         """Tell the user something about the map of a row: the note is among the warnings of its explanation."""
@@ -261,7 +262,7 @@ class Evidence:
                 placement=old.placement,
                 depths=old.asked_depths,
                 # An engine is compiled for one size of images.
-                **({"run": old.run} if inputs.shape[1:] == self.inputs.shape[1:] else {}),
+                run=old.run if inputs.shape[1:] == self.inputs.shape[1:] else observe,
             )
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from camtool import targets
 from camtool.errors import CamtoolError, ForwardError
 from camtool.evidence.class_vectors import find_class_vectors
 from camtool.evidence.gradients import ScoredTargets
+from camtool.evidence.plan import find_plan
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention.branches import CapturedBranches, capture_branches
 from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
@@ -22,7 +23,7 @@ from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.model_call import describe_missing_gradient, run_model
-from camtool.hooks.observation import Observation, Observe, get_call, observe
+from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, preserve_model
 from camtool.hooks.structures.model_cache import remember_for_model
@@ -32,14 +33,12 @@ from camtool.hooks.structures.weight_states import WeightStates
 from camtool.hooks.tracing import trace
 from camtool.hooks.unhookable_models import is_quantized
 from camtool.layers.centers import LayerPlace, find_place
-from camtool.layers.depths import Depths, find_depths
+from camtool.layers.depths import Depths
 from camtool.layers.layouts import Layer
-from camtool.layers.selection import describe_shapes
 from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, links, predictions
 from camtool.outputs.detections import Detections
-
-_T = TypeVar("_T")
+from camtool.progress import follow_step
 
 
 class _BlankOutputs(NamedTuple):
@@ -57,21 +56,23 @@ class ForwardPass:
         model: Any module; it is left unchanged.
         inputs: The model's inputs. The image input is their main tensor, see
             :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
-        layers: The layers to observe; none for methods that work at the input.
+        layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
+            input. See :func:`camtool.evidence.plan.find_plan`.
         black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
         call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is
             the last, too; the user then gets a warning that there are others.
         placement: Where the cells of a layer lie in the image input.
         depths: Other layers on the way to each layer that are observed as well, see
             :func:`camtool.layers.depths.find_depths`; by default none.
+        score: The user's own score, which decides which layer is best.
         run: Runs the model; by default :func:`camtool.hooks.observation.observe`. An engine gives another one.
 
     Attributes:
         model: The model.
         inputs: The model's inputs.
         image_input: The image input ``(N, C, *size)``, detached.
+        plan: What is known about the model with inputs of this shape: the layers to observe.
         layers: The layers to explain.
-        depths: Layer name to the other layers on the way to it that are observed, from shallow to deep.
         layer_outputs: Layer name to the output of the observed call, in the layer's own layout, on the graph.
         call_counts: Layer name to the number of its calls.
         output: The model's output, on the graph that starts at the earliest layer.
@@ -89,28 +90,28 @@ class ForwardPass:
         self,
         model: nn.Module,
         inputs: ModelInputs,
-        layers: Sequence[Layer],
+        layers: Sequence[str | Layer] | None,
         *,
         black: Tensor | None = None,
         call_index: int | None = None,
         placement: Placement = "centers",
         depths: Depths = 0,
+        score: class_scores.UserScore | None = None,
         run: Observe = observe,
     ) -> None:
         main = find_main_tensor(inputs)
         if main is None:
             raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
-        self.model, self.inputs, self.layers, self.black = model, inputs, list(layers), black
-        self.placement = placement
+        self.model, self.inputs, self.black, self.placement = model, inputs, black, placement
         self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
         self._main, self.image_input = main, main.detach()
         self.asked_depths, self.run = depths, run
-        self.depths = {layer.name: self._find_depths(layer) for layer in layers}
-        names = [layer.name for layer in self.observed_layers]
-        self._rows = {each.name: each.layout.rows for each in self.observed_layers if each.layout.rows}
-        observed = self.run(model, names, inputs, grad=bool(layers), rows=self._rows)
+        self.plan = find_plan(model, inputs, layers, call_index=self.call_index, depths=depths, score=score)
+        self.layers = self.plan.layers
+        names = [layer.name for layer in self.plan.observed]
+        observed = run(model, names, inputs, grad=bool(names), rows=self.plan.rows)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
-        self.layer_outputs = self._choose_calls(observed)
+        self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
         self._repeat = observed.repeat
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
@@ -135,11 +136,6 @@ class ForwardPass:
         self._folded_model: FoldedModel | None = None
 
     @property
-    def observed_layers(self) -> list[Layer]:
-        """The layers to explain and all their depths, each once."""
-        return list({each.name: each for layer in self.layers for each in [*self.depths[layer.name], layer]}.values())
-
-    @property
     def logits(self) -> Tensor:
         """The scores of the classes, ``(N, K, ...)``.
 
@@ -160,7 +156,12 @@ class ForwardPass:
         # Targets are frozen dataclasses, so equal ones compare equal; a user's own target compares by identity.
         latest = self._scored
         if latest is None or latest.targets != list(wanted) or latest.images != list(images):
-            output, outputs, places = self._get_outputs_by_row(images)
+            output, outputs, places = self.output, self.layer_outputs, images
+            if self._repeat is not None and len(set(images)) < len(images):
+                # Each row gets a copy of its image's outputs, without a forward pass: one backward pass serves all.
+                repeated, places = self._repeat(images, [layer.name for layer in self.layers]), range(len(images))
+                output = predictions.to_batch(repeated.output, len(images))
+                outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
             with enable_gradients():
                 scores = targets.score_targets(wanted, output, places)
             outputs = {layer.name: outputs[layer.name] for layer in self.layers}
@@ -168,20 +169,6 @@ class ForwardPass:
             if self.layers and not scores.requires_grad and not is_quantized(self.model):
                 latest.find_reason = partial(describe_missing_gradient, self.model, self.select_inputs(0))
         return latest
-
-    def _get_outputs_by_row(self, images: Sequence[int]) -> tuple[Any, dict[str, Tensor], Sequence[int]]:
-        """Return the model's output, the layers' outputs, and where each row has its image in them.
-
-        If several rows have the same image and it costs no forward pass, each row gets a copy of its image's outputs.
-        So one backward pass serves all rows.
-        """
-        if self._repeat is None or len(set(images)) == len(images):
-            return self.output, self.layer_outputs, images
-        repeated = self._repeat(images, [layer.name for layer in self.layers])
-        return predictions.to_batch(repeated.output, len(images)), self._choose_calls(repeated), range(len(images))
-
-    def _choose_calls(self, observed: Observation) -> dict[str, Tensor]:
-        return {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
 
     def find_link(self) -> class_scores.Link | None:
         """Return how scores become probabilities; ``None`` for embeddings, which have none.
@@ -197,34 +184,29 @@ class ForwardPass:
     def _find_link(self) -> links.FoundLink:
         if self._link is None:
             # An engine's output has no graph of the model's operations.
-            has_graph = bool(self.layers) and self.run is observe
+            has_graph, known = bool(self.layers) and self.run is observe, self.plan.facts.links
             if not isinstance(self.predictions, Tensor):
                 self._link = links.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
-                self._link = self._read_link(self.output)
+                self._link = links.find_link(self.model, self.output, self._find_final_operation)
             else:
-                self._link = self._remember("link", lambda: self._read_link(self._run_with_graph()))
+                if not known:
+                    known.append(links.find_link(self.model, self._run_with_graph(), self._find_final_operation))
+                self._link = known[0]
         return self._link
 
-    def _read_link(self, output: Any) -> links.FoundLink:
-        """Return the link that an output shows, preferably on a graph."""
-        return links.find_link(
-            self.model, output, lambda: self._remember("final operation", self._find_final_operation)
-        )
-
     def _find_final_operation(self) -> str | None:
-        """Run the model on the first image and return the function that computed its scores."""
+        """Return the function that computed the scores; the first call runs the model on one image."""
+        known = self.plan.facts.final_operations
 
         def select(output: Any) -> Tensor:
             return class_scores.find_logits(predictions.to_batch(output, 1))
 
-        with self.restore_autocast():
-            count = class_scores.find_logits(self.output)[0].numel()
-            return find_final_operation(self.model, self.select_inputs(0), select, count)
-
-    def _remember(self, question: str, compute: Callable[[], _T]) -> _T:
-        """Return an answer about the model that depends on the shapes of its inputs."""
-        return remember_for_model(self.model, (question, describe_shapes(self.inputs)), compute)
+        if not known:
+            with self.restore_autocast(), follow_step("Examining the model"):
+                count = class_scores.find_logits(self.output)[0].numel()
+                known.append(find_final_operation(self.model, self.select_inputs(0), select, count))
+        return known[0]
 
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
@@ -300,8 +282,11 @@ class ForwardPass:
         The first call for a model, a layer and an input size runs the model.
         """
         if layer.name not in self._places:
-            with self.restore_autocast():
-                place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
+            known = self.plan.facts.places
+            if layer not in known or not known[layer].holds_for(self.model):
+                with self.restore_autocast():
+                    known[layer] = find_place(self.model, self.inputs, layer, call_index=self.call_index)
+            place = known[layer]
             self._places[layer.name] = place if self.placement == "centers" else place._replace(centers=None)
         return self._places[layer.name]
 
@@ -324,22 +309,17 @@ class ForwardPass:
             return known.key == key and known.weights.equal_those_of(list_weights(self.model))
 
         engine = getattr(self.run, "engine", "eager")  # what one engine computes says nothing about another
-        question = "blank outputs", engine, tuple(layer.name for layer in self.observed_layers)
+        question = "blank outputs", engine, tuple(layer.name for layer in self.plan.observed)
         # Only the latest is kept for each set of layers, as these are tensors.
         return remember_for_model(self.model, question, compute, is_valid).outputs
 
     def _observe_images(self, images: Tensor) -> dict[str, Tensor]:
         """Return the outputs of the observed layers for other images, without a graph."""
-        names = [layer.name for layer in self.observed_layers]
+        names = [layer.name for layer in self.plan.observed]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.run(self.model, names, inputs, grad=False, rows=self._rows).calls
+            calls = self.run(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
-
-    def _find_depths(self, layer: Layer) -> list[Layer]:
-        if self.asked_depths == 0:
-            return []
-        return find_depths(self.model, self.inputs, layer, self.asked_depths, call_index=self.call_index)
 
     def fold_model(self) -> FoldedModel:
         """Return the model for many forward passes in a row; the first call builds it."""

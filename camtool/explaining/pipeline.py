@@ -32,7 +32,6 @@ from camtool.hooks.state.random_state import seed_generators_anew
 from camtool.hooks.structures import model_cache
 from camtool.hooks.structures.module_names import find_detector_transform
 from camtool.layers.depths import Depths
-from camtool.layers.selection import find_layers, find_level_layers
 from camtool.methods import Method, merges
 from camtool.methods.merges import Merge
 from camtool.methods.options import encode_text_options
@@ -223,28 +222,21 @@ class BatchExplainer:
         """Run one forward pass with hooks on the layers."""
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for is_last_try in (False, True):
-            layers = []
-            if self.needs_layers:
-                index = -1 if call_index is None else call_index
-                layers = find_layers(self.model, batch.inputs, self.layers, call_index=index, score=batch.score)
-                if self.layers is None:
-                    layers = find_level_layers(self.model, batch.inputs, call_index=index, score=batch.score) or layers
             forward_pass = ForwardPass(
                 self.model,
                 batch.inputs,
-                layers,
+                self.layers if self.needs_layers else [],
                 black=black,
                 call_index=call_index,
                 placement=self.placement,
                 depths=self.depths,
+                score=batch.score,
                 run=run,
             )
-            outputs = forward_pass.layer_outputs
-            if is_last_try or all(
-                layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in forward_pass.observed_layers
-            ):
+            outputs, observed = forward_pass.layer_outputs, forward_pass.plan.observed
+            if is_last_try or all(each.layout.fits(outputs[each.name].shape, len(batch.items)) for each in observed):
                 break
-            # The user changed the model since the layouts were cached, so they are read again.
+            # The user changed the model since the plan was made, so it is made anew.
             model_cache.forget_model(self.model)
         return forward_pass
 

@@ -32,13 +32,12 @@ from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.hooks.state.guard import preserve_model
-from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.module_names import list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.structures.weight_states import WeightStates
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer
-from camtool.layers.selection import describe_shapes
+from camtool.progress import follow_step
 
 Sizes: TypeAlias = "tuple[int, ...]"
 
@@ -70,7 +69,7 @@ def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_in
 
 
 def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> LayerPlace:
-    """Return where a layer is; the model runs once for each layer and input size.
+    """Return where a layer is; this runs the model.
 
     Args:
         model: Any module. Its state is preserved.
@@ -88,25 +87,19 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
             (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
             return centers, has_other_paths(observed.output, output, image)
 
-    def find() -> LayerPlace:
-        if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-            return LayerPlace(None, None, False)
-        # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
-        own = {id(parameter) for parameter in model.parameters()}
+    if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
+        return LayerPlace(None, None, False)
+    # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
+    own = {id(parameter) for parameter in model.parameters()}
+    with follow_step("Examining the model"):
         try:
             with saved_tensors_hooks(partial(_keep_weights, own), _unpack):
                 centers, is_passed_by = read_graph()
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
             centers, is_passed_by = read_graph()
-        weights = list_weights(model, buffers=False)
-        states = WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)])
-        return LayerPlace(centers, states, is_passed_by)
-
-    def is_valid(known: LayerPlace) -> bool:
-        return known.weights is None or known.weights.equal_those_of(list_weights(model, buffers=False))
-
-    question = "centers", describe_shapes(inputs), layer, call_index
-    return remember_for_model(model, question, find, is_valid)
+    weights = list_weights(model, buffers=False)
+    states = WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)])
+    return LayerPlace(centers, states, is_passed_by)
 
 
 class LayerPlace(NamedTuple):
@@ -122,6 +115,10 @@ class LayerPlace(NamedTuple):
     centers: CellCenters | None
     weights: WeightStates | None
     has_other_paths: bool
+
+    def holds_for(self, model: nn.Module) -> bool:
+        """Return True unless weights that the centers depend on were trained, loaded or replaced since."""
+        return self.weights is None or self.weights.equal_those_of(list_weights(model, buffers=False))
 
 
 def _has_taps(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
@@ -257,6 +257,8 @@ def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]
 
 def describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
     """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
+    if isinstance(inputs, Tensor):
+        return (tuple(inputs.shape[1:]),)
     names = inputs if isinstance(inputs, Mapping) else ()
     return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))
 
