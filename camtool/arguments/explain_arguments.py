@@ -1,17 +1,110 @@
-"""Checks of the arguments of :func:`camtool.explain`: its settings, and targets that match the images."""
+"""Arguments that public functions share: the model, the order of model, image and class, settings, foreign keywords."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from mimetypes import guess_type
+from os import PathLike
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.messages import format_count
-from camtool.arguments.other_libraries import describe_foreign_argument
-from camtool.errors import CamtoolError, MethodError, TargetError
+from camtool.arguments.messages import add_article, format_count
+from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, TargetError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TARGET = "target_class= here: an index, a name, or one of camtool.targets"
+_LAYER = 'layer= here: a dotted name such as "layer4", a module, or a list of them; by default the best one is found'
+_FOREIGN = {
+    **dict.fromkeys(("target", "targets", "target_category", "class_idx"), _TARGET),
+    **dict.fromkeys(("target_layer", "target_layers", "layers"), _LAYER),
+    **dict.fromkeys(("input_tensor", "image", "images", "img_tensor", "input"), "img= here, the second argument"),
+    "methods": "method= here: a name, a function, or a list of them",
+    "reshape_transform": "not needed: the layout of a layer's output is detected",
+    "aug_smooth": 'a wrapper here: method="tta:gradcam"',
+    "eigen_smooth": 'a wrapper here: method="eigen:gradcam"',
+    **{
+        name: f"an option of reading files: reading={{{name!r}: ...}}"
+        for name in ("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels")
+    },
+    # Former names of camtool itself.
+    "picture": "image= here: of several inputs the one that is explained, by position or name",
+    "call": "call_index= here: 0 is a layer's first call, -1 its last",
+    "use_cuda": 'not needed: images go to the device of the model; move it with model.to("cuda")',
+}
+"""The keywords of other libraries, and how to write the same with camtool."""
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+class HasModel(Protocol):
+    """An object with a model, e.g. the result of :func:`camtool.load`."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module."""
+
+
+def get_module(model: nn.Module | HasModel) -> nn.Module:
+    """Return a module itself, or the module of an object that has one.
+
+    Raises:
+        ModelError: ``model`` is neither. The message says what to pass, and that the model comes first.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    inside = getattr(model, "model", None)
+    if isinstance(inside, nn.Module):
+        return inside
+    value = model if inside is None else inside
+    raise ModelError(
+        f"model is {add_article(type(value).__name__)}, not a torch.nn.Module; pass one, or {_suggest_model(value)}. "
+        "The model comes first: explain(model, img), Recorder(model, layers)."
+    )
+
+
+def check_argument_order(img: Any, target_class: Any) -> None:
+    """Check that ``img`` is not a model, and ``target_class`` not an image.
+
+    Raises:
+        ImageError: One of them is. The message gives the order of the arguments.
+    """
+    order = "the order is explain(model, img, target_class)"
+    if isinstance(img, nn.Module) or isinstance(getattr(img, "model", None), nn.Module):
+        raise ImageError(f"img is a model; {order}.")
+    if target_class is None or isinstance(target_class, int):
+        return
+    if _is_image(target_class) and not _is_image(img) and not isinstance(img, (list, tuple, dict)):
+        name = f"{target_class!r} is" if isinstance(target_class, str) else "is"
+        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {name} an image; {order}.")
+
+
+def _suggest_model(value: Any) -> str:
+    if hasattr(value, "graph_module"):  # an ExportedProgram of torch.export
+        return "its .module()"
+    return (
+        f"camtool.load({value!r})" if isinstance(value, str) and not _is_image(value) else "what camtool.load returns"
+    )
+
+
+def _is_image(value: Any) -> bool:
+    """Return True for a file name with the suffix of an image, a path, bytes, a PIL image, or an array of pixels."""
+    if isinstance(value, str):
+        return str(guess_type(value, strict=False)[0]).startswith("image/")
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.ndim > 1
+    # Pillow is not imported for this: its images are recognized by the name of their module.
+    return isinstance(value, (bytes, PathLike)) or type(value).__module__.startswith("PIL.")
+
+
+# ------------------------------------------------------------------------------------------------- settings and targets
 
 
 def check_settings(transform: object, labels: object, batch_size: object, image: object, call_index: object) -> None:
@@ -64,3 +157,32 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
                 f"target_class: entry {position} is empty; give a class, or None for the model's own top class."
             )
     return list(requests)
+
+
+# ------------------------------------------------------------------------------------------ keywords of other libraries
+
+
+def describe_foreign_argument(name: str) -> str | None:
+    """Return a sentence that translates a keyword of another library; None for any other name."""
+    return f"{name}= is {_FOREIGN[name]}." if name in _FOREIGN else None
+
+
+def explain_foreign_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that its error for a keyword of another library names the keyword of camtool.
+
+    Raises:
+        MethodError: From the decorated function: such a keyword is used, and the arguments do not fit the signature.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
+        foreign = [name for name in kwargs if name in _FOREIGN]
+        if foreign:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise MethodError(str(describe_foreign_argument(foreign[0]))) from error
+        return function(*args, **kwargs)
+
+    return check_and_call

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.models import get_module
-from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.arguments.explain_arguments import explain_foreign_arguments, get_module
 from camtool.attention_maps.layers import LayerSelector, ReadLayer, choose_layer, list_layers, read_layer
 from camtool.attention_maps.maps import AttentionMaps, Head, check_head
 from camtool.attention_maps.queries import Queries, Query, QueryKind, find_class_token

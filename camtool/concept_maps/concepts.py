@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_integer
-from camtool.arguments.explain_arguments import check_settings
+from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module
 from camtool.arguments.messages import format_count, format_percent
-from camtool.arguments.models import get_module
-from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.evidence.forward_pass import ForwardPass

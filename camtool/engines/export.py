@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 import camtool
 from camtool.arguments.checks import check_choice
-from camtool.arguments.models import get_module
+from camtool.arguments.explain_arguments import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.onnx_files import COMPILING, convert_to_onnx, export_graph, write_onnx

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.models import get_module
+from camtool.arguments.explain_arguments import get_module
 from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation

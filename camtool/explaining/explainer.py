@@ -22,9 +22,13 @@ from torch import Tensor
 import camtool
 from camtool import targets
 from camtool.arguments.checks import check_choice, to_list
-from camtool.arguments.explain_arguments import check_settings, match_targets
-from camtool.arguments.models import check_argument_order, get_module
-from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.arguments.explain_arguments import (
+    check_argument_order,
+    check_settings,
+    explain_foreign_arguments,
+    get_module,
+    match_targets,
+)
 from camtool.engines.observers import EngineName, list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, to_class_tensor, to_device_pixels

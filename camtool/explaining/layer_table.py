@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from camtool.arguments.explain_arguments import check_settings
+from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments
 from camtool.arguments.messages import format_count
-from camtool.arguments.other_libraries import explain_foreign_arguments
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures import nested_tensors

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from camtool.arguments.checks import check_choice, check_count, iterate_leaves
-from camtool.arguments.models import get_module
+from camtool.arguments.explain_arguments import get_module
 from camtool.errors import CamtoolError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation

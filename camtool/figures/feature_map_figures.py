@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_count, to_list
-from camtool.arguments.models import get_module
+from camtool.arguments.explain_arguments import get_module
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from camtool.arguments.checks import check_choice, check_count
+from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import add_article
-from camtool.arguments.models import get_module
 from camtool.errors import LayerError
 from camtool.figures.feature_map_figures import CONVOLUTIONS, select_layers
 from camtool.figures.number_format import describe_non_finite, format_number, format_shape

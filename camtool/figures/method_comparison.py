@@ -11,7 +11,7 @@ import numpy as np
 
 from camtool import figures
 from camtool.arguments.checks import iterate_leaves
-from camtool.arguments.other_libraries import explain_foreign_arguments
+from camtool.arguments.explain_arguments import explain_foreign_arguments
 from camtool.errors import CamtoolError, ImageError, MethodError
 from camtool.explaining.explainer import explain
 from camtool.explaining.explanation import Explanation

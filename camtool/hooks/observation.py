@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import add_article, format_count
-from camtool.arguments.models import HasModel, get_module
 from camtool.errors import ForwardError, LayerError
 from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.arguments.models import HasModel, get_module
+from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.errors import ForwardError
 from camtool.hooks.model_call import retry_with_gradients, run_model
 from camtool.hooks.private_torch import get_write_count, is_in_transform

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from camtool.arguments.explain_arguments import describe_foreign_argument
 from camtool.arguments.messages import suggest_names
-from camtool.arguments.other_libraries import describe_foreign_argument
 from camtool.errors import MethodError
 from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers.depths import Depths

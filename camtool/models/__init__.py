@@ -24,7 +24,6 @@ from camtool.models.loading import (
     load,
     load_with_preprocessing,
     may_run_code,
-    to_loaded,
 )
 from camtool.models.preprocessing import (
     Channels,
@@ -37,7 +36,7 @@ from camtool.models.preprocessing import (
 from camtool.models.sources import Source, register_source
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.two_towers import ImageTower, TextTower
-from camtool.models.unwrapping import unwrap_layer, unwrap_model
+from camtool.models.unwrapping import to_loaded, unwrap_layer, unwrap_model
 from camtool.models.user_code import load_transform
 from camtool.models.weights import read_state
 

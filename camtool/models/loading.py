@@ -17,19 +17,17 @@ from torch import nn
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import suggest_names
-from camtool.arguments.models import get_module
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.unhookable_models import describe_unhookable
-from camtool.models.loaded import Loaded, TextEncoder
+from camtool.models.loaded import Loaded
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model
 from camtool.models.preprocessing_files import read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
-from camtool.models.two_towers import ImageTower, TextTower, get_image_tower, has_two_towers
-from camtool.models.unwrapping import unwrap_model
-from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
+from camtool.models.two_towers import ImageTower, find_encoders
+from camtool.models.unwrapping import build_text_encoder
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -86,9 +84,9 @@ def load(
         loaded = replace(loaded, transform=transform)
     elif weights is not None and not (isinstance(source, FactorySource) and loaded.transform is not None):
         loaded = _use_transform_beside(loaded, weights)
-    if not has_two_towers(loaded.model):
+    if find_encoders(loaded.model) is None:
         return loaded
-    return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or _build_text_encoder(loaded.model))
+    return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
 
 
 @contextmanager
@@ -145,26 +143,7 @@ def build_untrained(name: str) -> nn.Module:
         # Vision transformers start with a head of zeros, which no gradient passes. Any other numbers will do.
         if isinstance(module, nn.Linear) and not module.weight.any():
             nn.init.normal_(module.weight)
-    return ImageTower(model) if has_two_towers(model) else model
-
-
-def to_loaded(model: nn.Module | Loaded) -> Loaded:
-    """Return the part of a model that can be explained: without wrappers, and of two towers the one for images.
-
-    Args:
-        model: A model, or a :class:`Loaded`. It is not changed, and the caller must keep it alive.
-
-    Raises:
-        ModelError: It is not a model.
-    """
-    module = get_module(model)
-    loaded = model if isinstance(model, Loaded) else Loaded(module)
-    inner = unwrap_model(module)
-    if has_two_towers(inner):
-        return replace(loaded, model=get_image_tower(inner), text=loaded.text or _build_text_encoder(inner))
-    if takes_image_and_text(inner):
-        return replace(loaded, model=get_vision_language_model(inner))
-    return loaded if inner is loaded.model else replace(loaded, model=inner)
+    return ImageTower(model) if find_encoders(model) else model
 
 
 def is_model_name(name: str) -> bool:
@@ -194,14 +173,6 @@ def is_offline(name: str, weights: str | None) -> bool:
 def _set_evaluation_mode(model: nn.Module) -> nn.Module:
     # TorchScript models and exported programs may have no such mode; graphs of torch.export raise an error.
     return model if describe_unhookable(model) else model.eval()
-
-
-def _build_text_encoder(whole: nn.Module) -> TextEncoder:
-    tokenizers = (source.find_tokenizer(whole) for source in SOURCES)
-    tokenizer = next((each for each in tokenizers if each is not None), None)
-    if tokenizer is None:
-        raise ModelError(f"no tokenizer is known for {type(whole).__name__}; pass camtool.Loaded(model, text=...).")
-    return TextTower(whole, tokenizer)
 
 
 # ------------------------------------------------------------------------------------------------------- by name

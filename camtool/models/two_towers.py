@@ -32,9 +32,10 @@ _ENCODERS = {
 """Name of the method that encodes images → name of the method that encodes texts."""
 
 
-def has_two_towers(model: nn.Module) -> bool:
-    """Return True if a model encodes images as well as texts."""
-    return _find_encoders(model) is not None
+def find_encoders(model: nn.Module) -> tuple[str, str] | None:
+    """Return the names of the methods that encode images and texts; None if the model has no two towers."""
+    pairs = _ENCODERS.items()
+    return next((pair for pair in pairs if all(callable(getattr(model, name, None)) for name in pair)), None)
 
 
 class ImageTower(nn.Module):
@@ -64,7 +65,7 @@ class ImageTower(nn.Module):
         """Return the embeddings ``(N, D)``; with other arguments, the output of the whole model."""
         if others:
             return self.whole(pixel_values=pixel_values, **others)
-        encode, _ = _find_encoders(self.whole) or ("", "")
+        encode, _ = find_encoders(self.whole) or ("", "")
         return _get_embeddings(getattr(self.whole, encode)(pixel_values))
 
     def _apply(self, *args: Any, **kwargs: Any) -> ImageTower:
@@ -103,17 +104,11 @@ class TextTower:
         """
         device = next(self.whole.parameters()).device
         tokens = map_tensors(self.tokenize(list(texts)), lambda tensor: tensor.to(device))
-        _, name = _find_encoders(self.whole) or ("", "")
+        _, name = find_encoders(self.whole) or ("", "")
         encode = getattr(self.whole, name)
         # Tensors made in inference mode could not take part in a backward pass.
         with torch.no_grad(), preserve_model(self.whole):
             return _get_embeddings(encode(**tokens) if isinstance(tokens, Mapping) else encode(tokens))
-
-
-def _find_encoders(model: nn.Module) -> tuple[str, str] | None:
-    """Return the names of the two methods that encode images and texts; None if there are none."""
-    pairs = _ENCODERS.items()
-    return next((pair for pair in pairs if all(callable(getattr(model, name, None)) for name in pair)), None)
 
 
 def _get_embeddings(output: Any) -> Tensor:

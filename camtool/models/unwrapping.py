@@ -1,8 +1,17 @@
-"""Unwrapping: from a wrapper, such as ``DataParallel`` or a compiled model, to the model inside."""
+"""Unwrapping: from what the user gave as a model, such as ``DataParallel`` or two towers, to what is explained."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
+
+from camtool.arguments.explain_arguments import get_module
+from camtool.errors import ModelError
+from camtool.models.loaded import Loaded, TextEncoder
+from camtool.models.sources import SOURCES
+from camtool.models.two_towers import TextTower, find_encoders, get_image_tower
+from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 
 _WRAPPERS = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
@@ -21,14 +30,44 @@ instead of classes, so that nothing is imported for them. To see through a new w
 """
 
 
+def to_loaded(model: nn.Module | Loaded) -> Loaded:
+    """Return the part of a model that can be explained: without wrappers, and of two towers the one for images.
+
+    Args:
+        model: A model, or a :class:`Loaded`. It is not changed, and the caller must keep it alive.
+
+    Raises:
+        ModelError: It is not a model.
+    """
+    module = get_module(model)
+    loaded = model if isinstance(model, Loaded) else Loaded(module)
+    inner = unwrap_model(module)
+    if find_encoders(inner):
+        return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))
+    if hasattr(inner, "config") and takes_image_and_text(inner):
+        return replace(loaded, model=get_vision_language_model(inner))
+    return loaded if inner is loaded.model else replace(loaded, model=inner)
+
+
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside of any number of wrappers; the model itself if there is none.
 
     Wrappers are ``DataParallel``, ``DistributedDataParallel``, compiled models, averaged models, and models of PEFT.
     The adapters of PEFT are modules inside the model, so they stay active.
     """
-    inner = _get_inner_model(model)
-    return model if inner is model else unwrap_model(inner)
+    while True:
+        # Models of PEFT are of many classes, so the attributes they share are used.
+        get_base_model = getattr(model, "get_base_model", None)
+        if hasattr(model, "peft_config") and callable(get_base_model):
+            inner = get_base_model()
+        else:
+            # With the base classes: a subclass of a wrapper is a wrapper.
+            names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
+            attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
+            inner = None if attribute is None else getattr(model, attribute, None)
+        if inner is model or not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def unwrap_layer(wrapper: nn.Module, layer: str | nn.Module) -> str | nn.Module:
@@ -45,15 +84,14 @@ def unwrap_layer(wrapper: nn.Module, layer: str | nn.Module) -> str | nn.Module:
         return layer
 
 
-def _get_inner_model(model: nn.Module) -> nn.Module:
-    """Return the model inside of one wrapper; the model itself if it is not a wrapper."""
-    # Models of PEFT are of many classes, so the attributes they share are used.
-    get_base_model = getattr(model, "get_base_model", None)
-    if hasattr(model, "peft_config") and callable(get_base_model):
-        inner = get_base_model()
-    else:
-        # With the base classes: a subclass of a wrapper is a wrapper.
-        names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
-        attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
-        inner = model if attribute is None else getattr(model, attribute, model)
-    return inner if isinstance(inner, nn.Module) else model
+def build_text_encoder(whole: nn.Module) -> TextEncoder:
+    """Return the text tower of a model of two towers, with the tokenizer that its source knows.
+
+    Raises:
+        ModelError: None is known.
+    """
+    tokenizers = (source.find_tokenizer(whole) for source in SOURCES)
+    tokenizer = next((each for each in tokenizers if each is not None), None)
+    if tokenizer is None:
+        raise ModelError(f"no tokenizer is known for {type(whole).__name__}; pass camtool.Loaded(model, text=...).")
+    return TextTower(whole, tokenizer)

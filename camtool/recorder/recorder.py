@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import format_count, suggest_names
-from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.state.cleanup import Cleanup

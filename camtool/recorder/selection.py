@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import suggest_names
-from camtool.arguments.models import HasModel, get_module
 from camtool.errors import LayerError
 from camtool.hooks.structures.module_names import (
     describe_unknown_layer,

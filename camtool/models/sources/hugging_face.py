@@ -25,7 +25,7 @@ from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.cached_property import cached_property
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
-from camtool.models.two_towers import TextTower, Tokenizer, has_two_towers
+from camtool.models.two_towers import TextTower, Tokenizer, find_encoders
 from camtool.models.weights import load_state, read_state
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class HuggingFaceSource(Source):
         else:
             model = model_class(config)
             load_state(model, read_state(weights), weights)
-        text = TextTower(model, _build_tokenizer(model, path)) if has_two_towers(model) else None
+        text = TextTower(model, _build_tokenizer(model, path)) if find_encoders(model) else None
         return Loaded(model, _read_transform(path), self.find_labels(model), text=text)
 
     def build_untrained(self, name: str) -> nn.Module:
@@ -354,7 +354,7 @@ def _read_config(path: str) -> tuple[Any, Any]:
 
 def _takes_images(model_class: Any) -> bool:
     """Return True if models of a class take images, alone or with a text that they continue."""
-    if getattr(model_class, "main_input_name", None) == "pixel_values" or has_two_towers(model_class):
+    if getattr(model_class, "main_input_name", None) == "pixel_values" or find_encoders(model_class):
         return True
     return {"pixel_values", "input_ids"} <= signature(model_class.forward).parameters.keys()
 
