@@ -33,7 +33,7 @@ def normalize(
         The same shape and type, in [0, 1]. A map whose lowest or highest value is not finite becomes zeros.
     """
     out = np.empty_like(values) if out is None else out
-    limits = _find_limits(values, among)
+    limits = find_limits(values, among)
     if limits is None:
         out.fill(0)
         return out
@@ -45,12 +45,7 @@ def normalize(
     return out
 
 
-def has_contrast(values: NDArray[Any]) -> bool:
-    """Return False for a map that :func:`normalize` makes zeros of."""
-    return _find_limits(values, None) is not None
-
-
-def _find_limits(values: NDArray[Any], among: NDArray[np.bool_] | None) -> tuple[float, float] | None:
+def find_limits(values: NDArray[Any], among: NDArray[np.bool_] | None = None) -> tuple[float, float] | None:
     """Return the lowest and the highest value; ``None`` if they are equal but for rounding, or not finite."""
     where: Any = True if among is None else among
     lowest = float(np.min(values, where=where, initial=np.inf))

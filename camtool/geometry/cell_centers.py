@@ -65,19 +65,3 @@ class CellCenters:
             axis.offset + axis.stride * (cells - 1) / 2 - pixels / 2
             for axis, cells, pixels in zip(self.axes, grid, self.size, strict=True)
         )
-
-
-def scale_to_cells(centers: CellCenters | None, grid: Sequence[int], size: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the offset and the stride along each axis, in cells of the grid that is stretched over the input.
-
-    Args:
-        centers: The centers; None for a grid that is stretched, whose offset is 0.5 and whose stride is 1.
-        grid: Number of cells along each axis.
-        size: Size of the model's input in pixels.
-    """
-    if centers is None:
-        return [(0.5, 1.0)] * len(grid)
-    return [
-        (axis.offset * cells / pixels, axis.stride * cells / pixels)
-        for axis, cells, pixels in zip(centers.axes, grid, size, strict=True)
-    ]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.errors import GeometryError
-from camtool.geometry.cell_centers import CellCenters, scale_to_cells
-from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside, scale_to_cells
 from camtool.hooks.structures.cached_property import cached_property
 
 
@@ -112,10 +112,12 @@ class Geometry:
         seen.flags.writeable = False
         return seen
 
-    @cached_property
+    @property
     def sees_all(self) -> bool:
-        """Check that the input shows the whole photo."""
-        return bool(self.seen.all())
+        """Check that the input shows the whole photo: the centers of the outermost pixels are inside the box."""
+        top, left, bottom, right = self.box
+        spans = (top, bottom, self.photo[0]), (left, right, self.photo[1])
+        return all(min(start, stop) <= 0.5 and max(start, stop) >= pixels - 0.5 for start, stop, pixels in spans)
 
     def compute_scale(self) -> float:
         """Return how many pixels of the input a pixel of the photo becomes, along the axis that has more of them."""

@@ -90,6 +90,22 @@ def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], ont
     return maps
 
 
+def scale_to_cells(centers: CellCenters | None, grid: Sequence[int], size: Sequence[int]) -> list[tuple[float, float]]:
+    """Return the offset and the stride along each axis, in cells of the grid that is stretched over the input.
+
+    Args:
+        centers: The centers; None for a grid that is stretched, whose offset is 0.5 and whose stride is 1.
+        grid: Number of cells along each axis.
+        size: Size of the model's input in pixels.
+    """
+    if centers is None:
+        return [(0.5, 1.0)] * len(grid)
+    return [
+        (axis.offset * cells / pixels, axis.stride * cells / pixels)
+        for axis, cells, pixels in zip(centers.axes, grid, size, strict=True)
+    ]
+
+
 def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tuple[float, float]]:
     """Return the offset and the stride along each axis, in lengths of the input."""
     if centers is None:

@@ -17,10 +17,10 @@ import torch
 
 from camtool import maps
 from camtool.errors import CamtoolError
-from camtool.geometry.cell_centers import CellCenters, scale_to_cells
+from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin
-from camtool.geometry.resampling import build_interpolation_matrix
+from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
 from camtool.hooks.structures.cached_property import cached_property
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -46,10 +46,12 @@ class View(ABC):
 
     Attributes:
         kind: Kind of the input: ``"photo"``, ``"signal"``, ``"volume"`` or ``"clip"``.
+        geometry: Crop and resize from the photo to the model's input; ``None`` for other kinds of input.
         origin: Where the pixels lie in the file and in the world; ``None`` if that is unknown.
     """
 
     kind: ClassVar[str]
+    geometry: Geometry | None = None
     origin: Origin | None = None
 
     @property
@@ -129,11 +131,6 @@ class View(ABC):
         """
         raise self._build_missing_error("photo")
 
-    @property
-    def geometry(self) -> Geometry | None:
-        """Crop and resize from the photo to the model's input; ``None`` for other kinds of input."""
-        return None
-
     def for_detector(self, preparation: Any) -> View:
         """Return the view for maps of a detector's layers: detectors resize photos themselves.
 
@@ -159,9 +156,10 @@ class Photo(View):
     """
 
     kind = "photo"
+    geometry: Geometry
 
     def __init__(self, photo: Pixels | Callable[[], Pixels], geometry: Geometry, origin: Origin | None = None) -> None:
-        self._source, self._geometry, self.origin = photo, geometry, origin
+        self._source, self.geometry, self.origin = photo, geometry, origin
 
     @cached_property
     def photo(self) -> Pixels:
@@ -171,24 +169,19 @@ class Photo(View):
         return self._source
 
     @property
-    def geometry(self) -> Geometry:
-        """Crop and resize from the photo to the model's input."""
-        return self._geometry
-
-    @property
     def size(self) -> tuple[int, ...]:
         """``(H, W)``."""
-        return self._geometry.photo
+        return self.geometry.photo
 
     @property
     def seen(self) -> NDArray[np.bool_]:
         """``(H, W)`` bool: the part that reached the model."""
-        return self._geometry.seen
+        return self.geometry.seen
 
     def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
         """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
-        placed = self._geometry.place(torch.from_numpy(raw), centers).numpy()
-        return maps.normalize(placed, None if self._geometry.sees_all else self._geometry.seen, out=placed)
+        placed = self.geometry.place(torch.from_numpy(raw), centers).numpy()
+        return maps.normalize(placed, None if self.geometry.sees_all else self.geometry.seen, out=placed)
 
     def draw_overlay(
         self, heatmap: Map, *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
@@ -203,7 +196,7 @@ class Photo(View):
 
     def enlarge(self) -> View:
         """Return the photo with each pixel repeated; maps are interpolated at the new size, so they are smooth."""
-        factor, geometry = self.enlargement, self._geometry
+        factor, geometry = self.enlargement, self.geometry
         if factor == 1:
             return self
         top, left, bottom, right = (factor * edge for edge in geometry.box)
@@ -213,7 +206,7 @@ class Photo(View):
 
     def for_detector(self, preparation: Any) -> View:
         """Return the photo with the geometry of the detector's layers."""
-        return Photo(lambda: self.photo, self._geometry.resize_for_detector(preparation), self.origin)
+        return Photo(lambda: self.photo, self.geometry.resize_for_detector(preparation), self.origin)
 
     def draw_masked(self, heatmap: Map) -> Pixels:
         """Draw the product of photo and heatmap."""

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.errors import ImageError
-from camtool.geometry.cell_centers import CellCenters, scale_to_cells
+from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.geometry.resampling import build_interpolation_matrix
+from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.inputs.data_kinds import choose_example_shape, list_channels

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from camtool.geometry.cell_centers import AxisCenters, CellCenters, scale_to_cells
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.geometry.resampling import resample
+from camtool.geometry.resampling import resample, scale_to_cells
 from camtool.maps import resize
 from camtool.rendering.views import Signal
 
