@@ -72,8 +72,11 @@ def count_input_channels(model: nn.Module) -> int:
 
 def find_labels(model: nn.Module, classes: int) -> Sequence[str] | None:
     """Return the class names that a model's source knows; None if it knows none, or another number than ``classes``."""
-    labels = _ask_sources(lambda source: source.find_labels(model))
-    return labels if labels is not None and len(labels) == classes else None
+    for source in SOURCES:
+        labels = source.find_labels(model)
+        if labels is not None:
+            return labels if len(labels) == classes else None
+    return None
 
 
 def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int | None) -> Sequence[str] | None:

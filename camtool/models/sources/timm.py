@@ -121,7 +121,7 @@ def _read_labels(model: Any) -> list[str] | None:
         descriptions = config.get("label_descriptions")
         return [str(descriptions[name]) for name in names] if isinstance(descriptions, dict) else list(names)
     if classes == len(read_imagenet_labels()):
-        return read_imagenet_labels()
+        return list(read_imagenet_labels())
     data = _import_timm().data
     subset = data.infer_imagenet_subset(config)
     return data.ImageNetInfo(subset).label_descriptions() if subset else None

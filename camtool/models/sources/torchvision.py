@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,11 +134,12 @@ def build_gray(composed: Any) -> Transform:
     return gray
 
 
-def read_imagenet_labels() -> list[str]:
+@cache
+def read_imagenet_labels() -> tuple[str, ...]:
     """Return the names of ImageNet's thousand classes, in their usual order."""
     from torchvision.models import ResNet18_Weights
 
-    return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
+    return tuple(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
 
 
 def _build_detection_transform() -> Transform:

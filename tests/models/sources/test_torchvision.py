@@ -166,6 +166,6 @@ def test_the_default_transform_equals_torchvisions_for_classifiers():
 
 def test_imagenet_labels_are_found_only_for_torchvision_models_with_a_thousand_classes():
     model = build_net()
-    assert find_labels(model, 1000) == zoo.ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
+    assert find_labels(model, 1000) == (*zoo.ResNet18_Weights.IMAGENET1K_V1.meta["categories"],)
     assert find_labels(model, 999) is None
     assert find_labels(nn.Linear(2, 1000), 1000) is None
