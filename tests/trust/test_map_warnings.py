@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import camtool
 from camtool import METHODS, targets
 from camtool.evidence.evidence import Evidence
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
-from camtool.trust.map_warnings import MAP_WARNINGS
+from camtool.trust import map_warnings
+from camtool.warning_codes import WARNING_KINDS
 from tests.helpers.nets import Apply
 
 CLASSES = 8
@@ -296,25 +298,29 @@ class Pair(nn.Module):
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "zero gradient": (ColorNet(), lambda one: 0 * one.sum(), {}, ZERO),
-    "values that are not finite": (ColorNet(), None, {"method": make_infinite_map}, NOT_FINITE),
-    "constant map": (ColorNet(), None, {"method": make_constant_map}, CONSTANT),
-    "score is or may be a probability": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
-    "low rank": (ColorNet(), 7, {}, RANK),
-    "class predicted nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
-    "the target's own": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
-    "other paths beside the layer": (Pair(), None, {"layer": "one.colors"}, "other branches"),
-    "several calls of a layer": (ColorNet(runs=2), None, {}, TWICE),
+    "zero-gradient": (ColorNet(), lambda one: 0 * one.sum(), {}, ZERO),
+    "not-finite": (ColorNet(), None, {"method": make_infinite_map}, NOT_FINITE),
+    "constant-map": (ColorNet(), None, {"method": make_constant_map}, CONSTANT),
+    "probability-score": (nn.Sequential(ColorNet(bias=0.2), nn.Softmax(1)), 0, {"layer": "0.colors"}, "its logits"),
+    "assumed-logits": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
+    "low-rank": (ColorNet(), 7, {}, RANK),
+    "class-nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
+    "saturated-probability": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
+    "other-paths": (Pair(), None, {"layer": "one.colors"}, "other branches"),
+    "several-calls": (ColorNet(runs=2), None, {}, TWICE),
 }
-"""For each entry of the table a model, a target, options, and a part of the warning."""
+"""For each code a model, a target, options, and a part of the warning."""
 
 
-def test_every_entry_of_the_table_has_a_case() -> None:
-    assert CASES.keys() == MAP_WARNINGS.keys(), "add a case of each warning to CASES in this file"
+def test_every_warning_on_maps_has_a_case() -> None:
+    source = Path(map_warnings.__file__).read_text(encoding="utf-8")
+    codes = {code for code in WARNING_KINDS if f'"{code}"' in source} - {"cells-not-read", "target-warning"}
+    assert codes <= CASES.keys(), "add a case of each warning to CASES in this file"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_entry_of_the_table_warns_alone(name: str) -> None:
-    model, target, options, expected = CASES[name]
-    (warning,) = find_warnings(model, make_image(), target, **options)
+@pytest.mark.parametrize("code", CASES)
+def test_every_warning_on_maps_comes_alone(code: str) -> None:
+    model, target, options, expected = CASES[code]
+    (warning,) = camtool.explain(model, make_image(), target, **options).warnings
+    assert warning.code == code
     assert expected in warning
