@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,6 +85,8 @@ class InputBatch:
         cls, items: Sequence[PreparedInput], call_index: int | None = None, score: UserScore | None = None
     ) -> InputBatch:
         """Return a batch of inputs for a model that takes one tensor."""
+        if len(items) == 1:
+            return cls(items, items[0].tensor[None], call_index, score)  # a view: a single input is not copied
         return cls(items, _stack([item.tensor for item in items]), call_index, score)
 
     def split(self, size: int) -> Iterator[InputBatch]:
@@ -102,20 +102,25 @@ class InputBatch:
 
 def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:
     """Yield runs of at most ``size`` inputs that one tensor can hold, in order."""
-
-    def get_group(item: PreparedInput) -> tuple[object, ...]:
+    run: list[PreparedInput] = []
+    current: tuple[object, ...] = ()
+    for item in items:
         # All items of a batch share one value of black in a forward pass, so all have it or none.
-        return item.tensor.shape, item.tensor.dtype, item.black is None
-
-    for _, run in groupby(items, key=get_group):
-        while batch := list(islice(run, min(size, sys.maxsize))):
-            yield batch
+        of_item = item.tensor.shape, item.tensor.dtype, item.black is None
+        if run and of_item != current:
+            yield run
+            run = []
+        run.append(item)
+        current = of_item
+        if len(run) == size:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return prepared inputs as a batch."""
-    if len(tensors) == 1:
-        return tensors[0][None]  # a view: a single input is not copied
+    """Return two prepared inputs or more as a batch."""
     whole = _find_whole(tensors)
     if whole is not None:
         return whole

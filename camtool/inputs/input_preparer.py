@@ -23,15 +23,30 @@ from camtool.hooks.model_call import ASSUMED_SIZES
 from camtool.hooks.structures import module_names, nested_tensors
 from camtool.hooks.structures.cached_property import cached_property
 from camtool.inputs import image_files
-from camtool.inputs.data_kinds import SHAPE_TEXTS, SPATIAL_AXES, DataKind, infer_kind, list_channels
-from camtool.inputs.display import build_view, find_black_and_white, to_image_array
+from camtool.inputs.data_kinds import (
+    SHAPE_TEXTS,
+    SPATIAL_AXES,
+    DataKind,
+    check_shape,
+    check_tensor,
+    choose_device,
+    get_dtype,
+    infer_kind,
+    list_channels,
+)
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.input_batch import InputBatch, PreparedInput, group_into_batches
-from camtool.inputs.input_warnings import ValueRange, find_image_warnings, find_tensor_warnings
+from camtool.inputs.input_values import (
+    ValueRange,
+    build_view,
+    find_black_and_white,
+    find_image_warnings,
+    find_tensor_warnings,
+    to_image_array,
+)
 from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
-from camtool.inputs.tensor_checks import check_shape, check_tensor, choose_device, get_dtype
 from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import (
     Preprocessing,
@@ -75,6 +90,8 @@ _KEPT_LENGTHS = 32
 _DEFAULT_TRANSFORMS = 2
 """Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
 
+_DEFAULT_READING = ReadingOptions()
+
 
 class InputPreparer:
     """Prepares what the user gave as :class:`PreparedInput` and :class:`InputBatch`.
@@ -99,7 +116,7 @@ class InputPreparer:
         kind: DataKind | None = None,
         reading: ReadingOptions | None = None,
     ) -> None:
-        self._reading = reading or ReadingOptions()
+        self._reading = reading or _DEFAULT_READING
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
@@ -200,7 +217,7 @@ class InputPreparer:
         if transform is None and module_names.find_detector_transform(self._model) is not None:
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
-        black, white = find_black_and_white(given, transform)
+        black, white = (None, None) if transform is None else find_black_and_white(given, transform)
         values = tensor.detach().cpu()  # once, as each copy waits for a GPU
         value_range = ValueRange.of_tensor(values)
         notes = find_tensor_warnings(value_range, black, white)
@@ -289,12 +306,13 @@ class InputPreparer:
         # A subclass that only carries metadata (MONAI, fastai) makes views, which in-place layers must not write to.
         # One that holds other tensors (DTensor) is kept.
         is_plain = type(tensor) is Tensor or hasattr(tensor, "__tensor_flatten__")
-        given, own = (tensor if is_plain else tensor.as_subclass(Tensor)).to(self._device), get_dtype(self._model)
-        if not given.is_floating_point() or given.dtype == own:
+        given = (tensor if is_plain else tensor.as_subclass(Tensor)).to(self._device)
+        first = next(self._model.parameters(), None)
+        if not given.is_floating_point() or (first is not None and given.dtype == first.dtype):
             return given
         # Models of mixed precision have parameters of several types, and take inputs of any of them.
         dtypes = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}
-        return given if not dtypes or given.dtype in dtypes else given.to(own)
+        return given if not dtypes or given.dtype in dtypes else given.to(get_dtype(self._model))
 
     def to_model(self, batch: Tensor) -> Tensor:
         """Return a prepared batch of images ``(N, C, H, W)`` on the model's device and in a type that it takes.

@@ -1,0 +1,198 @@
+"""The values of an input: their range, those of black and white, warnings about them, and their pixels for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.transform_output import Transform, find_statistics
+from camtool.inputs.data_kinds import DataKind
+from camtool.rendering import overlay
+from camtool.rendering.views import Clip, Photo, Signal, View, Volume
+from camtool.warning_codes import MapWarning
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SMALL_SHARE = 1 / 4
+"""A smaller share of the image than this is worth a warning. Center crops keep 57 % of an image of 4:3, 43 % of 16:9,
+27 % of 14:5 and 10 % of 15:2: common photos pass, panoramas do not."""
+
+_DARK = 16
+"""The highest level that values of 12 bits or fewer reach in a file of 16 bits: 2 ** 12 / 2 ** 16 of 256 levels."""
+
+_BRIGHT = 64
+"""Normalized values stay far below this; the brightest byte of an image hardly ever does."""
+
+_ROUNDING = 1e-3
+"""The precision of float16 near 1."""
+
+_CONSTANT = "The input is the same everywhere, so there is nothing that the model could have looked at; check the file."
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """The range of the values of an input.
+
+    Attributes:
+        channels: The number of planes.
+        lowest: The lowest value; NaN if a value is NaN.
+        highest: The highest value; NaN if a value is NaN.
+        is_constant: True if each plane has a single value.
+        is_unit: True if the values are in [0, 1], up to rounding.
+        is_byte: True if the values are the bytes of an image rather than normalized values.
+    """
+
+    channels: int
+    lowest: float
+    highest: float
+    is_constant: bool
+    is_unit: bool
+    is_byte: bool
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor) -> ValueRange:
+        """Find the range of a floating tensor ``(C, *size)``."""
+        planes = tensor.detach().flatten(1)
+        if planes.device.type == "cpu" and planes.dtype in (torch.float32, torch.float64):
+            # Torch would divide this among threads, which then wait for more work and keep the cores from an engine for
+            # longer than a small model runs.
+            arrays = planes.numpy()
+            low, high = arrays.min(1), arrays.max(1)
+        else:
+            # Reducing each plane by itself takes a sixth of the time of torch.aminmax over all of them.
+            low, high = np.array(planes.amin(1).tolist()), np.array(planes.amax(1).tolist())
+        lowest, highest, is_constant = float(low.min()), float(high.max()), bool((low == high).all())
+        is_unit = lowest >= -_ROUNDING and highest <= 1 + _ROUNDING
+        is_byte = lowest >= -_ROUNDING and _BRIGHT < highest <= 255 + _ROUNDING
+        return cls(len(planes), lowest, highest, is_constant, is_unit, is_byte)
+
+
+def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapWarning]:
+    """Yield warnings about an image, or about the part of it that the model sees, one sentence each."""
+    extrema = [_get_extrema(band) for band in image.getextrema()]
+    brightest = max(high for _, high in extrema)
+    if all(low == high for low, high in extrema):
+        yield MapWarning(_CONSTANT, "constant-image")
+    elif brightest <= _DARK:
+        yield MapWarning(
+            f"The photo is nearly black (its brightest value is {brightest} of 255); if its file holds fewer bits than "
+            "it has space for, read it with camtool.open_image(path, percentiles=(2, 98)), on the command line with "
+            "--percentiles 2,98, or give an array of floats in [0, 1].",
+            "dark-image",
+        )
+    share = _compute_seen_share(geometry)
+    if share < _SMALL_SHARE:
+        yield MapWarning(
+            f"The model saw only {share:.0%} of the photo, as its preparation cuts the rest off; to show it all, pass "
+            "transform= (--transform) with a resize to the input's size, e.g. Resize((224, 224)), instead of the crop.",
+            "small-part-seen",
+        )
+
+
+def find_tensor_warnings(value_range: ValueRange, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
+    """Yield warnings about a prepared input, one sentence each.
+
+    Args:
+        value_range: The range of its values.
+        black: ``(C,)``, the value of a black pixel; ``None`` if the normalization is unknown.
+        white: ``(C,)``, the value of a white one.
+    """
+    if value_range.is_constant:
+        yield MapWarning(_CONSTANT, "constant-image")
+    elif (
+        value_range.channels in (1, 3)
+        and value_range.is_byte
+        and (white is None or value_range.highest > 2 * float(white.max()))
+    ):
+        yield MapWarning(
+            f"The input's values range from {value_range.lowest:g} to {value_range.highest:g}, like the bytes of a "
+            "photo; unless the model scales them itself, divide by 255 and normalize as in training, or give the photo "
+            "as uint8.",
+            "byte-range",
+        )
+    elif value_range.is_unit and black is not None and float(black.max()) < 0:
+        yield MapWarning(
+            "The input's values are in [0, 1], but the model's preparation normalizes them; do that too, or give the "
+            "photo instead of a tensor.",
+            "not-normalized",
+        )
+
+
+def to_image_array(tensor: Tensor) -> NDArray[Any]:
+    """Return an image in a tensor, ``(H, W)`` or ``(C, H, W)``, as an array with its channels last."""
+    array: NDArray[Any] = (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).detach().cpu().numpy()
+    return array
+
+
+def build_view(tensor: Tensor, value_range: ValueRange, kind: DataKind, transform: Transform | None) -> View:
+    """Return the view of a prepared tensor ``(C, *size)``, with the range of its values, for the user."""
+    # A copy, as the pixels are computed when somebody looks, and the user may have written to the tensor by then. Numpy
+    # makes it, as torch would use all cores, which an engine needs.
+    values: NDArray[np.float32] = tensor.detach().float().cpu().numpy().copy()
+    if kind == "signal":
+        return Signal(values)
+    if kind == "image":
+        return Photo(partial(_to_pixels, values, value_range, transform), Geometry.whole(*values.shape[1:]))
+    # Depth or time is folded into the height, so that one scale holds for all slices or frames.
+    flat = _to_pixels(values.reshape(len(values), -1, values.shape[-1]), value_range, transform)
+    return (Clip if kind == "clip" else Volume)(flat.reshape(*values.shape[1:], 3))
+
+
+def find_black_and_white(tensor: Tensor, transform: Transform | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return the values ``(C,)`` of black and of white in a model's input ``(C, h, w)``; ``None`` if unknown."""
+    mean, std = find_statistics(transform) or ((), ())
+    if len(mean) != len(tensor):
+        return None, None
+    shift, scale = tensor.new_tensor(mean), tensor.new_tensor(std)
+    return -shift / scale, (1 - shift) / scale
+
+
+def _to_pixels(values: NDArray[np.float32], value_range: ValueRange, transform: Transform | None) -> NDArray[np.uint8]:
+    """Return planes ``(C, h, w)`` as pixels ``(h, w, 3)``: the mean of the planes, unless they are gray or RGB."""
+    mean, std = _choose_scale(value_range, transform)
+    if len(values) in (1, 3):
+        return overlay.to_pixels(values, scale=std, shift=mean)
+    planes = [plane * s + m for plane, m, s in zip(values, mean, std, strict=True)]
+    return overlay.to_pixels(np.mean(planes, axis=0, keepdims=True), scale=[1.0], shift=[0.0])
+
+
+def _choose_scale(value_range: ValueRange, transform: Transform | None) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the shifts and the scales that bring planes ``(C, h, w)`` to [0, 1].
+
+    An image's own values, in [0, 1] or from 0 to 255, are only divided. Others are denormalized if the transform's
+    statistics are known, and stretched from the lowest to the highest value if not.
+    """
+    channels, lowest, highest = value_range.channels, value_range.lowest, value_range.highest
+    if channels in (1, 3) and value_range.is_unit:
+        return [0.0] * channels, [1.0] * channels
+    if channels in (1, 3) and value_range.is_byte:
+        return [0.0] * channels, [1 / 255] * channels
+    mean, std = find_statistics(transform) or ((), ())
+    if len(mean) == channels:
+        return mean, std
+    has_range = np.isfinite(highest - lowest) and highest > lowest
+    shift, scale = (-lowest / (highest - lowest), 1 / (highest - lowest)) if has_range else (0.0, 0.0)
+    return [shift] * channels, [scale] * channels
+
+
+def _compute_seen_share(geometry: Geometry) -> float:
+    """Return the share of the image's area that is in the input, 0 to 1."""
+    top, left, bottom, right = geometry.box
+    height, width = geometry.photo
+    rows = min(max(top, bottom), height) - max(min(top, bottom), 0)
+    columns = min(max(left, right), width) - max(min(left, right), 0)
+    return max(rows, 0) * max(columns, 0) / (height * width)
+
+
+def _get_extrema(band: object) -> tuple[int, int]:
+    assert isinstance(band, tuple)
+    return int(band[0]), int(band[1])
