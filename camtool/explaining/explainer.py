@@ -346,11 +346,12 @@ class Explainer(Generic[Result]):
         for name, given in (("method", methods), ("layer", layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
-        check_options(methods, options)
+        if options:
+            check_options(methods, options)
         check_model_support(methods, loaded.model)
         # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
         self._model, self._whole = loaded.model, whole
-        how = ReadingOptions.from_user(reading)
+        how = None if reading is None else ReadingOptions.from_user(reading)
         self._preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind, reading=how)
         self._image, self._call_index, self._batch_size = image, call_index, batch_size
         self._batches = BatchExplainer(
@@ -364,7 +365,9 @@ class Explainer(Generic[Result]):
             text=loaded.text,
             placement=placement,
             depths=find_asked_depths(methods, options),
-            engines=list_engines(engine, [each.name for each in methods if not each.can_be_compiled]),
+            engines=()
+            if engine == "eager"
+            else list_engines(engine, [each.name for each in methods if not each.can_be_compiled]),
         )
 
     @overload
@@ -385,7 +388,8 @@ class Explainer(Generic[Result]):
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
         """Explain images; the arguments and the results are those of :func:`explain`."""
         check_argument_order(img, target_class)
-        self._choose_method(img)
+        if self._recommend is not None:
+            self._choose_method(img, self._recommend)
         # The first block takes over if an interrupt arrives just as one of the others ends.
         is_class = target_class is None or isinstance(target_class, int)
         key = None if is_class else targets.get_score_key(target_class)
@@ -410,15 +414,13 @@ class Explainer(Generic[Result]):
                         steps.update(len(batch.items))
             return results[0] if count is None else results
 
-    def _choose_method(self, img: Any) -> None:
-        """Take the method and the layer that are recommended for the model, if none was named."""
-        if self._recommend is None:
-            return
+    def _choose_method(self, img: Any, recommend: Callable[[Any], tuple[str, str | None] | None]) -> None:
+        """Take the method and the layer that are recommended for the model, as none was named."""
         images = img if self._preparer.is_batch(img) else [img]
         if isinstance(images, (list, tuple)):
             # The recommendation knows no reading options.
             images = ReadOnDemand(images, self._preparer)
-        chosen = self._recommend(images)
+        chosen = recommend(images)
         if chosen is None:  # a later call may have enough images
             self._batches = replace(self._batches, notes=(_TOO_FEW_IMAGES,))
             return
@@ -533,7 +535,8 @@ class Explainer(Generic[Result]):
 
     def _compute_device_maps(self, caller: str, batch: Tensor, target_class: Any, *, differentiable: bool) -> ClassMaps:
         """Return the maps of a batch without explanations."""
-        self._choose_method(batch)
+        if self._recommend is not None:
+            self._choose_method(batch, self._recommend)
         if len(self._batches.methods) != 1 or not self._batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)

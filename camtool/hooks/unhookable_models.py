@@ -37,8 +37,5 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
 
 def is_quantized(model: nn.Module) -> bool:
     """Return True if the model has quantized modules of torch, through which no gradient passes."""
-    return any(map(_is_quantized_kind, set(map(type, list_modules(model)))))
-
-
-def _is_quantized_kind(kind: type[nn.Module]) -> bool:
-    return ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS
+    kinds = set(map(type, list_modules(model)))
+    return any(".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in kinds)

@@ -22,8 +22,7 @@ from camtool.methods.families import (
     rise,
     scorecam,
 )
-from camtool.methods.lookup import find_method, wrap_method
-from camtool.methods.method_checks import check_model_support, check_options, find_asked_depths
+from camtool.methods.lookup import check_model_support, check_options, find_asked_depths, find_method, wrap_method
 from camtool.methods.method_wrappers import eigen, noise, sess, tta
 from camtool.methods.registry import (
     COSTS,

@@ -114,12 +114,12 @@ class Method:
         """Return those of several methods' options that this method has."""
         return {name: value for name, value in options.items() if name in self.options}
 
-    @property
+    @cached_property
     def can_be_compiled(self) -> bool:
         """True if the method reads activations and gradients alone, so that an engine may compute these."""
         return not self.ignores_layer and frozenset() < self.needs <= _COMPILED_NEEDS
 
-    @property
+    @cached_property
     def reads_depths(self) -> bool:
         """True if the method reads other layers on the way to the layer, and may return maps on their grids."""
         return "depths" in self.options
@@ -295,7 +295,5 @@ def _normalize_name(name: str) -> str:
 
 def find_by_name(name: str, entries: Mapping[str, Entry]) -> Entry | None:
     """Return the entry with this name, or with a name that differs only in case and punctuation."""
-    if name in entries:
-        return entries[name]
     wanted = _normalize_name(name)
     return next((entry for known, entry in entries.items() if _normalize_name(known) == wanted), None)
