@@ -103,7 +103,7 @@ def write_malicious_modules(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", False), ("demo", True)])
+@pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", True)])
 def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_path, monkeypatch, model, safe):
     if safe:
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
