@@ -22,6 +22,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would only be in each other's way
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
 
 
 QUICK_CASES = 4
@@ -42,8 +43,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-# Collecting garbage takes about 0.3 s with all libraries loaded, too much after each test. Commands that run in this
-# process let the C library keep what is freed, up to 6 GB.
+def pytest_collection_finish() -> None:
+    """Leave out what has been imported, more than a million objects, wherever garbage is collected later."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _memory_is_given_back() -> Iterator[None]:
+    """Commands that run in this process would let the C library keep what is freed, up to 6 GB."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("camtool.runs.process_settings._keep_large_blocks", lambda: None)
+        yield
+
+
+# Too slow after each test.
 COLLECT_AFTER_MIB = 200
 resident_after_collecting = 0.0
 

@@ -47,7 +47,11 @@ def test_large_blocks_are_kept_unless_the_user_has_settings_of_his_own():
     assert run(TUNE, MALLOC_ARENA_MAX="2", OMP_WAIT_POLICY="active") == ["1", "active"]
 
 
+KEEP_LARGE_BLOCKS = process_settings._keep_large_blocks  # left out while tests run
+
+
 def test_other_c_libraries_are_left_alone(monkeypatch):
+    monkeypatch.setattr(process_settings, "_keep_large_blocks", KEEP_LARGE_BLOCKS)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(process_settings.ctypes, "CDLL", lambda _: pytest.fail("there may be no mallopt"))
     process_settings.tune_process()
