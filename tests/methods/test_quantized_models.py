@@ -178,15 +178,13 @@ def test_the_size_of_a_chunk_makes_no_difference(small: nn.Module, method: str) 
 
 TORCHVISION = [
     ("resnet18", "eager", "layer4"),
-    ("resnet18", "fx", "layer4.1.conv2"),
-    ("mobilenet_v2", "eager", "features"),
     ("mobilenet_v2", "fx", "features.18.2"),
 ]
 """Model, mode, and the deepest layer. Its 2 x 2 cells have means with many ties."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode", "layer"), TORCHVISION[:2])
+@pytest.mark.parametrize(("name", "mode", "layer"), TORCHVISION[:1])
 def test_ablation_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str, mode: str, layer: str) -> None:
     model, x = quantize_torchvision(name, mode, engine), make_images(1, 64)
     scores, activations = run(model, x, layer)

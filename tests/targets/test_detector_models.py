@@ -61,11 +61,15 @@ def make_untrained_detector(name: str, seed: int = 0) -> nn.Module:
     return model
 
 
-FAST_DETECTORS = {"ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"}
+SLOW_DETECTORS = ["fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn"]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in FAST_DETECTORS else pytest.param(name, marks=pytest.mark.slow) for name in TORCHVISION]
+    "name",
+    [
+        *("ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DETECTORS),
+    ],
 )
 def test_torchvision_detectors_are_explained_unchanged(name: str) -> None:
     model, photos = make_untrained_detector(name), torch.rand(2, 3, 96, 140)
