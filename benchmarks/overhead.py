@@ -18,29 +18,33 @@ import typer
 from torch import Tensor, nn
 
 import camtool
-from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
+from benchmarks.paired import DeviceOption, compute_ratio, describe_machine, make_forward, measure_in_turns
 
 _LAYERS = {"resnet50": "layer4", "mobilenet_v2": "features"}
 _CLASS = 281
+_OUT = Path(__file__).with_suffix(".json")
 
 
 def main(
     turns: Annotated[int, typer.Option(help="Measurements of each library.")] = 30,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
+    device: DeviceOption = "cpu",
     peers: Annotated[bool, typer.Option(help="Also measure grad-cam and torchcam.")] = True,  # noqa: FBT002
 ) -> None:
-    """Measure, print a table, and write the numbers to a JSON file in this folder."""
+    """Measure, print a table, and write the numbers to a JSON file in this folder; those of other devices are kept."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    rows = [_measure(name, batch_size, turns, peers=peers) for name in _LAYERS for batch_size in (1, 8)]
-    result = {"turns": turns, "machine": describe_machine(threads), "rows": rows}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    rows = [_measure(name, batch_size, turns, device, peers=peers) for name in _LAYERS for batch_size in (1, 8)]
+    measured = {"turns": turns, "machine": describe_machine(threads, device), "rows": rows}
+    kept = json.loads(_OUT.read_text(encoding="utf-8"))
+    result = kept | (measured if device == "cpu" else {device: measured})
+    _OUT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     _print_table(rows)
 
 
-def _measure(name: str, batch_size: int, turns: int, *, peers: bool) -> dict[str, Any]:
-    model = torchvision.models.get_model(name, weights=None).eval()
-    batch = torch.randn(batch_size, 3, 224, 224)
+def _measure(name: str, batch_size: int, turns: int, device: str, *, peers: bool) -> dict[str, Any]:
+    model = torchvision.models.get_model(name, weights=None).eval().to(device)
+    batch = torch.randn(batch_size, 3, 224, 224).to(device)
     runs = {"forward": make_forward(model, batch), "camtool": lambda: camtool.explain(model, batch, _CLASS)}
     if peers:
         layer = model.get_submodule(_LAYERS[name])

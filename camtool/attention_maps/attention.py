@@ -170,7 +170,7 @@ def _describe_queries(
     boxes, best = None, None
     if found:
         scale = item.geometry.size[::-1] * 2 if found.is_relative else (1, 1, 1, 1)
-        by_query = (found.boxes.float().cpu() * torch.tensor(scale)).tolist()
+        by_query = (found.boxes.float().cpu() * torch.tensor(scale, device="cpu")).tolist()
         boxes = np.array([item.geometry.to_photo_box(tuple(box)) for box in by_query], np.float32)
         best = int(found.confidences.flatten(1).amax(1).argmax())
     return Queries(

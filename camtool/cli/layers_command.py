@@ -50,7 +50,7 @@ def list_layers(
     module = load(model, weights).model if weights else build_untrained(model)
     height, width = asked or find_input_size(module)
     shape = choose_example_shape(module, height, width)
-    noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0), device="cpu")
     try:
         candidates = candidate_layers(module, noise)
     except ForwardError as error:

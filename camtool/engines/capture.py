@@ -200,7 +200,7 @@ def _replace(node: fx.Node, result: fx.Node) -> None:
 
 def _average(length: int, cells: int) -> Tensor:
     """Return the matrix ``(cells, length)`` of an adaptive average pooling along one axis."""
-    matrix = torch.zeros(cells, length)
+    matrix = torch.zeros(cells, length, device="cpu")
     for cell in range(cells):
         first, end = cell * length // cells, -(-(cell + 1) * length // cells)
         matrix[cell, first:end] = 1 / (end - first)

@@ -10,19 +10,21 @@ from torch import nn
 
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import NotCompilableError
+from camtool.hooks.folded_model import rounds_to_tf32
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.module_names import list_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _T = TypeVar("_T")
 
-_SCORE_TOLERANCE = 1e-4
-"""Of the larger one of 1 and the score."""
+_TOLERANCES = 1e-4, 1e-3
+"""Of the larger one of 1 and the score, and of the map's peak."""
 
-_MAP_TOLERANCE = 1e-3
-"""Of the map's peak."""
+_TOLERANCES_IN_TF32 = 5e-3, 3e-2
+"""The same where the model itself rounds the factors of its products to 10 bits."""
 
 
 class ComparedMap(Protocol):
@@ -77,7 +79,8 @@ def run_by_engines(
             return results
         expected = _run_eagerly(model, run)
         theirs = list_maps(expected)
-        difference = describe_difference(list_maps(results), theirs)
+        tolerances = _TOLERANCES_IN_TF32 if any(map(rounds_to_tf32, list_weights(model))) else _TOLERANCES
+        difference = describe_difference(list_maps(results), theirs, tolerances)
         if difference is not None:
             observer.give_up(difference)
             return expected
@@ -94,14 +97,17 @@ def _run_eagerly(model: nn.Module, run: Callable[[Observe], _T]) -> _T:
         return run(observe)
 
 
-def describe_difference(ours: Sequence[ComparedMap], expected: Sequence[ComparedMap]) -> str | None:
+def describe_difference(
+    ours: Sequence[ComparedMap], expected: Sequence[ComparedMap], tolerances: tuple[float, float] = _TOLERANCES
+) -> str | None:
     """Return how maps differ from the expected ones, or ``None`` if they agree up to rounding."""
+    of_score, of_map = tolerances
     for our, other in zip(ours, expected, strict=True):
         if our.index != other.index or our.raw.shape != other.raw.shape:
             return f"it explains {our.label!r}, and the model {other.label!r}"
-        if not abs(our.score - other.score) <= _SCORE_TOLERANCE * max(1, abs(other.score)):
+        if not abs(our.score - other.score) <= of_score * max(1, abs(other.score)):
             return f"its score is {our.score:.6g}, and the model's {other.score:.6g}"
         difference, peak = np.abs(our.raw - other.raw).max(), np.abs(other.raw).max()
-        if not difference <= _MAP_TOLERANCE * peak:
+        if not difference <= of_map * peak:
             return f"its map of {our.method} differs by {difference:.3g}, where the model's peak is {peak:.3g}"
     return None

@@ -104,7 +104,7 @@ class CompiledModel:
             if used.intersection(plan.layers):
                 segments.append(plan)
                 used |= {*plan.results, *plan.layers, *plan.others}
-        index = torch.tensor(list(images))
+        index = torch.tensor(list(images), device="cpu")
         rows = [each.detach()[index] if place in used else each.detach() for place, each in enumerate(values)]
         self._connect(rows, starts, segments)
         return self._build_observation(rows, None)

@@ -146,7 +146,7 @@ def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Te
     height, width = size or _find_size(loaded)
     channels, *sizes = choose_example_shape(model, height, width)
     # Smooth as photos are: white noise makes the activations of some models explode, and with them the rounding.
-    coarse = torch.randn(count * channels, *[8] * len(sizes), generator=torch.Generator().manual_seed(0))
+    coarse = torch.randn(count * channels, *[8] * len(sizes), generator=torch.Generator().manual_seed(0), device="cpu")
     images: Tensor = resize_maps(coarse, sizes).unflatten(0, (count, channels))
     parameter = next(model.parameters(), None)
     if parameter is not None and (parameter.device.type != "cpu" or parameter.dtype != torch.float32):
@@ -257,7 +257,7 @@ def _compare(
     (evidence,) = gather_evidence(forward_pass, [ClassScore(index) for index in top])
     with torch.no_grad():
         expected = method(evidence, **options)
-        logits, maps = explained(images, torch.full((len(images),), -1))
+        logits, maps = explained(images, torch.full((len(images),), -1, device="cpu"))
     grid: torch.Size = maps.shape[1:]
     if grid != expected.shape[1:]:
         expected = resample(expected, forward_pass.find_place(layer).centers, grid, None)
@@ -318,7 +318,7 @@ def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: 
 
 def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, description: dict[str, Any]) -> None:
     """Write the files, run them, and compare their results with the graph's."""
-    examples = [images, torch.full((len(images),), -1)]
+    examples = [images, torch.full((len(images),), -1, device="cpu")]
     with torch.no_grad():
         expected = explained(*examples)
     program = export_graph(explained, examples, has_any_batch_size=explained.has_any_batch_size)

@@ -59,7 +59,9 @@ def _place_one(given: NDArray[Any], item: PreparedInput, index: int) -> tuple[Te
         mask = geometry.to_input_mask(torch.from_numpy(given).float(), size) > 0.5
         return mask, _find_box(mask)
     if given.dtype != np.bool_ and given.ndim == 2 and given.shape[1:] == (4,):
-        boxes = torch.tensor([_clip(geometry.to_input_box((x0, y0, x1, y1)), geometry) for x0, y0, x1, y1 in given])
+        boxes = torch.tensor(
+            [_clip(geometry.to_input_box((x0, y0, x1, y1)), geometry) for x0, y0, x1, y1 in given], device="cpu"
+        )
         return _fill_boxes(boxes, size), boxes
     raise MetricError(
         f"truth[{index}] must be a boolean mask {geometry.photo} of the photo's size, or boxes (B, 4) of x0, y0, x1, "
@@ -74,7 +76,7 @@ def _clip(box: tuple[float, float, float, float], geometry: Geometry) -> tuple[f
 
 def _fill_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the mask ``(H, W)`` of the pixels whose centers are in any of the boxes."""
-    y, x = (torch.arange(length) + 0.5 for length in size)
+    y, x = (torch.arange(length, device="cpu") + 0.5 for length in size)
     left, top, right, bottom = boxes.T[..., None, None]
     inside: Tensor = (x >= left) & (x < right) & (y[:, None] >= top) & (y[:, None] < bottom)
     return inside.any(0)
@@ -84,5 +86,5 @@ def _find_box(mask: Tensor) -> Tensor:
     """Return the box around a mask, ``(1, 4)``; no box for an empty one."""
     rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
     if not len(rows):
-        return torch.zeros(0, 4)
-    return torch.tensor([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]]).float()
+        return torch.zeros(0, 4, device="cpu")
+    return torch.tensor([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]], device="cpu").float()

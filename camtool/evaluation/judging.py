@@ -83,7 +83,7 @@ class Judge:
         self._subject, self._labeled, self._seed = subject, labeled, seed
         self._inputs = MetricInputs(
             labeled.images,
-            torch.empty(0),
+            torch.empty(0, device="cpu"),
             probability=subject.make_score(labeled, "probability"),
             logit=subject.make_score(labeled, "logit"),
             model=subject.model,

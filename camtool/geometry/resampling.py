@@ -127,9 +127,9 @@ def average_cells(values: Tensor, spans: Sequence[tuple[float, float]], size: Se
         ``(*size)``; what is beyond the cells counts as 0.
     """
     for axis, ((start, stop), n_out) in enumerate(zip(spans, size, strict=True)):
-        edges = torch.linspace(start, stop, n_out + 1, dtype=torch.float64)
+        edges = torch.linspace(start, stop, n_out + 1, dtype=torch.float64, device="cpu")
         low, high = torch.minimum(edges[:-1], edges[1:])[:, None], torch.maximum(edges[:-1], edges[1:])[:, None]
-        cells = torch.arange(values.shape[axis])
+        cells = torch.arange(values.shape[axis], device="cpu")
         # Overlap of each cell of the other grid with each cell, as a share of its length.
         shares = (torch.minimum(high, cells + 1) - torch.maximum(low, cells)).clamp_min(0) / (high - low)
         values = (values.movedim(axis, -1) @ shares.T.to(values)).movedim(-1, axis)

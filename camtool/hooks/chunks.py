@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from camtool.errors import MethodError
@@ -16,7 +17,7 @@ from camtool.hooks.tracing import TracedCall
 from camtool.progress import Stage, follow_loop
 
 # Bytes that one chunk may take, by the estimate of compute_chunk_size. A few images keep the cores of a CPU busy. An
-# accelerator needs many images at once, and 1 GiB is a small part of its memory.
+# accelerator needs many images at once, and 1 GiB is a small part of its memory; where less is free, half of it counts.
 _BUDGETS = {"cpu": 96 * 2**20}
 _DEFAULT_BUDGET = 2**30
 
@@ -33,6 +34,9 @@ def compute_chunk_size(elements: int, like: Tensor) -> int:
         like: A tensor of the same type on the same device.
     """
     budget = _BUDGETS.get(like.device.type, _DEFAULT_BUDGET)
+    if like.is_cuda:  # what the allocator holds in reserve is free for it, too
+        reserve = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
+        budget = min(budget, (torch.cuda.mem_get_info(like.device)[0] + reserve) // 2)
     return max(1, budget // max(1, _LIVE_COPIES * elements * like.element_size()))
 
 

@@ -55,7 +55,7 @@ class FoldedModel:
         calls = trace(model, example)
         image = find_main_tensor(example)
         largest = max(count_largest_output(calls), 0 if image is None else image.numel())
-        fitting = compute_chunk_size(largest, torch.empty(0) if image is None else image)
+        fitting = compute_chunk_size(largest, torch.empty(0, device="cpu") if image is None else image)
         self.chunk_size: int = 1 if is_exported_for_one_image(model) else fitting
         self._model, self._memory_format = choose_copy(model, example, calls)
 
@@ -185,6 +185,18 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
         return False
     if not other.is_floating_point():
         return torch.equal(one, other)
-    uses_tf32 = other.is_cuda and other.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
-    tolerance = _TOLERANCE_IN_TF32 if uses_tf32 else _TOLERANCE
+    tolerance = _TOLERANCE_IN_TF32 if rounds_to_tf32(other) else _TOLERANCE
     return bool((one - other).abs().amax() <= tolerance * other.abs().amax())
+
+
+def rounds_to_tf32(tensor: Tensor) -> bool:
+    """Return True if convolutions or matrix products of such tensors may round their factors to 10 bits.
+
+    On NVIDIA's GPUs that is torch's default for convolutions in single precision.
+    """
+    if not tensor.is_cuda or tensor.dtype != torch.float32:
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # set by names that this old one cannot express, e.g. cudnn.conv.fp32_precision
+        return True

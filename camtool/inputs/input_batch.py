@@ -128,7 +128,7 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(tensors))
     # Numpy copies, as torch would use all cores: its threads go on to wait for work for some milliseconds, and would
     # take the cores from an engine. Torch makes the memory, which is aligned as its kernels like it.
-    batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype)
+    batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype, device="cpu")
     np.stack([each.numpy() for each in tensors], out=batch.numpy())
     return batch
 

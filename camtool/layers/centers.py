@@ -345,7 +345,7 @@ def _find_central_taps(weight: Tensor) -> list[float]:
         return taps
     for axis, middle in enumerate(taps):
         line = energy.movedim(axis + 1, -1).flatten(1, -2).sum(1) if energy.ndim > 2 else energy
-        centroids = (line * torch.arange(line.shape[1]).to(line)).sum(1) / line.sum(1)
+        centroids = (line * torch.arange(line.shape[1], device="cpu").to(line)).sum(1) / line.sum(1)
         shift, error = float(centroids.mean()) - middle, float(centroids.std()) / len(energy) ** 0.5
         if abs(shift) > max(_STANDARD_ERRORS * error, _ROUNDING):
             taps[axis] += shift * (1 - (error / shift) ** 2)

@@ -70,7 +70,7 @@ def _change_corner(several: Tensor) -> None:
     corner[1].copy_(-corner[0].flip(-1))
     # The ramp exceeds the image's own range, because a ReLU may respond to bright, or to dark, patches only.
     reach = 2 + 2 * float(several[0].abs().amax())
-    corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1]).to(corner))
+    corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1], device="cpu").to(corner))
 
 
 def vary_views(inputs: ModelInputs) -> ModelInputs:
@@ -123,7 +123,7 @@ def list_parts_of_tiles(size: Sequence[int], seams: Sequence[Sequence[int]]) -> 
     """
     parts = []
     for axis, (pixels, inner) in enumerate(zip(size, seams, strict=True)):
-        edges, at = torch.tensor([0, *inner, pixels]), torch.arange(pixels)
+        edges, at = torch.tensor([0, *inner, pixels], device="cpu"), torch.arange(pixels, device="cpu")
         tile = torch.bucketize(at, edges[1:-1], right=True)
         digits = [tile.bitwise_right_shift(digit) % 2 == 1 for digit in range(len(inner).bit_length())]
         first_half = 2 * at < edges[tile] + edges[tile + 1]
@@ -166,7 +166,7 @@ def nudge_bands(inputs: ModelInputs) -> ModelInputs:
 
 def _draw_noise(several: Tensor) -> Tensor:
     """Return noise for one of several images. To negate patches instead would change none of a gray area."""
-    noise = torch.rand(several.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
+    noise = torch.rand(several.shape[1:], generator=torch.Generator().manual_seed(0), device="cpu") * 2 - 1
     noise *= float(several[0].abs().amax()) or 1
     return noise.to(several)
 

@@ -342,7 +342,7 @@ def measure_agreement(change: Tensor, part: Tensor) -> float:
         part: ``(H, W)``, booleans over the image. A cell belongs to it if its center does.
     """
     rows, columns = (
-        ((torch.arange(cells) + 0.5) * pixels / cells).long()
+        ((torch.arange(cells, device="cpu") + 0.5) * pixels / cells).long()
         for cells, pixels in zip(change.shape, part.shape, strict=True)
     )
     of_cells = part[rows][:, columns].flatten().to(change.device)
@@ -391,7 +391,9 @@ def follows_image(maps: Tensor) -> bool:
 
 def _correlate_with_places(change: Tensor, axis: int) -> float:
     """Return the correlation of the logarithm of a change ``(bands, *grid)`` with how near bands and cells are."""
-    bands, cells = ((torch.arange(count).double() + 0.5) / count for count in (len(change), change.shape[axis + 1]))
+    bands, cells = (
+        (torch.arange(count, device="cpu").double() + 0.5) / count for count in (len(change), change.shape[axis + 1])
+    )
     near = (-((bands[:, None] - cells) / _REACH).square()).exp()
     near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
     response = change.clamp_min(torch.finfo(change.dtype).tiny).log()

@@ -342,11 +342,13 @@ def _arrange_packed(
 
 def _pack_coordinates(inner: Any, inputs: Mapping[str, Any], grid: Grid, count: int) -> Tensor:
     """Return ``(tokens, 2)``: row and column of each token in the joined tiles, in cells; nan if it is no cell."""
-    centers = torch.arange(count, dtype=torch.float64) + 0.5
+    centers = torch.arange(count, dtype=torch.float64, device="cpu") + 0.5
     cells = torch.stack(torch.meshgrid(centers, centers, indexing="ij"), -1).reshape(-1, 2)
-    starts = torch.tensor([[row * count, column * count] for row in range(grid[0]) for column in range(grid[1])])
+    starts = torch.tensor(
+        [[row * count, column * count] for row in range(grid[0]) for column in range(grid[1])], device="cpu"
+    )
     features = torch.cat([cells[None], cells + starts[:, None]])
-    newline = torch.full((2,), math.nan, dtype=torch.float64)
+    newline = torch.full((2,), math.nan, dtype=torch.float64, device="cpu")
     options: dict[str, Any] = {"image_newline": newline}
     for name in ("vision_feature_select_strategy", "vision_aspect_ratio"):
         if getattr(inner.config, name, None) is not None:
@@ -371,7 +373,7 @@ def _read_coordinates(cells: Tensor) -> tuple[tuple[int, int, int, int], Grid]:
     steps = [float(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (rows, columns)]
     starts = [float(axis[0]) - step / 2 for axis, step in zip((rows, columns), steps, strict=True)]
     regular = [
-        start + step * (torch.arange(length, dtype=torch.float64) + 0.5)
+        start + step * (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5)
         for start, step, length in zip(starts, steps, shape, strict=True)
     ]
     expected = torch.stack(torch.meshgrid(*regular, indexing="ij"), -1).reshape(-1, 2)

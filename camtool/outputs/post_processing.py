@@ -54,7 +54,7 @@ def suppress_overlaps(
     """
     boxes, classes = boxes.detach().cpu(), classes.cpu()
     rotated = None if rotated is None else rotated.detach().cpu()
-    kept, is_suppressed = list[int](), torch.zeros(len(boxes), dtype=torch.bool)
+    kept, is_suppressed = list[int](), torch.zeros(len(boxes), dtype=torch.bool, device="cpu")
     for number in range(len(boxes)):
         if len(kept) == limit:
             break

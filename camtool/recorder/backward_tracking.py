@@ -104,5 +104,5 @@ def _get_edge(tensor: Tensor) -> _Edge:
 def _read_next_number() -> int:
     """Return the number of a node that is created now. Later nodes have larger numbers."""
     with torch.enable_grad():
-        node = torch.ones((), requires_grad=True).view(()).grad_fn
+        node = torch.ones((), requires_grad=True, device="cpu").view(()).grad_fn
     return get_node_number(cast(Node, node))

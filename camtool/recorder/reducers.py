@@ -159,7 +159,11 @@ class Histogram:
         self._bins, self._per, self._missed = bins, per, 0
         self._counts: Tensor | None = None
         self._scale = None if range is not None else _AdaptiveBins(bins)
-        self._edges = torch.empty(0) if range is None else torch.linspace(*range, bins + 1, dtype=torch.float64)
+        self._edges = (
+            torch.empty(0, device="cpu")
+            if range is None
+            else torch.linspace(*range, bins + 1, dtype=torch.float64, device="cpu")
+        )
 
     def update(self, tensor: Tensor) -> None:
         """Include one more tensor.
@@ -205,7 +209,7 @@ class _AdaptiveBins:
 
     @property
     def edges(self) -> Tensor:
-        return (self._first + torch.arange(self._bins + 1, dtype=torch.float64)) * self._width
+        return (self._first + torch.arange(self._bins + 1, dtype=torch.float64, device="cpu")) * self._width
 
     @property
     def used(self) -> int:

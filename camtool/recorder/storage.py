@@ -21,7 +21,7 @@ Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] |
 
 _REDUCERS: dict[str, Callable[[], Reducer]] = {"mean": Mean, "max": Max, "histogram": Histogram}
 
-EMPTY = torch.empty(0)
+EMPTY = torch.empty(0, device="cpu")
 """A placeholder for tensors that are stored elsewhere."""
 
 

@@ -184,7 +184,7 @@ class Point(Target):
         row, column = self._find_position(planes.shape[1:], image.geometry)
         index = int(planes[:, row, column].argmax()) if self.class_index is None else self.class_index
         check_class_index(index, len(planes))
-        mask = torch.zeros(planes.shape[1:])
+        mask = torch.zeros(planes.shape[1:], device="cpu")
         mask[row, column] = 1
         return Region(index, mask, image.link or "softmax")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines import observers
+from camtool.engines import comparison, observers
 from camtool.engines.comparison import describe_difference
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.observers import list_engines
@@ -223,3 +223,20 @@ def test_differences_are_said_in_words(net: nn.Module) -> None:
     assert "its score is" in str(describe_difference([one], [other]))
     (two,) = camtool.explain(net, torch.randn(1, 3, 16, 20), 2)
     assert "it explains 'class 1', and the model 'class 2'" in str(describe_difference([one], [two]))
+
+
+def test_rounding_to_tf32_is_no_difference(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 16, 20)
+    observe = PreparedModel.observe
+
+    def observe_rounded(self: Any, *args: Any, **options: Any) -> Any:
+        found = observe(self, *args, **options)
+        return replace(found, output=found.output + 1e-3)
+
+    monkeypatch.setattr(PreparedModel, "observe", observe_rounded)
+    for is_rounded in (False, True):
+        forget_model(net)
+        monkeypatch.setattr(comparison, "rounds_to_tf32", lambda _, is_rounded=is_rounded: is_rounded)
+        (ours, _), (theirs, _) = camtool.explain(net, x, 1, engine="prepared"), camtool.explain(net, x, 1)
+        assert (abs(ours.score - theirs.score) > 5e-4) is is_rounded
+    forget_model(net)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.hooks import chunks
@@ -30,3 +34,14 @@ def test_the_chunk_size_shrinks_with_the_size_of_a_variant_and_is_at_least_1() -
     assert compute_chunk_size(1000, like) * 1000 * 4 * chunks._LIVE_COPIES <= chunks._BUDGETS["cpu"]
     assert compute_chunk_size(10**12, like) == 1
     assert compute_chunk_size(0, like) > 1
+
+
+@pytest.mark.parametrize(("free", "budget"), [(2**40, 2**30), (2**28, 2**28)])
+def test_a_gpu_with_little_free_memory_gets_smaller_chunks(
+    monkeypatch: pytest.MonkeyPatch, free: int, budget: int
+) -> None:
+    numbers = {"mem_get_info": (free, 2**40), "memory_reserved": 2**29, "memory_allocated": 2**28}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, number=number: number)
+    like = SimpleNamespace(device=torch.device("cuda"), is_cuda=True, element_size=lambda: 4)
+    assert compute_chunk_size(1024, cast(Tensor, like)) == budget // (chunks._LIVE_COPIES * 1024 * 4)

@@ -6,7 +6,8 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.testing import assert_close
 
 from camtool.hooks import folded_model
 from camtool.hooks.chunks import compute_chunk_size
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.folded_model import FoldedModel, rounds_to_tf32
 from camtool.hooks.tracing import trace
 from tests.helpers.nets import Apply
 
@@ -423,6 +424,23 @@ def test_threads_may_each_fold_the_same_model() -> None:
     assert len(answers) == 20
     assert_close(torch.stack(answers), expected.expand(20, -1, -1), rtol=1e-4, atol=1e-5)
     assert_unchanged(model, before)
+
+
+def test_tf32_is_noticed_whichever_names_set_it() -> None:
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float32))
+    assert not rounds_to_tf32(torch.zeros(1))
+    assert not rounds_to_tf32(cast(Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float64)))
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = False
+        assert not rounds_to_tf32(on_gpu)
+        torch.backends.cudnn.allow_tf32 = True
+        assert rounds_to_tf32(on_gpu)
+        if hasattr(torch.backends.cudnn, "conv"):  # from torch 2.9 on, and then the old name is an error
+            torch.backends.cudnn.conv.fp32_precision = "ieee"
+            assert rounds_to_tf32(on_gpu)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

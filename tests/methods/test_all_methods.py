@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -405,6 +406,29 @@ def test_batch_equals_single_images(name: str) -> None:
     close_to_peak(together, torch.cat([raw(net, image[None], name) for image in x]), 1e-5)
     for size in (1, 2, 4):
         close_to_peak(raw(net, x, name, batch_size=size), together, 1e-5)
+
+
+@pytest.mark.parametrize("name", [*OF_ACTIVATIONS, *OF_ATTENTION, *OF_PATCHES])
+def test_default_device_of_torch_makes_no_difference(name: str) -> None:
+    net, x, options = suited(name)[0], torch.randn(2, *IMAGES), FEWER.get(name, {})
+    expected, fresh = camtool.explain(net, x, 3, method=name, **options), copy.deepcopy(net)
+    # As after torch.set_default_device("cuda"), but tensors on this device have no values.
+    with torch.device("meta"):
+        results = camtool.explain(fresh, x, 3, method=name, **options)
+    for ours, theirs in zip(results, expected, strict=True):
+        assert np.array_equal(ours.raw, theirs.raw)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_layers_may_lie_on_another_device_than_the_input() -> None:
+    net, x = pooled_net()[0], torch.randn(2, *IMAGES)
+    names = [name for name in OF_ACTIVATIONS if name != "random"]
+    expected = camtool.explain(net, x, 3, method=names, samples=4)
+    trunk, tail = copy.deepcopy(net.trunk), copy.deepcopy(net.tail).cuda()
+    split = Net(nn.Sequential(trunk[0], Apply(lambda a: a.cuda()), trunk[1]), tail)
+    for ours, theirs in zip(camtool.explain(split, x, 3, method=names, samples=4), expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert np.abs(one.raw - other.raw).max() <= 1e-2 * np.abs(other.raw).max(), one.method
 
 
 @pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)

@@ -30,7 +30,7 @@ def preserve_generators(cleanup: Cleanup) -> Callable[[], bool]:
 def seed_generators_anew() -> None:
     """Give the global random generators other states, which follow from that of torch's generator."""
     with _TORCH_GENERATOR.lock:
-        seed = int(torch.randint(2**31, ()))
+        seed = int(torch.randint(2**31, (), device="cpu"))
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     # As below, a generator that is not in use stays so.
@@ -53,7 +53,7 @@ def iterate_noisy_copies(inputs: Tensor, samples: int, level: float, seed: int) 
     deviation = level * (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (inputs.ndim - 1))
     for _ in range(samples):
         # Drawn on the CPU in float32, as generators differ between devices.
-        noise = torch.randn(inputs.shape[1:], generator=generator, dtype=torch.float32)
+        noise = torch.randn(inputs.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
         yield inputs + deviation * noise.to(inputs)
 
 

@@ -115,7 +115,9 @@ def reciprocam(
     check_count("chunk", chunk, optional=True)
     convert = prefer_probability if score == "probability" else None
     A = evidence.activations
-    kernels = [(compute_gaussian_kernel if gaussian else torch.eye)(size).to(A) for size in A.shape[2:]]
+    kernels = [
+        (compute_gaussian_kernel(size) if gaussian else torch.eye(size, device="cpu")).to(A) for size in A.shape[2:]
+    ]
     maps, head = A.new_empty(len(A), A[0, 0].numel()), find_scoring_head(evidence)
     for rows in evidence.rows_by_image:
         maps[rows] = _score_single_positions(evidence, rows, head, kernels, chunk, convert).T.to(A)
@@ -153,7 +155,7 @@ def _score_single_positions(
 
 def compute_gaussian_kernel(size: int) -> Tensor:
     """Return the kernel ``(size, size)`` along one axis: 1/2 at the position itself, 1/4 at the adjacent ones."""
-    return (torch.eye(size) + torch.ones(size, size).tril(1).triu(-1)) / 4
+    return (torch.eye(size, device="cpu") + torch.ones(size, size, device="cpu").tril(1).triu(-1)) / 4
 
 
 def _multiply_outer(factors: list[Tensor]) -> Tensor:

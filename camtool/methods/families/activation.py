@@ -61,5 +61,5 @@ def random(evidence: Evidence, *, seed: int = 0) -> Tensor:
     A = evidence.activations
     generator = torch.Generator().manual_seed(seed)
     # Drawn in float64 on the CPU, so that every device and type gets the same weights.
-    weights = 2 * torch.rand(A.shape[1], generator=generator, dtype=torch.float64) - 1
+    weights = 2 * torch.rand(A.shape[1], generator=generator, dtype=torch.float64, device="cpu") - 1
     return unsqueeze_like(weights.to(A)[None], A).expand(len(A), *[-1] * (A.ndim - 1))

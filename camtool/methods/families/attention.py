@@ -420,7 +420,7 @@ def _multiply_layers(attention: AttentionEvidence, matrices: Sequence[Tensor]) -
 def _add_skip(matrix: Tensor) -> Tensor:
     """Return a layer's matrix ``(R, T, S)`` plus the identity for its skip connection, which a pooling has not."""
     queries, keys = matrix.shape[1:]
-    return matrix + torch.eye(keys).to(matrix) if queries == keys else matrix
+    return matrix + torch.eye(keys, device="cpu").to(matrix) if queries == keys else matrix
 
 
 def _normalize_rows(matrix: Tensor) -> Tensor:

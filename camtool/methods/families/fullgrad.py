@@ -55,7 +55,7 @@ def fullgrad(evidence: Evidence) -> Tensor:
     total = scale_min_max(from_pixels.abs()).sum(1)
     for term, centers in from_biases:
         if _has_positions(term, from_pixels):
-            total += resample(scale_min_max(term.abs()).sum(1), centers, total.shape[1:], None)
+            total += resample(scale_min_max(term.abs()).sum(1), centers, total.shape[1:], None).to(total)
     return total
 
 

@@ -168,7 +168,7 @@ def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
     if smoothing > 0:
         # The Gaussian is separable, so the axes are smoothed one after the other.
         for axis, length in enumerate(weights.shape[2:], start=2):
-            offsets = torch.arange(length).to(weights)
+            offsets = torch.arange(length, device="cpu").to(weights)
             kernels = (-((offsets[:, None] - offsets) ** 2) / (2 * smoothing**2)).exp()
             weights = (weights.movedim(axis, -1) @ (kernels / kernels.sum(1, keepdim=True)).T).movedim(-1, axis)
     return weights

@@ -141,12 +141,12 @@ def sscam(
     A = evidence.activations
     shape = A.shape[2:] if on == "activations" else evidence.inputs.shape[1:]
     generator = torch.Generator().manual_seed(seed)
-    drawn = noise * torch.randn(samples, *shape, generator=generator).to(A)
+    drawn = noise * torch.randn(samples, *shape, generator=generator, device="cpu").to(A)
 
     def mask_input(enlarge: Enlarge, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
         if on == "activations":
             return _mask_input(enlarge, x, maps + drawn[sample])
-        return _mask_input(enlarge, x, maps) + drawn[sample]
+        return _mask_input(enlarge, x, maps) + drawn[sample].to(x.device)
 
     scores = _score_masks(evidence, A, mask_input, get_enlargement(evidence, masks), samples=samples, chunk=chunk)
     return unsqueeze_like(scores.softmax(1), A)
@@ -282,7 +282,7 @@ def blur_input(x: Tensor, radius: int, sigma: float) -> Tensor:
         lines = blurred.movedim(axis, -1)
         # Reflection padding must be shorter than the line.
         reach = min(radius, lines.shape[-1] - 1)
-        offsets = torch.arange(-reach, reach + 1).to(lines)
+        offsets = torch.arange(-reach, reach + 1, device="cpu").to(lines)
         kernel = (-(offsets**2) / (2 * sigma**2)).exp()
         padded = torch.nn.functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="reflect")
         smooth = torch.nn.functional.conv1d(padded, (kernel / kernel.sum())[None, None])
@@ -450,7 +450,7 @@ def _mask_input(
 ) -> Tensor:
     """Return an input ``(C, *size)``, or one per map, times the maps as masks: ``(M, C, *size)``."""
     mask = enlarge(scale_min_max(maps)) if scale_first else scale_min_max(enlarge(maps))
-    return mask[:, None] * x
+    return align_with_input(mask, x) * x
 
 
 def _select_varied_channels(maps: Tensor, count: int | None) -> Tensor:
@@ -463,10 +463,12 @@ def _select_varied_channels(maps: Tensor, count: int | None) -> Tensor:
 
 
 def align_with_input(values: Tensor, x: Tensor) -> Tensor:
-    """Return numbers ``(M,)`` or masks ``(M, *size)`` with axes that broadcast with an input ``(C, *size)``."""
-    if values.ndim == 1:
-        return values.reshape(-1, *[1] * x.ndim)
-    return values[:, None]
+    """Return numbers ``(M,)`` or masks ``(M, *size)`` with axes that broadcast with an input ``(C, *size)``.
+
+    They come to its device, as the layers of a model may lie on several.
+    """
+    values = values.to(x.device)
+    return values.reshape(-1, *[1] * x.ndim) if values.ndim == 1 else values[:, None]
 
 
 def _require_probability(target: Target) -> Target:

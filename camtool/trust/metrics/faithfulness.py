@@ -295,7 +295,7 @@ def compute_road(
     counts = _count_pixels(fractions, ranks)
     # One pattern for each step, the same for all images, so that a batch equals its images one by one.
     generator = torch.Generator().manual_seed(seed)
-    patterns = noise * torch.randn((2 * steps, *images.shape[1:]), generator=generator).to(images)
+    patterns = noise * torch.randn((2 * steps, *images.shape[1:]), generator=generator, device="cpu").to(images)
 
     def make(rows: Tensor, numbers: Tensor) -> Tensor:
         count, is_least = counts[numbers % steps][:, None], (numbers >= steps)[:, None]
@@ -402,12 +402,14 @@ def compute_infidelity(
 
 def draw_rectangles(images: Tensor, count: int, seed: int) -> Tensor:
     """Return random rectangles with sides of 1/8 to 1/2 of the image's, ``(count, H, W)``, boolean."""
-    numbers = torch.rand((count, 2, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    numbers = torch.rand(
+        (count, 2, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+    )
     sides = []
     for axis, length in enumerate(images.shape[2:]):
         extents = (length * (1 / 8 + 3 / 8 * numbers[:, axis, 0])).round().clamp_min(1)
         starts = (numbers[:, axis, 1] * (length - extents + 1)).floor()
-        places = torch.arange(length)
+        places = torch.arange(length, device="cpu")
         sides.append((places >= starts[:, None]) & (places < (starts + extents)[:, None]))
     return (sides[0][:, :, None] & sides[1][:, None, :]).to(images.device)
 
@@ -462,7 +464,7 @@ def compute_max_sensitivity(
     spread = radius * (values.amax(1) - values.amin(1))[:, None, None, None]
     changes = []
     for _ in range(samples):
-        noise = 2 * torch.rand(images.shape[1:], generator=generator).to(images) - 1
+        noise = 2 * torch.rand(images.shape[1:], generator=generator, device="cpu").to(images) - 1
         changes.append((explain_again(explain, images + spread * noise) - maps).flatten(1).norm(dim=1))
     largest, norms = torch.stack(changes).amax(0), maps.flatten(1).norm(dim=1)
     return torch.where(largest > 0, largest / norms, 0)

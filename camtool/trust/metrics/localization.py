@@ -156,19 +156,19 @@ def compute_box_accuracy(
         check_number("each of overlaps", overlap, least=0, most=1, error=MetricError)
     truths = _check_boxes(boxes, maps)
     best = torch.stack([_find_overlaps(each, truth, steps) for each, truth in zip(maps, truths, strict=True)])
-    hits = best[:, :, None] >= torch.tensor(overlaps)
+    hits = best[:, :, None] >= torch.tensor(overlaps, device="cpu")
     chosen = hits.sum(0).argmax(0)
-    return hits[:, chosen, torch.arange(len(overlaps))].float().mean(1).to(maps)
+    return hits[:, chosen, torch.arange(len(overlaps), device="cpu")].float().mean(1).to(maps)
 
 
 def _find_overlaps(heat: Tensor, truth: Tensor, steps: int) -> Tensor:
     """Return for each threshold the best overlap of a region's box with an object's box, ``(steps,)``."""
     heatmap = heat.float().cpu().numpy()
-    best = torch.zeros(steps)
+    best = torch.zeros(steps, device="cpu")
     for step in range(steps):
         found = find_boxes(heatmap, threshold=step / steps)
         if found:
-            best[step] = _compute_ious(torch.tensor(found, dtype=torch.float32), truth).max()
+            best[step] = _compute_ious(torch.tensor(found, dtype=torch.float32, device="cpu"), truth).max()
     return best
 
 

@@ -145,14 +145,14 @@ def choose_tiles(classes: Tensor, *, grid: int = 2, seed: int = 0) -> tuple[Tens
     tiles, cells = [], []
     for row in range(len(labels)):
         chosen = {labels[row]: row}
-        for other in torch.randperm(len(labels), generator=generator).tolist():
+        for other in torch.randperm(len(labels), generator=generator, device="cpu").tolist():
             if len(chosen) < grid**2:
                 chosen.setdefault(labels[other], other)
-        cell = int(torch.randint(grid**2, (1,), generator=generator))
+        cell = int(torch.randint(grid**2, (1,), generator=generator, device="cpu"))
         others = [other for other in chosen.values() if other != row]
         tiles.append([*others[:cell], row, *others[cell:]])
         cells.append(cell)
-    return torch.tensor(tiles), torch.tensor(cells)
+    return torch.tensor(tiles, device="cpu"), torch.tensor(cells, device="cpu")
 
 
 def make_mosaics(images: Tensor, tiles: Tensor, *, shrink: bool = False) -> Tensor:

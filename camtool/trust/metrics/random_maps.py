@@ -24,7 +24,7 @@ def draw_random_maps(images: Tensor, *, seed: int, grid: int | None = 7) -> Tens
     cells = size if grid is None else (grid, grid)
     # Drawn on the CPU, as generators differ between devices.
     generator = torch.Generator().manual_seed(seed)
-    values = torch.rand((len(images), *cells), generator=generator)
+    values = torch.rand((len(images), *cells), generator=generator, device="cpu")
     return scale_min_max(resize(values, size)).to(upcast(images))
 
 
@@ -38,6 +38,8 @@ def rank_pixels(maps: Tensor, *, seed: int = 0) -> Tensor:
         ``(N, H * W)``.
     """
     values = maps.flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(maps.device)
+    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed), device="cpu").to(
+        maps.device
+    )
     order = shuffled[values[:, shuffled].argsort(stable=True, dim=1, descending=True)]
     return order.argsort(1)

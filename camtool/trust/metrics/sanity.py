@@ -245,7 +245,10 @@ def _draw_parameters(module: nn.Module, seed: int) -> Iterator[tuple[nn.Paramete
             yield parameter, fresh[name]
         else:
             values = parameter.detach().cpu().flatten()
-            yield parameter, values[torch.randperm(len(values), generator=generator)].reshape(parameter.shape)
+            yield (
+                parameter,
+                values[torch.randperm(len(values), generator=generator, device="cpu")].reshape(parameter.shape),
+            )
 
 
 def _reset_copy(module: nn.Module) -> dict[str, Tensor] | None:
