@@ -37,7 +37,7 @@ UNSEEN_GRAY = int(_UNSEEN_GRAYS[128])
 """Gray level, 0 to 255, that a middle gray of the photo gets where the model did not see it."""
 
 # Pixels computed at a time. Their floats fit into the processor's cache, and large photos need little memory.
-_PIXELS_AT_A_TIME = 2**14
+_PIXELS_AT_A_TIME = 2**16
 
 _BORDER_GRAY = 230
 """Gray of the line around the seen part."""
