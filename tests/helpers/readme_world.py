@@ -199,6 +199,14 @@ def shorten_resnet50() -> None:
     resnet._resnet = lambda block, layers, *args, **options: build(block, _BLOCKS, *args, **options)
 
 
+def shorten_convnext() -> None:
+    """Let timm build its networks of this kind with one block in each stage."""
+    from timm.models import convnext
+
+    build = convnext._create_convnext
+    convnext._create_convnext = lambda *args, **options: build(*args, **options | {"depths": _BLOCKS})
+
+
 def fill_caches(cache: Path) -> None:
     """Save random weights as short ``resnet50`` and ``convnext_tiny`` where torchvision and timm look for theirs."""
     import timm
@@ -216,7 +224,10 @@ def fill_caches(cache: Path) -> None:
     for name in ("refs", f"snapshots/{commit}"):
         (held / name).mkdir(parents=True)
     (held / "refs" / "main").write_text(commit)
-    save_file(timm.create_model("convnext_tiny").state_dict(), held / "snapshots" / commit / "model.safetensors")
+    save_file(
+        timm.create_model("convnext_tiny", depths=_BLOCKS).state_dict(),
+        held / "snapshots" / commit / "model.safetensors",
+    )
     (cache / "site").mkdir()
     (cache / "site" / "sitecustomize.py").write_text(NO_NETWORK)
 
@@ -370,4 +381,5 @@ def run_commands(commands: list[str]) -> None:
 
 if __name__ == "__main__":
     shorten_resnet50()
+    shorten_convnext()
     run_commands(sys.argv[1:]) if sys.argv[1:] else main()
