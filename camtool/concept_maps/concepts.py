@@ -323,7 +323,7 @@ def compute_probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vector
     variants = layer.layout.from_grid(filled.to(like.dtype), like)
     output = resume(model, layer.name, variants, inputs, call_index=len(calls) - 1)
     # The pass above has no graph, which may be needed to see a sigmoid at the model's end.
-    link = ForwardPass(model, inputs, []).find_link()
+    link = ForwardPass(model, inputs, []).find_link().link
     probabilities = class_scores.compute_probabilities(class_scores.find_logits(output).float(), link or "softmax")
     # Segmentation models give a probability for each position.
     return probabilities.flatten(2).mean(2) if probabilities.ndim > 2 else probabilities

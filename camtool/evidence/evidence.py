@@ -58,6 +58,7 @@ class Evidence:
         layer: The layer's dotted name; empty without a layer.
         call_count: The number of calls of the layer in the forward pass; one of them is observed.
         black: A black pixel as the model gets it, ``(C,)``; ``None`` where the preprocessing is not known.
+        uses_gradients: True once the gradients have been read.
         notes: Row to what the method tells the user about its map, see :meth:`add_note`.
     """
 
@@ -71,6 +72,7 @@ class Evidence:
         # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
+        self.uses_gradients = False
         self._has_zero_gradient: list[bool] | None = None
         self.notes: dict[int, list[str]] = {}
 
@@ -99,14 +101,9 @@ class Evidence:
             LayerError: There is no layer, or the score does not depend on it through a gradient.
         """
         if self._gradients is None:
-            layer = self.get_layer()
+            layer, self.uses_gradients = self.get_layer(), True
             self._gradients = upcast(layer.layout.to_grid(self._scored.compute_gradients(layer.name)))
         return self._gradients
-
-    @property
-    def uses_gradients(self) -> bool:
-        """True once the gradients have been read."""
-        return self._gradients is not None
 
     @property
     def has_zero_gradient(self) -> list[bool]:

@@ -170,18 +170,11 @@ class ForwardPass:
                 latest.find_reason = partial(describe_missing_gradient, self.model, self.select_inputs(0))
         return latest
 
-    def find_link(self) -> class_scores.Link | None:
-        """Return how scores become probabilities; ``None`` for embeddings, which have none.
+    def find_link(self) -> links.FoundLink:
+        """Return how scores become probabilities.
 
         Without observed layers, or with an engine, this may run another forward pass, of one image.
         """
-        return self._find_link().link
-
-    def is_link_assumed(self) -> bool:
-        """Return True if the scores are between 0 and 1, and nothing shows whether they are probabilities."""
-        return self._find_link().is_assumed
-
-    def _find_link(self) -> links.FoundLink:
         if self._link is None:
             # An engine's output has no graph of the model's operations.
             has_graph, known = bool(self.layers) and self.run is observe, self.plan.facts.links
@@ -219,7 +212,7 @@ class ForwardPass:
 
     def compute_probabilities(self) -> Tensor | None:
         """Return the probability of each class, ``(N, K, ...)`` in float32 or wider; ``None`` where there are none."""
-        link = self.find_link()
+        link = self.find_link().link
         if not isinstance(self.predictions, Tensor) or link is None:
             return None
         return class_scores.compute_probabilities(upcast(self.predictions), link)
@@ -229,7 +222,7 @@ class ForwardPass:
 
         Only classifiers do. Scores that are not finite have no top class.
         """
-        link, scores = self.find_link(), self.predictions
+        link, scores = self.find_link().link, self.predictions
         if not isinstance(scores, Tensor) or scores.ndim != 2 or link is None:
             return [None] * len(scores)
         # An array is read several times faster than a tensor.
@@ -239,7 +232,7 @@ class ForwardPass:
 
     def get_image_output(self, image: int) -> targets.ImageOutput:
         """Return the output for one image, for targets that are resolved on it."""
-        return targets.ImageOutput(self.predictions[image], link=self.find_link())
+        return targets.ImageOutput(self.predictions[image], link=self.find_link().link)
 
     def find_class_vectors(self) -> Tensor | None:
         """Return the weights of the linear layer that gives the K scores, ``(K, C)``; ``None`` if there is none.

@@ -404,12 +404,13 @@ class Explainer(Generic[Result]):
                 needs_layers=self._batches.needs_layers,
             )
             requests = match_targets(target_class, count)
+            explain = self._batches.explain_by_engines if self._batches.engines else self._batches.explain
             results: list[Any] = []
             has_several = count is not None and count > 1
             with follow_images(len(requests)) if has_several else nullcontext() as steps:
                 for batch in batches:
                     asked = requests[len(results) : len(results) + len(batch.items)]
-                    results += self._batches.explain(batch, asked)
+                    results += explain(batch, asked)
                     if steps is not None:
                         steps.update(len(batch.items))
             return results[0] if count is None else results

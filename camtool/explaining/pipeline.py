@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -122,17 +123,12 @@ class BatchExplainer:
         """True unless all methods work at the input."""
         return not all(method.ignores_layer for method in self.methods)
 
-    def explain(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
-        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
-
-        If engines were asked for, the results are those of the first one that gives the model's own.
-        """
-        if not self.engines:
-            return self._explain(observe, batch, requests)
+    def explain_by_engines(self, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
+        """Return what :meth:`explain` does, by the first engine that gives the model's own results."""
         kinds = {type(target) for request in requests for target in to_list(request)}
         question = self._describe_question(kinds, len(batch.items))
         return run_by_engines(
-            self.engines, self.model, question, lambda run: self._explain(run, batch, requests), _flatten
+            self.engines, self.model, question, lambda run: self.explain(batch, requests, run), _flatten
         )
 
     def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
@@ -163,8 +159,14 @@ class BatchExplainer:
         is_alone = images == 1  # a model may treat a single image differently
         return methods, self.merge, options, frozenset(kinds), is_alone
 
-    def _explain(self, run: Observe, batch: InputBatch, requests: Sequence[Any]) -> list[Any]:
-        """Return what :meth:`explain` does, where ``run`` runs the model."""
+    def explain(self, batch: InputBatch, requests: Sequence[Any], run: Observe = observe) -> list[Any]:
+        """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
+
+        Args:
+            batch: The batch.
+            requests: The targets of each image.
+            run: Runs the model: by default as it is.
+        """
         forward_pass = self.run_forward_pass(run, batch)
         # The cores are left to the engine, if one runs the model.
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
@@ -180,7 +182,7 @@ class BatchExplainer:
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
         """Return the score of each target that is requested of each image, in order."""
         forward_pass = self.run_forward_pass(observe, batch)
-        rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link()
+        rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link().link
         scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
         by_class = forward_pass.compute_probabilities()
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
@@ -200,7 +202,9 @@ class BatchExplainer:
         """Return the rows of all images in order; they share the forward pass."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         resolve = partial(
-            targets.resolve_targets, link=forward_pass.find_link(), find_class_vectors=forward_pass.find_class_vectors
+            targets.resolve_targets,
+            link=forward_pass.find_link().link,
+            find_class_vectors=forward_pass.find_class_vectors,
         )
         labels = self.find_labels(forward_pass)
         by_image = zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
@@ -277,15 +281,16 @@ class BatchExplainer:
             text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
             of_call.append(MapWarning(text, "layer-ignored"))
         chosen_tensor = describe_chosen_tensor(forward_pass.output)
-        predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link()
+        predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link().link
         explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
             item, top = batch.items[image], predicted[image]
             context = targets.ScoreContext(score, probabilities[image], link)
+            notes = [each.notes.get(index, []) for each in evidence]  # what the method tells the user
             warnings = [
                 *(*item.notes, *of_call),
                 *([chosen_tensor] if chosen_tensor is not None and target.traits.reads == "scores" else []),
-                *_collect_notes(evidence, index),
+                *(to_map_warning(note, "method-note") for note in dict.fromkeys(chain.from_iterable(notes))),
                 *find_map_warnings(evidence, raw, index, target, context),
             ]
             explanation = Explanation(
@@ -393,12 +398,6 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
             f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
             "or maps on another grid with as many axes."
         )
-
-
-def _collect_notes(evidence: Sequence[Evidence], row: int) -> list[MapWarning]:
-    """Return what the method tells the user about a row's map, each note once."""
-    notes = dict.fromkeys(note for each in evidence for note in each.notes.get(row, []))
-    return [to_map_warning(note, "method-note") for note in notes]
 
 
 def _flatten(results: Any) -> list[Explanation]:

@@ -40,7 +40,7 @@ def find_map_warnings(
     has_zero_gradient = bool(used) and all(each.has_zero_gradient[row] for each in used)
     return [
         *(_explain_zero_gradient(used, row) if has_zero_gradient else _check_values(raw)),
-        *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.is_link_assumed()),
+        *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.find_link().is_assumed),
         *_check_layers(evidence, target, has_zero_gradient=has_zero_gradient),
     ]
 

@@ -366,9 +366,7 @@ def build_net() -> nn.Module:
 
 @pytest.mark.parametrize("change", [lambda net: net, lambda net: net.requires_grad_(False)], ids=["usual", "frozen"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_centers_are_kept_and_the_model_is_unchanged(
-    autocast: bool, change: Callable[[nn.Module], nn.Module]
-) -> None:
+def test_centers_are_kept_and_the_model_is_unchanged(autocast: bool, change: Callable[[nn.Module], nn.Module]) -> None:
     model, image = change(build_net().train()), torch.rand(2, 3, 32, 32)
     layer, runs = Layer("4", Layout("channels first", (8, 8))), []
     handle = model[0].register_forward_pre_hook(lambda *_: runs.append(1))

@@ -69,7 +69,7 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
 
     def read(evidence: Evidence) -> ModelOutput:
         forward_pass = evidence.forward_pass
-        scores, link = forward_pass.predictions, forward_pass.find_link()
+        scores, link = forward_pass.predictions, forward_pass.find_link().link
         if not isinstance(scores, Tensor):
             return ModelOutput(None, None, loaded.labels)
         if link is None:

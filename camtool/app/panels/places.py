@@ -209,7 +209,7 @@ def _read_cell(evidence: Evidence, point: tuple[float, float]) -> _CellEvidence:
     centers = evidence.find_centers()
     row, column = (_find_cell(centers, axis, point[axis], grid[axis], size[axis]) for axis in (0, 1))
     products = (activations * gradients)[:, :, row, column]
-    head = find_linear_head(evidence) if evidence.forward_pass.find_link() is not None else None
+    head = find_linear_head(evidence) if evidence.forward_pass.find_link().link is not None else None
     return _CellEvidence(
         cell=(row, column),
         by_row=products.sum(1).tolist(),

@@ -65,7 +65,7 @@ class CheckContext:
     def class_scores(self) -> Tensor | None:
         """The scores of the classes, ``(K,)``; ``None`` for detectors, segmenters and embeddings."""
         found = self.forward_pass.predictions
-        is_classifier = isinstance(found, Tensor) and found.ndim == 2 and self.forward_pass.find_link() is not None
+        is_classifier = isinstance(found, Tensor) and found.ndim == 2 and self.forward_pass.find_link().link is not None
         return found[0].detach() if isinstance(found, Tensor) and is_classifier else None
 
     @property

@@ -38,7 +38,7 @@ class _Certainty(NamedTuple):
 def find_skip_reason(context: CheckContext) -> str | None:
     """Return why channels and scale cannot be checked; ``None`` if they can."""
     scores = context.class_scores
-    if scores is None or len(scores) < 3 or context.forward_pass.find_link() != "softmax":
+    if scores is None or len(scores) < 3 or context.forward_pass.find_link().link != "softmax":
         return "it takes a classifier with a softmax over three classes or more"
     if context.inputs.ndim != 4 or context.inputs.shape[1] != 3:
         return "it takes an image of three channels"

@@ -50,7 +50,7 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
     ranked = scores.argsort(descending=True).tolist()
     others = [index for index in ranked if index != target.get_class_index()]
     chosen = list(dict.fromkeys(others[round(rank * (len(others) - 1))] for rank in _RANKS))
-    link = context.forward_pass.find_link() or "softmax"
+    link = context.forward_pass.find_link().link or "softmax"
     found = context.compute_maps_of([ClassScore(index, link) for index in chosen])
     lowest = min(_correlate(context.new_map, each) for each in found)
     if lowest < _SAME_MAP:
