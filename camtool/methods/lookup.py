@@ -173,15 +173,15 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
     outer_options, inner_options = get_option_parameters(outer), get_option_parameters(method.function)
 
     @wraps(outer)
-    def compute_maps(evidence: Evidence, **options: Any) -> Tensor:
+    def run_wrapper(evidence: Evidence, **options: Any) -> Tensor:
         inner = _bind_options(method, {name: value for name, value in options.items() if name in inner_options})
         return outer(evidence, inner, **{name: value for name, value in options.items() if name in outer_options})
 
     keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (inner_options | outer_options).values()]
     evidence = inspect.Parameter("evidence", inspect.Parameter.POSITIONAL_ONLY)
     # The options of a method are read from its signature; `wraps` alone would show those of the wrapper only.
-    compute_maps.__signature__ = inspect.Signature([evidence, *keywords])  # type: ignore[attr-defined]
-    return compute_maps
+    run_wrapper.__signature__ = inspect.Signature([evidence, *keywords])  # type: ignore[attr-defined]
+    return run_wrapper
 
 
 def _bind_options(method: Method, options: dict[str, Any]) -> Method:

@@ -161,7 +161,7 @@ def merge_maps(
     Raises:
         MethodError: The name is unknown.
     """
-    function = get_merge(how)
+    function = get_merge(how) if isinstance(how, str) else how
     if len(maps) == 1:
         return maps[0]
     scaled = [scale_by_peak(each) for each in maps]
@@ -182,7 +182,8 @@ def merge_maps(
 
 def find_finest(maps: Sequence[Tensor]) -> int:
     """Return the index of the map with the most positions; the first of several."""
-    return max(range(len(maps)), key=lambda index: (maps[index][0].numel(), -index))
+    positions = [each[0].numel() for each in maps]
+    return positions.index(max(positions))
 
 
 def get_merge(how: str | Merge) -> Merge:

@@ -16,7 +16,6 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor
@@ -76,7 +75,7 @@ class Method:
 
     Attributes:
         name: The name that users pass as ``method=``.
-        function: The function from evidence to raw maps.
+        function: The function from evidence to raw maps, or to weights if ``is_weighting``.
         paper: The source: an arXiv number or a DOI. Empty for a user's own function.
         needs: What the method needs in addition to a forward pass; empty if unknown, as for a user's own function.
         cost: The cost in addition to that forward pass.
@@ -85,6 +84,7 @@ class Method:
         weights: The function that computes only the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``, for methods that
             weigh activations; None for other methods.
         at_input_size: Whether the maps are at the input's size although they are made from a layer.
+        is_weighting: Whether ``function`` returns weights, from which the map is made, see :func:`weighting`.
     """
 
     name: str
@@ -95,10 +95,12 @@ class Method:
     ignores_layer: bool = False
     weights: MethodFunction | None = None
     at_input_size: bool = False
+    is_weighting: bool = False
 
     def __call__(self, evidence: Evidence, **options: Any) -> Tensor:
-        """Compute the raw maps, ``(R, *grid)``."""
-        return self.function(evidence, **options)
+        """Compute the raw maps, ``(R, *grid)``; from weights ``w`` they are ``relu(Σ_k w_k A_k)``."""
+        computed = self.function(evidence, **options)
+        return (computed * evidence.activations).sum(1).relu() if self.is_weighting else computed
 
     @property
     def summary(self) -> str:
@@ -197,16 +199,14 @@ def weighting(
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a method by its weights: a function from evidence to ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
 
-    The map is the positive part of the weighted sum of the activations, ``relu(Σ_k w_k A_k)``. The arguments are those
-    of :func:`method`.
+    The map is the positive part of the weighted sum of the activations, ``relu(Σ_k w_k A_k)``, which
+    :meth:`Method.__call__` computes. The arguments are those of :func:`method`.
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        @wraps(function)
-        def compute_maps(evidence: Evidence, **options: Any) -> Tensor:
-            return sum_weighted_channels(function(evidence, **options), evidence.activations).relu()
-
-        method(name, paper=paper, needs=needs, cost=cost, weights=function)(compute_maps)
+        _check_name_is_free("method", name)
+        several = _check_needs(name, needs)
+        METHODS[name] = Method(name, function, paper, several, cost, weights=function, is_weighting=True)
         return function
 
     return register
@@ -230,11 +230,6 @@ def wrapper(
         return function
 
     return register
-
-
-def sum_weighted_channels(weights: Tensor, activations: Tensor) -> Tensor:
-    """Return the sum of activations ``(R, C, *grid)`` over the channels, each times its weight: ``(R, *grid)``."""
-    return (weights * activations).sum(1)
 
 
 def get_option_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

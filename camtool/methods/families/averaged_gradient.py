@@ -20,7 +20,7 @@ from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions
 from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers
-from camtool.methods.registry import method, sum_weighted_channels, weighting
+from camtool.methods.registry import method, weighting
 
 
 @weighting("smoothgradcam++", paper="arXiv 1908.01224", needs=("gradients", "forwards"), cost="some passes")
@@ -98,7 +98,7 @@ def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
 
 def _compute_gradcam_above(baseline: Tensor, evidence: Evidence) -> Tensor:
     """Return the Grad-CAM map of the activations minus those of a baseline."""
-    return sum_weighted_channels(average_over_positions(evidence.gradients), evidence.activations - baseline).relu()
+    return (average_over_positions(evidence.gradients) * (evidence.activations - baseline)).sum(1).relu()
 
 
 @method("cameras", paper="arXiv 2106.10649", needs=("gradients", "forwards"), cost="some passes", at_input_size=True)
@@ -134,7 +134,7 @@ def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) ->
         part = slice(first, first + chunk)
         A = _average_at_size(size, [(activations[:, part], centers) for activations, _, centers in by_scale])
         g = _average_at_size(size, [(gradients[:, part], centers) for _, gradients, centers in by_scale])
-        result = result + sum_weighted_channels(g, A)
+        result = result + (g * A).sum(1)
     return result.relu()
 
 

@@ -1,9 +1,9 @@
 """Gradient methods: weigh the activations of one layer by the gradient of the score.
 
 ``A`` are the activations and ``g`` the gradient of the score with respect to them, both ``(R, C, *grid)``. Most methods
-here are registered by their weights ``w``; the map is ``relu(Σ_k w_k A_k)``. The ReLU keeps the evidence for the
-target. The methods use the image itself; those that average over other images are in
-:mod:`camtool.methods.families.averaged_gradient`.
+here are registered by their weights ``w``, of which :meth:`camtool.methods.Method.__call__` makes the map
+``relu(Σ_k w_k A_k)``. The ReLU keeps the evidence for the target. The methods use the image itself; those that average
+over other images are in :mod:`camtool.methods.families.averaged_gradient`.
 """
 
 from __future__ import annotations

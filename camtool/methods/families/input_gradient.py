@@ -30,7 +30,7 @@ from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
 from camtool.methods.options import check_count, check_number
-from camtool.methods.registry import method, sum_weighted_channels
+from camtool.methods.registry import method
 
 # -------------------------------------------------------------------------------------------------- sensitivity
 
@@ -113,7 +113,7 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
         MethodError: The model runs no ReLU, no gradient reaches the input, or an option is out of range.
     """
     check_number("cap", cap, above=0, most=1)
-    cam = sum_weighted_channels(gradcam(evidence), evidence.activations).relu()
+    cam = (gradcam(evidence) * evidence.activations).sum(1).relu()
     fine = _compute_guided_gradients(evidence) * evidence.resize_to_input(cam)[:, None]
     return _compute_sensitivity(fine, cap)
 
