@@ -21,7 +21,7 @@ from torch import Tensor
 
 import camtool
 from camtool import targets
-from camtool.arguments.checks import check_choice, to_list
+from camtool.arguments.checks import check_choice, check_class_index, to_list
 from camtool.arguments.explain_arguments import (
     check_argument_order,
     check_settings,
@@ -70,7 +70,6 @@ from camtool.methods import (
     merges,
 )
 from camtool.models import Transform, to_loaded, unwrap_layer
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
 from camtool.rendering.colormaps import DEFAULT_COLORMAP

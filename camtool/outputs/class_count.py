@@ -1,26 +1,10 @@
-"""The number of classes of a model, and the check that a class exists."""
+"""The number of classes that a model declares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from torch import nn
-
-from camtool.arguments.messages import format_count
-from camtool.errors import TargetError
-
-
-def check_class_index(index: int, class_count: int) -> None:
-    """Check that a class exists.
-
-    Raises:
-        TargetError: It does not.
-    """
-    if not 0 <= index < class_count:
-        raise TargetError(
-            f"target_class {index} does not exist: the model has {format_count(class_count, 'class')}, "
-            f"0 to {class_count - 1}."
-        )
 
 
 def get_class_count(model: nn.Module) -> int | None:

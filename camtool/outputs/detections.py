@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import check_class_index
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import get_named_items
 from camtool.outputs.anchors import (
@@ -25,7 +26,6 @@ from camtool.outputs.anchors import (
     has_relative_rows,
     to_corners,
 )
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.phrases import Phrase, PhraseScores, find_phrase_scores
 from camtool.outputs.post_processing import (
     DETR,

@@ -67,7 +67,8 @@ def find_link(
     logits = FoundLink("sigmoid" if problem == "multi_label_classification" else "softmax")
     if output is None:
         return logits
-    if _is_embedding(model, output):
+    is_plain = isinstance(output, Tensor) and getattr(model, "num_classes", None) != 0
+    if not is_plain and _is_embedding(model, output):
         return FoundLink(None)
     scores = find_logits(output)
     if not is_between_zero_and_one(scores):

@@ -30,8 +30,8 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     Raises:
         TargetError: The output holds nothing that could be explained.
     """
-    if isinstance(output, Tensor) and output.ndim == 2:  # the usual case
-        return find_logits(output.detach())  # type: ignore[return-value]  # a tensor is a sequence of its rows
+    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():  # the usual case
+        return output.detach()  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
     found = find_detections(detached, None if model is None else find_class_count(model, count_query_logits(output)))
     return find_logits(detached) if found is None else found  # type: ignore[return-value]

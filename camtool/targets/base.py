@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link
 from camtool.outputs.predictions import Prediction, count_images, split_images
 
@@ -275,7 +275,8 @@ def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] 
     """
     images = range(len(targets)) if images is None else images
     # One call is faster than N, but the targets must be equal, and each image must be asked for once, in order.
-    in_order = list(images) == list(range(count_images(output)))
+    image_count = len(output) if isinstance(output, Tensor) and output.ndim == 2 else count_images(output)
+    in_order = list(images) == list(range(image_count))
     if in_order and list(targets).count(targets[0]) == len(targets):
         return targets[0](output)
     kinds: set[type[Target]] = {type(each) for each in targets}

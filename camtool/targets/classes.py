@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.outputs.class_count import check_class_index
+from camtool.arguments.checks import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
 from camtool.targets.base import (
@@ -55,8 +55,10 @@ class ClassScore(Target):
         check_link("ClassScore's of", self.of)
 
     def __call__(self, output: Any) -> Tensor:
-        scores = select_class(compute_class_scores(output, self.of), self.index)
-        return scores if scores.ndim == 1 else flatten_positions(scores).sum(1)
+        scores = compute_class_scores(output, self.of)
+        check_class_index(self.index, scores.shape[1])
+        own = scores[:, self.index]
+        return own if own.ndim == 1 else flatten_positions(own).sum(1)
 
     @classmethod
     def score_rows(cls, targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor | None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import check_class_index
 from camtool.errors import TargetError
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.targets.base import ImageOutput, Target, Traits, flatten_positions, get_class_label, select_class

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class

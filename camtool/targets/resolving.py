@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from camtool.arguments.checks import check_class_index
 from camtool.arguments.messages import suggest_names
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.outputs.class_count import check_class_index
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
@@ -114,7 +114,19 @@ def resolve_targets(
         if not isinstance(prediction, Detections):
             raise TargetError("target_class asks for all detections, but the model is not a detector; pass a class.")
         return list_detections(image, request.confidence)
-    return [_resolve_one(request, image)]
+    one: Any = _find_label(request, labels) if isinstance(request, str) else request
+    if isinstance(one, Tensor) and one.ndim == 0:
+        one = one.item()  # a float is refused below
+    # Integral covers numpy's integers. bool is an int in Python, but True is no class that a user would mean.
+    if isinstance(one, Integral) and not isinstance(one, bool):
+        return [_resolve_index(int(one), image)]
+    if isinstance(one, Target):
+        return [one.resolve_on(image)]
+    if callable(one):
+        return [Custom(one)]
+    raise TargetError(
+        f"target_class must be None, an index, a class name, a callable or a target, got {type(one).__name__}."
+    )
 
 
 def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Tensor | None:
@@ -200,27 +212,6 @@ def _check_needs_no_class(request: TargetLike, features: Tensor) -> None:
 def _is_about_a_class(request: Any) -> bool:
     """Return True if the request is a target about a class."""
     return isinstance(request, Target) and request.get_class_index() is not None
-
-
-# ------------------------------------------------------------------------------------------------- one request
-
-
-def _resolve_one(request: Any, image: ImageOutput) -> Target:
-    """Return the target for a request other than the top k. The user may pass anything."""
-    if isinstance(request, str):
-        request = _find_label(request, image.labels)
-    if isinstance(request, Tensor) and request.ndim == 0:
-        request = request.item()  # a float is refused below
-    # Integral covers numpy's integers. bool is an int in Python, but True is no class that a user would mean.
-    if isinstance(request, Integral) and not isinstance(request, bool):
-        return _resolve_index(int(request), image)
-    if isinstance(request, Target):
-        return request.resolve_on(image)
-    if callable(request):
-        return Custom(request)
-    raise TargetError(
-        f"target_class must be None, an index, a class name, a callable or a target, got {type(request).__name__}."
-    )
 
 
 def _resolve_index(index: int, image: ImageOutput) -> Target:

@@ -112,6 +112,16 @@ def test_seen_marks_the_pixels_inside_of_the_box():
     assert (seen == Geometry((4, 5), (2, 2), (1, 2.5, 3, -3)).seen).all()
 
 
+@pytest.mark.parametrize("edge", [-1.0, 0.0, 0.5, 0.6, 4.4, 4.5, 5.0])
+@pytest.mark.parametrize("side", range(4))
+def test_all_is_seen_if_every_pixel_is(edge: float, side: int) -> None:
+    box = [0.0, 0.0, 5.0, 5.0]
+    box[side] = edge
+    if box[0] != box[2] and box[1] != box[3]:
+        geometry = Geometry((5, 5), (2, 2), tuple(box))
+        assert geometry.sees_all == geometry.seen.all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_place_keeps_dtype_and_batch(dtype):
     maps = torch.rand(2, 3, 7, 7).to(dtype)
