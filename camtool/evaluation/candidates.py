@@ -91,7 +91,7 @@ def list_groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return [*shared.values(), *alone]
 
 
-def compute_maps(
+def map_candidates(
     explainer: BatchExplainer, group: Sequence[Candidate], batch: InputBatch, classes: Sequence[int]
 ) -> list[CandidateMaps]:
     """Return the maps of each candidate of a group, from one forward pass.

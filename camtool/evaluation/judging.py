@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth
-from camtool.evaluation.candidates import Candidate, CandidateMaps, compute_maps
+from camtool.evaluation.candidates import Candidate, CandidateMaps, map_candidates
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
 from camtool.trust.metrics.random_maps import draw_random_maps
@@ -92,13 +92,13 @@ class Judge:
             boxes=None if truth is None else truth.boxes,
         )
 
-    def compute_maps(self, group: Sequence[Candidate]) -> list[CandidateMaps]:
+    def map_candidates(self, group: Sequence[Candidate]) -> list[CandidateMaps]:
         """Return the maps of candidates that share a forward pass.
 
         Raises:
             CamtoolError: One of them cannot explain this model.
         """
-        return compute_maps(self._subject.explainer, group, self._labeled.batch, self._labeled.classes.tolist())
+        return map_candidates(self._subject.explainer, group, self._labeled.batch, self._labeled.classes.tolist())
 
     def judge(
         self, candidate: Candidate, maps: Tensor, metrics: Mapping[str, Mapping[str, Any]]
@@ -116,7 +116,7 @@ class Judge:
         """Return the inputs with what few metrics need."""
         if "other_maps" in metric.needs:
             unlikely = self._labeled.unlikely.tolist()
-            (others,) = compute_maps(self._subject.explainer, [candidate], self._labeled.batch, unlikely)
+            (others,) = map_candidates(self._subject.explainer, [candidate], self._labeled.batch, unlikely)
             return replace(inputs, other_maps=others.maps)
         if "random_maps" in metric.needs:
             drawn = [draw_random_maps(inputs.images, seed=self._seed + draw) for draw in range(_RANDOM_MAPS)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import MetricError
-from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.observation import observe
@@ -122,7 +122,7 @@ class Subject:
             wanted, maps = classes[rows].tolist(), list[Tensor]()
             for batch in self.preparer.prepare_batches(images, len(classes))[1]:
                 done = sum(map(len, maps))
-                (found,) = compute_maps(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
+                (found,) = map_candidates(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
                 maps.append(found.maps)
             return torch.cat(maps)
 

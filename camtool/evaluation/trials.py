@@ -15,7 +15,7 @@ from torch import Tensor
 
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import place_truth
-from camtool.evaluation.candidates import Candidate, compute_maps
+from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.evaluation.pointing import PointingGame, prepare_pointing
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
@@ -136,7 +136,7 @@ class Bench:
         for each, mask in zip(self._batches, self._masks, strict=True):
             start, labeled = time.perf_counter(), each.labeled
             with time_step():
-                (found,) = compute_maps(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
+                (found,) = map_candidates(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
             seconds, layer = seconds + time.perf_counter() - start, found.layer
             faithfulness.append(compare_with_cell_drops(found.maps, each.drops))
             if mask is not None:

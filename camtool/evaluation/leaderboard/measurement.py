@@ -201,7 +201,7 @@ class _Run:
             return []
         try:
             start = time.perf_counter()
-            maps = judge.compute_maps(group)
+            maps = judge.map_candidates(group)
             milliseconds = (time.perf_counter() - start) * 1000 / count
         except CamtoolError as error:
             if len(group) > 1:
@@ -218,7 +218,7 @@ class _Run:
         """Return the milliseconds for each image of a forward pass that is not shared; they are measured once."""
         if candidate not in self.times:
             start = time.perf_counter()
-            judge.compute_maps([candidate])
+            judge.map_candidates([candidate])
             self.times[candidate] = (time.perf_counter() - start) * 1000 / count
         return self.times[candidate]
 
