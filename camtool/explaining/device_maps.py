@@ -78,7 +78,7 @@ class DeviceMap:
     raw: NDArray[Any]
 
 
-def compute_maps(
+def compute_class_maps(
     forward_pass: ForwardPass,
     method: Method,
     options: dict[str, Any],

@@ -23,7 +23,7 @@ from camtool.engines.observers import CompiledObserver
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.explaining.device_maps import ClassMaps, compute_maps
+from camtool.explaining.device_maps import ClassMaps, compute_class_maps
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.observation import Observe, observe
@@ -145,12 +145,12 @@ class BatchExplainer:
     def compute_device_maps_with(
         self, run: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
     ) -> ClassMaps:
-        """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_maps`."""
+        """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_class_maps`."""
         method = self.methods[0]
         options = method.select_options(self.options)
         forward_pass = self.run_forward_pass(run, batch)
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
-            return compute_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
+            return compute_class_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
 
     def _describe_question(self, kinds: Collection[type], images: int) -> object:
         """Return what an engine's results depend on beside weights and pixels."""
@@ -372,7 +372,7 @@ class BatchExplainer:
                 item=alone.items[0],
                 evidence=evidence,
                 method=method,
-                compute_maps=lambda each: single._compute_maps(method, each)[0].float().cpu().numpy(),
+                recompute=lambda each: single._compute_maps(method, each)[0].float().cpu().numpy(),
                 training=training,
             )
             title = (

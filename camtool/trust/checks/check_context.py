@@ -35,7 +35,7 @@ class CheckContext:
         item: The image as the model receives it.
         evidence: The evidence about the target on this image alone, one for each layer.
         method: The method.
-        compute_maps: From evidence, one for each layer, to merged maps ``(R, *grid)``.
+        recompute: From evidence, one for each layer, to merged maps ``(R, *grid)``.
         training: The names of the modules that were in training mode, and behave differently in it.
     """
 
@@ -43,7 +43,7 @@ class CheckContext:
     item: PreparedInput
     evidence: Sequence[Evidence]
     method: Method
-    compute_maps: Callable[[Sequence[Evidence]], NDArray[Any]]
+    recompute: Callable[[Sequence[Evidence]], NDArray[Any]]
     training: Sequence[str]
 
     @property
@@ -76,7 +76,7 @@ class CheckContext:
     @cached_property
     def new_map(self) -> NDArray[Any]:
         """The map computed again, ``(*grid)``."""
-        found: NDArray[Any] = self.compute_maps(self.evidence)[0]
+        found: NDArray[Any] = self.recompute(self.evidence)[0]
         return found
 
     @property
@@ -93,13 +93,13 @@ class CheckContext:
     @cached_property
     def blank_map(self) -> NDArray[Any]:
         """The map of the same target for an image of one color: ``(*grid)``."""
-        found: NDArray[Any] = self.compute_maps([each.for_inputs(self.blank_inputs) for each in self.evidence])[0]
+        found: NDArray[Any] = self.recompute([each.for_inputs(self.blank_inputs) for each in self.evidence])[0]
         return found
 
     def compute_maps_of(self, targets: Sequence[Target]) -> NDArray[Any]:
         """Return the maps of other targets on the image, ``(len(targets), *grid)``."""
         images = [self.evidence[0].images[0]] * len(targets)
-        return self.compute_maps([each.for_targets(targets, images) for each in self.evidence])
+        return self.recompute([each.for_targets(targets, images) for each in self.evidence])
 
     def score_blank_image(self) -> tuple[float, float, float]:
         """Return three scores of the target: of the image, and of one color with the layers' outputs held, and without.
