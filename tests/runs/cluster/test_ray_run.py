@@ -138,6 +138,7 @@ def test_true_classes_and_the_preprocessing_reach_the_workers(cluster, inputs, t
     labels = tmp_path / "labels.csv"
     labels.write_text("image,label\n" + "".join(f"{number:03}.png,star\n" for number in range(12)))
     options = ["--size", "96x112", "--mean", 0.4, "--std", 0.3, "--labels-csv", labels, "--only-wrong"]
+    options += ["--cluster-workers", 1]  # each takes seconds to start
 
     def run(out: str) -> list[dict]:
         arguments = [inputs[0], "--model", "demo", "--shard-size", 6, *options]
@@ -184,7 +185,11 @@ def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(
 def test_an_error_of_a_worker_reaches_the_user_in_its_own_words(cluster, inputs, tmp_path):
     shards = plan_shards(inputs).shards
     with pytest.raises(camtool.CamtoolError, match="no-such-model"):
-        list(run_on_ray(shards, OutputFolder.open(str(tmp_path)), {"model": "no-such-model"}))
+        list(
+            run_on_ray(
+                shards, OutputFolder.open(str(tmp_path)), {"model": "no-such-model"}, resources=Resources(workers=1)
+            )
+        )
 
 
 def test_ray_data_runs_the_batch_class_as_it_is(cluster, inputs):
