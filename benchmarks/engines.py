@@ -84,7 +84,7 @@ def main(
             row = _measure(name, batch_size, turns, device)
             result.setdefault("rows", {})[f"{name}, batch {batch_size}{policy}{where}"] = row
             print(name, batch_size, json.dumps(row, indent=1), flush=True)
-    _save(result)
+            _save(result)
 
 
 def _save(result: dict[str, Any]) -> None:

@@ -114,7 +114,8 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     """
     check_number("cap", cap, above=0, most=1)
     cam = (gradcam(evidence) * evidence.activations).sum(1).relu()
-    fine = _compute_guided_gradients(evidence) * evidence.resize_to_input(cam)[:, None]
+    guided = _compute_guided_gradients(evidence)
+    fine = guided * evidence.resize_to_input(cam)[:, None].to(guided.device)  # a layer may lie on another device
     return _compute_sensitivity(fine, cap)
 
 
