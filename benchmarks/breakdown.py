@@ -20,7 +20,7 @@ from torch import Tensor
 import camtool
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.layers.selection import find_layers
 from camtool.targets import ClassScore
@@ -40,7 +40,7 @@ def main(turns: Annotated[int, typer.Option(help="Measurements of each stage.")]
             model(batch)
 
     def preserve() -> None:
-        with preserve_model(model):
+        with guard(model):
             pass
 
     # Two classes in turn, because a forward pass keeps the scores and gradients of its latest targets.

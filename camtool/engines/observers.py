@@ -31,7 +31,7 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.hooks.registration import list_foreign_hooks
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.state.one_thread import use_one_thread
 from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.module_names import list_modules, list_weights
@@ -221,7 +221,7 @@ def _compile_with_torch(model: nn.Module, inputs: Tensor, layers: Sequence[str])
 
 def _find_structure(model: nn.Module, inputs: Tensor, plan: Plan) -> Any:
     """Return the output of a model with empty tensors."""
-    with torch.no_grad(), preserve_model(model):
+    with torch.no_grad(), guard(model):
         output = run_model(model, inputs[:1])
     if len(find_tensors(output)) != plan.output_count:
         raise NotCompilableError("the model's output has another structure for other images")

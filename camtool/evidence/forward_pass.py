@@ -25,7 +25,7 @@ from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.model_call import describe_missing_gradient, run_model
 from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
-from camtool.hooks.state.guard import enable_gradients, preserve_model
+from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.module_names import list_modules, list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
@@ -203,7 +203,7 @@ class ForwardPass:
 
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
-        with enable_gradients(), self.restore_autocast(), preserve_model(self.model):
+        with enable_gradients(), self.restore_autocast(), guard(self.model):
             image = self._main[:1].detach().clone().requires_grad_()
             try:
                 return predictions.to_batch(run_model(self.model, self.select_inputs(0, image)), 1)

@@ -18,7 +18,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import resume
-from camtool.hooks.state.guard import enable_gradients, preserve_model
+from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.outputs import predictions
 from camtool.targets import Target
@@ -137,7 +137,7 @@ def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
         return targets.score_targets(evidence.targets[part], output)
 
     size = 1 if shares_several_values(forward_pass.inputs) else count
-    with enable_gradients(), forward_pass.restore_autocast(), preserve_model(evidence.model):
+    with enable_gradients(), forward_pass.restore_autocast(), guard(evidence.model):
         return torch.cat([score(part) for part in iterate_chunks(count, size)])
 
 
@@ -158,7 +158,7 @@ def score_activations_with_graph(evidence: Evidence, row: int, activations: Tens
 def run_forward(evidence: Evidence, inputs: Tensor, row: int = 0) -> Tensor:
     """Run the model on variants ``(M, C, *size)`` of a row's image, all at once, and return their scores ``(M,)``."""
     forward_pass = evidence.forward_pass
-    with forward_pass.restore_autocast(), preserve_model(evidence.model), torch.no_grad():
+    with forward_pass.restore_autocast(), guard(evidence.model), torch.no_grad():
         output = run_model(evidence.model, forward_pass.select_inputs(evidence.images[row], inputs))
         output = predictions.to_batch(output, len(inputs))
     return evidence.targets[row](output)

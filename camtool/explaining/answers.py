@@ -18,7 +18,7 @@ from camtool.arguments.explain_arguments import get_module
 from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
 from camtool.methods import find_method
@@ -344,7 +344,7 @@ def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> li
     """Return the tokens that the model writes, which stand for no image."""
     placeholder = find_placeholder(module)
     options = {} if placeholder is None else {"suppress_tokens": [placeholder]}
-    with torch.no_grad(), preserve_model(module):
+    with torch.no_grad(), guard(module):
         copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
         # BLIP writes to the prompt.
         text = module.generate(**copied, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]

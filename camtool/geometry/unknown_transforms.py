@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import Floats
 from camtool.geometry.transform_output import REMEDY, Transform, describe_transform, unwrap_image
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.random_state import preserve_generators
+from camtool.hooks.state.random_state import restore_generators, save_generators, were_generators_used
 
 _REPEATS = 4
 """Number of times that one image is repeated, to detect a transform with a random generator of its own."""
@@ -188,9 +190,10 @@ def _compute_largest_bias(residual: Floats, trusted: NDArray[np.bool_]) -> float
 def _transform_images(transform: Transform, images: list[Floats]) -> list[Floats]:
     """Return the outputs for gray images (H, W) in 0 .. 255, and check that the transform is deterministic."""
     with Cleanup() as cleanup:
-        were_used = preserve_generators(cleanup)
+        generators = save_generators()
+        cleanup.push(partial(restore_generators, generators))
         outputs = [_transform_image(transform, pixels) for pixels in images + images[-1:] * _REPEATS]
-        drawn = were_used()
+        drawn = were_generators_used(generators)
     pushed, repeated = outputs[: len(images)], outputs[len(images) :]
     same_size = len({output.shape for output in outputs}) == 1
     if drawn or not same_size or not all(np.array_equal(output, pushed[-1]) for output in repeated):

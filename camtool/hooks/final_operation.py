@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import leave_function_mode
-from camtool.hooks.state.guard import preserve_function_modes, preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.structures.quantized_tensors import dequantize
 
@@ -33,9 +33,8 @@ def find_final_operation(
         The name without underscores, e.g. ``"sigmoid"`` for ``torch.sigmoid``, ``Tensor.sigmoid_`` and ``nn.Sigmoid``;
         ``None`` if no function of torch returned these values.
     """
-    with preserve_model(model) as cleanup, torch.no_grad():
+    with guard(model), torch.no_grad():
         mode = _OperationMode(count)
-        preserve_function_modes(cleanup)
         with mode:
             output = run_model(model, inputs)
         values = select(output).flatten()

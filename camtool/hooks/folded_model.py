@@ -18,7 +18,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.model_call import run_model
 from camtool.hooks.registration import list_foreign_hooks
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_names import list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.hooks.tracing import TracedCall, trace
@@ -66,7 +66,7 @@ class FoldedModel:
 
 def _run(model: nn.Module, inputs: ModelInputs, memory_format: torch.memory_format) -> Any:
     # Not in inference mode: a model that caches tensors, e.g. a table of positions, could not train with them later.
-    with torch.no_grad(), preserve_model(model):
+    with torch.no_grad(), guard(model):
         return run_model(model, map_tensors(inputs, lambda tensor: to_memory_format(tensor, memory_format)))
 
 

@@ -15,9 +15,9 @@ from torch.utils.hooks import BackwardHook
 from camtool.errors import CamtoolError, ForwardError
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
-from camtool.hooks.state.guard import enable_gradients, find_name_in_use, list_names_in_use, preserve_model
+from camtool.hooks.state.guard import enable_gradients, find_name_in_use, guard, list_names_in_use
 from camtool.hooks.structures.module_names import find_detector_transform
-from camtool.hooks.structures.module_tree import forget_held_trees
+from camtool.hooks.structures.module_tree import HELD_TREES
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     SharedInput,
@@ -63,7 +63,8 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
             reason = f"{reason.rstrip('.')}. {note}"
         raise ForwardError(f"the model cannot run on an input{shape}: {reason}") from error
     finally:
-        forget_held_trees()
+        held = HELD_TREES.by_model
+        held.update(dict.fromkeys(held))
 
 
 def retry_with_gradients(model: nn.Module, run: Callable[[], _T]) -> _T:
@@ -116,7 +117,7 @@ def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
     transform = find_detector_transform(model)
     if transform is None:
         return inputs
-    with preserve_model(model), torch.no_grad():
+    with guard(model), torch.no_grad():
         batch: Tensor = transform(list(inputs))[0].tensors
     return batch
 
@@ -154,7 +155,7 @@ def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | No
         model: Any module. Its state is preserved.
         inputs: What it is called with.
     """
-    with preserve_model(model), enable_gradients():
+    with guard(model), enable_gradients():
         image = find_main_tensor(inputs)
         leaf = None if image is None else image.detach().clone().requires_grad_()
         try:

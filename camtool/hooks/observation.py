@@ -22,7 +22,7 @@ from camtool.errors import ForwardError, LayerError
 from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_names import find_detector_transform, find_module
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
@@ -110,7 +110,7 @@ def observe(
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
 
     Args:
-        model: Any module. Its state is preserved, see :func:`camtool.hooks.state.guard.preserve_model`.
+        model: Any module. Its state is preserved, see :func:`camtool.hooks.state.guard.guard`.
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
@@ -174,7 +174,7 @@ def _observe(
         return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
     with (
-        preserve_model(model) as cleanup,
+        guard(model) as cleanup,
         torch.set_grad_enabled(grad_in_trunk),
     ):
         for layer in calls:
@@ -217,7 +217,7 @@ def observe_connected(
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
         return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
-    with preserve_model(model) as cleanup, torch.enable_grad():
+    with guard(model) as cleanup, torch.enable_grad():
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
         output = run_model(model, inputs)
@@ -262,7 +262,7 @@ def observe_with_trunk(
         return output
 
     with (
-        preserve_model(model) as cleanup,
+        guard(model) as cleanup,
         torch.enable_grad(),
     ):
         first = map_batch(inputs, lambda tensor: tensor[:1].detach())
@@ -356,7 +356,7 @@ def _resume(
         return replace_main_tensor(output, tensor.requires_grad_() if needs_graph else tensor)
 
     needs_graph = model in NEED_GRADIENTS
-    with preserve_model(model) as cleanup, torch.set_grad_enabled(grad and needs_graph):
+    with guard(model) as cleanup, torch.set_grad_enabled(grad and needs_graph):
         for layer, call_index in zip(replaced, call_indices, strict=True):
             hook = partial(replace_output, layer, call_index)
             add_forward_hook(cleanup, find_module(model, layer), hook, prepend=True)

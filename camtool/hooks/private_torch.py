@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, MutableMapping
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
@@ -42,17 +43,17 @@ Ctrl-C could arrive, either.
 """
 
 
-def save_function_modes() -> list[TorchFunctionMode]:
-    """Return the function modes of this thread, the innermost last.
+save_function_modes: Callable[[], list[TorchFunctionMode]] = _get_current_function_mode_stack
+"""Return the function modes of this thread, the innermost last.
 
-    Torch takes a mode off its stack while it calls the mode. If Ctrl-C arrives then, the stack has to be restored.
-    """
-    modes: list[TorchFunctionMode] = _get_current_function_mode_stack()
-    return modes
+Torch takes a mode off its stack while it calls the mode. If Ctrl-C arrives then, the stack has to be restored.
+"""
 
 
 def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
-    """Put back the function modes that :func:`save_function_modes` returned."""
+    """Put back the function modes that :func:`save_function_modes` returned, also where an exception is handled."""
+    if sys.exc_info()[1] is not None:
+        end_interrupted_calls(sys.exc_info()[1])
     current = save_function_modes()
     if len(current) == len(modes) and all(one is other for one, other in zip(current, modes, strict=True)):
         return
@@ -130,17 +131,10 @@ def share_children(module: nn.Module, other: nn.Module) -> None:
     module.__dict__["_modules"] = other._modules
 
 
-def have_compiled_calls(modules: Iterable[nn.Module], child_names: Collection[str]) -> bool:
-    """Return True if ``compile()`` was called on one of some modules, or if ``torch.compile`` returned one.
-
-    Args:
-        modules: All modules of a model.
-        child_names: The names that they have as children.
-    """
-    return "_orig_mod" in child_names or any(map(_get_compiled_call, modules))
-
-
-_get_compiled_call = attrgetter("_compiled_call_impl")
+get_compiled_call: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
+"""What ``compile()`` made of a module in place; ``None`` if it was not called. ``torch.compile`` returns another module
+instead, with the original as its child ``_orig_mod``.
+"""
 
 
 def convert_tensors_of_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from camtool.hooks.private_torch import save_inputs_only
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs
 
 _CHECKPOINTABLE = "GradientCheckpointingLayer"
@@ -83,5 +83,5 @@ class _BlockCall:
             self._running.pop().close()
 
     def _run_again(self, block: nn.Module, *args: Any, **keywords: Any) -> None:
-        with preserve_model(self._model):
+        with guard(self._model):
             block.forward(*args, **keywords)

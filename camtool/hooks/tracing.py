@@ -17,7 +17,7 @@ from camtool.hooks.model_call import retry_with_gradients, run_model
 from camtool.hooks.private_torch import get_write_count, is_in_transform
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_names import iterate_hookable_modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 
@@ -98,7 +98,7 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
         latest.append((tensor, content))
 
     with (
-        preserve_model(model) as cleanup,
+        guard(model) as cleanup,
         torch.no_grad(),
     ):
         for name, module in iterate_hookable_modules(model):

@@ -31,7 +31,7 @@ from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_names import list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.structures.weight_states import WeightStates
@@ -81,7 +81,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
     def read_graph() -> tuple[CellCenters | None, bool]:
         # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are
         # read.
-        with preserve_model(model):
+        with guard(model):
             image, observed = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, observed.calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)

@@ -24,7 +24,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from camtool.errors import LayerError, TargetError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_saved_value
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.module_names import find_module, has_matrix
 from camtool.hooks.structures.nested_tensors import ModelInputs
@@ -167,7 +167,7 @@ def _count_paths(
 ) -> Mapping[str, int]:
     """Return the number of paths from the image to a layer through each of the named layers, and the number of all."""
     # The graph is only read, so no tensor is kept.
-    with preserve_model(model), saved_tensors_hooks(lambda _: 0, torch.empty):
+    with guard(model), saved_tensors_hooks(lambda _: 0, torch.empty):
         image, observed = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
         calls = observed.calls
         nodes = {name: get_call(name, calls[name], call_index).grad_fn for name in calls}

@@ -20,7 +20,7 @@ from camtool.errors import TargetError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import is_convolution
-from camtool.hooks.state.guard import enable_gradients, guard, preserve_model
+from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.module_names import list_modules, list_weights
 from camtool.hooks.structures.nested_tensors import find_main_tensor
@@ -179,7 +179,7 @@ def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
     weight = next((each for each in list_weights(model) if each.is_floating_point()), torch.zeros(0, device="cpu"))
     image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
     try:
-        with guard(model), preserve_model(model), enable_gradients():
+        with guard(model), enable_gradients():
             scores = find_main_tensor(run_model(model, image))
     except Exception as error:  # noqa: BLE001  a user's model may raise anything
         return re.sub(rf"\b({height}|{width})\b", "", f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ModelError
 from camtool.hooks.private_torch import convert_tensors_of_module, share_children
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.model_cache import remember_for_model
 from camtool.hooks.structures.nested_tensors import map_tensors
 
@@ -107,7 +107,7 @@ class TextTower:
         _, name = find_encoders(self.whole) or ("", "")
         encode = getattr(self.whole, name)
         # Tensors made in inference mode could not take part in a backward pass.
-        with torch.no_grad(), preserve_model(self.whole):
+        with torch.no_grad(), guard(self.whole):
             return _get_embeddings(encode(**tokens) if isinstance(tokens, Mapping) else encode(tokens))
 
 

@@ -182,14 +182,12 @@ def test_shared_children_stay_shared_when_one_is_replaced():
 
 
 def test_a_compiled_call_is_noticed():
-    with use_of("have_compiled_calls"):
-        compiled_in_place = nn.Linear(1, 1)
+    with use_of("get_compiled_call"):
+        plain, compiled_in_place = nn.Linear(1, 1), nn.Linear(1, 1)
         compiled_in_place.compile()
-        found = [
-            private_torch.have_compiled_calls([*whole.modules()], [name for name, _ in whole.named_children()])
-            for whole in (nn.Linear(1, 1), compiled_in_place, torch.compile(nn.Linear(1, 1)))
-        ]
-        check(found == [False, True, True])
+        check(private_torch.get_compiled_call(plain) is None)
+        check(private_torch.get_compiled_call(compiled_in_place) is not None)
+        check([name for name, _ in torch.compile(plain).named_children()] == ["_orig_mod"])
 
 
 def test_all_tensors_of_a_module_are_converted():

@@ -33,7 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import leave_function_mode, run_without_override_check
-from camtool.hooks.state.guard import preserve_function_modes, preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.hooks.structures.quantized_tensors import dequantize
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
@@ -138,12 +138,11 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
         The output of the model.
     """
     with (
-        preserve_model(model) as cleanup,
+        guard(model) as cleanup,
         torch.no_grad(),
     ):
         mode = AttentionMode(find_main_tensor(inputs), visit=visit)
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
-        preserve_function_modes(cleanup)
         with mode:
             return run_model(model, inputs)
 
@@ -174,12 +173,11 @@ def run_in_mode(
         The mode and the output of the model.
     """
     with (
-        preserve_model(model) as cleanup,
+        guard(model) as cleanup,
         torch.set_grad_enabled(grad_in_trunk),
     ):
         mode = make_mode(find_main_tensor(inputs))
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
-        preserve_function_modes(cleanup)
         with mode:
             output = run_model(model, inputs)
     return mode, output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Cleanup:
     def __init__(self, prepare: Callable[[Cleanup], None] | None = None, *, steps: list[Step] | None = None) -> None:
         self._prepare = prepare
         self._steps = _THREAD.steps if steps is None else steps
-        self._start, self._mark = 0, _Mark()
+        # The steps of this block begin with a step of its own, which does nothing.
+        self._start, self._mark = 0, partial(bool)
 
     def push(self, step: Step) -> None:
         """Run ``step`` when the innermost open block ends. Call this before the change that the step undoes."""
@@ -76,13 +78,6 @@ class Cleanup:
                     self._undo()
                 raise
             steps.pop()
-
-
-class _Mark:
-    """A marker in a list of steps: the steps of a block begin here."""
-
-    def __call__(self) -> None:
-        """Do nothing, as there is nothing to undo."""
 
 
 class _Thread(threading.local):

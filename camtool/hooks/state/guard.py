@@ -1,66 +1,95 @@
 """Leave no trace: restore what an explanation changes in a model and in torch.
 
-:func:`guard` is the block around a call of the library. :func:`preserve_model` is the block around one forward pass,
-alone or in a guard. In both, the model is in evaluation mode and inference mode is off; afterwards all is as before.
+:func:`guard` is the block around a call of the library, and around each forward pass in it. It takes a snapshot of what
+may change, and :class:`camtool.hooks.state.cleanup.Cleanup` restores it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
-from operator import attrgetter
+from itertools import islice
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 from camtool.hooks.private_torch import (
-    end_interrupted_calls,
-    have_compiled_calls,
+    get_buffers,
+    get_compiled_call,
+    get_write_count,
+    get_write_counts,
     restore_function_modes,
     save_function_modes,
     start_inference_mode,
 )
-from camtool.hooks.state.buffers import BufferSnapshot
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.random_state import preserve_generators
-from camtool.hooks.structures.module_tree import hold_tree, read_tree, release_tree
+from camtool.hooks.state.random_state import restore_generators, save_generators
+from camtool.hooks.structures.module_tree import HELD_TREES, read_tree
 
 
 def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
-    """Leave no trace of a block that runs ``model`` one or more times.
+    """Leave no trace of a block that runs ``model``, which is in evaluation mode in it.
 
     At the end these are as before: torch's modes of this thread (grad mode, inference mode, autocast, function modes),
-    the global random generators, and the state of the model, see :func:`preserve_model`. The modules of the model are
-    read once. Each forward pass in the block has a :func:`preserve_model` of its own, which then has less to do.
+    the global random states of torch, numpy and Python, the ``training`` flag of every module (not only of the root: a
+    frozen batch norm stays frozen) and the buffers. Flags are set as attributes, because a model may override
+    ``train()`` to do more. A model that is in evaluation mode already is not written to, so threads may share it. If
+    several blocks use one model at the same time, in one or more threads, the last one to end restores the flags. In
+    the block, inference mode is off, and grad mode is too if inference mode was on.
 
-    Args:
-        model: Any module.
-        evaluate: False leaves the state of the model to the forward passes, for a block in which it hardly ever runs,
-            e.g. because an engine runs instead.
-    """
-    return Cleanup(partial(_guard, model, evaluate=evaluate))
-
-
-def preserve_model(model: nn.Module) -> Cleanup:
-    """Run the block with ``model`` in evaluation mode, and restore everything that a forward pass may change.
-
-    These are the ``training`` flag of every module (not only of the root: a frozen batch norm stays frozen), the
-    buffers, and the global random states of torch, numpy and Python. Flags are set as attributes, because a model may
-    override ``train()`` to do more. A model that is in evaluation mode already is not written to, so threads may share
-    it. If several blocks use one model at the same time, in one or more threads, the last one to end restores the
-    flags. In the block, inference mode is off.
+    Blocks may be nested: one around a call of the library, and one around each forward pass in it. The modules of the
+    model are then read once for all, and the state of the model is copied once.
 
     One thing stays: what a model sets up permanently at its first forward pass. Hugging Face's models register hooks on
     their own blocks then, and note that they did. The forward passes of other threads may rely on these hooks.
+
+    Args:
+        model: Any module.
+        evaluate: False leaves the state of the model to the blocks inside, for a block in which it hardly ever runs,
+            e.g. because an engine runs instead.
     """
-    return Cleanup(partial(_preserve_model, model))
+    return Cleanup(partial(_take_snapshot, model, evaluate=evaluate))
+
+
+def _take_snapshot(model: nn.Module, cleanup: Cleanup, *, evaluate: bool) -> None:
+    """Read what may change; the cleanup restores it, the last step first."""
+    cleanup.push(partial(restore_generators, save_generators()))
+    cleanup.push(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+    # To ask for the state of CUDA's autocast would initialize CUDA.
+    for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+        cleanup.push(partial(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device)))
+        cleanup.push(partial(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device)))
+    if torch.is_inference_mode_enabled():
+        _leave_inference_mode(cleanup)
+    trees = HELD_TREES.by_model
+    if id(model) not in trees:
+        cleanup.push(partial(trees.pop, id(model), None))
+        trees[id(model)] = None
+    if evaluate:
+        _hold_model(model, cleanup)
+    # Restored first: a mode that an interrupt left would see the functions that restore the rest.
+    cleanup.push(partial(restore_function_modes, save_function_modes()))
+
+
+def _leave_inference_mode(cleanup: Cleanup) -> None:
+    blocks: list[Any] = []
+    # The step comes before the change, see Cleanup. Until the block is in the list, there is nothing to undo.
+    cleanup.push(partial(_exit_blocks, blocks))
+    blocks.append(start_inference_mode(False))
+    torch.set_grad_enabled(False)  # as in inference mode; leaving it sets grad mode on
+
+
+def _exit_blocks(blocks: list[Any]) -> None:
+    """Exit the blocks. A second call does no harm."""
+    for block in blocks:
+        block.__exit__(None, None, None)
 
 
 def enable_gradients() -> AbstractContextManager[Any]:
@@ -69,11 +98,6 @@ def enable_gradients() -> AbstractContextManager[Any]:
     if not torch.is_inference_mode_enabled():
         return torch.enable_grad()
     return start_inference_mode(False)  # grad mode comes with it
-
-
-def preserve_function_modes(cleanup: Cleanup) -> None:
-    """Restore torch's function modes at the end of the cleanup's block."""
-    cleanup.push(partial(_restore_function_modes, save_function_modes()))
 
 
 def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
@@ -89,153 +113,37 @@ def find_name_in_use(module: nn.Module) -> str:
     return f"a {kind}" if name is None else f"layer {name!r} ({kind})"
 
 
-# ---------------------------------------------------------------------------------------------- state of the thread
-
-
-def _guard(model: nn.Module, cleanup: Cleanup, *, evaluate: bool) -> None:
-    preserve_generators(cleanup)
-    cleanup.push(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
-    # To ask for the state of CUDA's autocast would initialize CUDA.
-    kinds = {"cpu", *(["cuda"] if torch.cuda.is_initialized() else [])}
-    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
-    cleanup.push(partial(_restore_autocast, autocast))
-    preserve_function_modes(cleanup)
-    if torch.is_inference_mode_enabled():
-        _leave_inference_mode(cleanup)
-    cleanup.push(partial(release_tree, model))
-    hold_tree(model)
-    if evaluate:
-        _hold_model(model, cleanup)
-
-
-def _restore_function_modes(modes: list[TorchFunctionMode]) -> None:
-    end_interrupted_calls(sys.exc_info()[1])
-    restore_function_modes(modes)
-
-
-def _leave_inference_mode(cleanup: Cleanup) -> None:
-    blocks: list[Any] = []
-    # The step comes before the change, see Cleanup. Until the block is in the list, there is nothing to undo.
-    cleanup.push(partial(_exit_blocks, blocks))
-    blocks.append(start_inference_mode(False))
-
-
-def _exit_blocks(blocks: list[Any]) -> None:
-    """Exit the blocks. A second call does no harm."""
-    for block in blocks:
-        block.__exit__(None, None, None)
-
-
-def _restore_autocast(states: dict[str, tuple[bool, torch.dtype]]) -> None:
-    for kind, (enabled, dtype) in states.items():
-        if torch.is_autocast_enabled(kind) != enabled:
-            torch.set_autocast_enabled(kind, enabled)
-        if torch.get_autocast_dtype(kind) != dtype:
-            torch.set_autocast_dtype(kind, dtype)
-
-
 # ------------------------------------------------------------------------------------------------ state of the model
 
 
-def _preserve_model(model: nn.Module, cleanup: Cleanup) -> None:
-    preserve_generators(cleanup)
-    if torch.is_inference_mode_enabled():
-        _leave_inference_mode(cleanup)
-        torch.set_grad_enabled(False)  # as in inference mode; leaving it sets grad mode on
-    _hold_model(model, cleanup)
-    with _USES.lock:
-        _USES.by_model[id(model)].protect_buffers()
-
-
-def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
-    holder = _Holder()
-    cleanup.push(partial(_release_model, model, holder))
-    with _USES.lock:
-        use = _USES.by_model.get(id(model))
-        if use is None:
-            use = _USES.by_model[id(model)] = _ModelUse(model)
-        # An earlier forward pass of an outer block may have written to the buffers.
-        use.restore_buffers()
-        use.holders.add(holder)
-        use.evaluate()
-    if use.is_compiled:
-        _EAGER_MODE.hold(cleanup)
-
-
-def _release_model(model: nn.Module, holder: _Holder) -> None:
-    """Release the model. The last block of a thread restores the buffers, the last of all restores the flags.
-
-    An inner block leaves the buffers to the outer one, because a backward pass that follows may need their present
-    values. A second call does no harm.
-    """
-    with _USES.lock:
-        use = _USES.by_model.get(id(model))
-        if use is None:
-            return
-        others = use.holders - {holder}
-        if not any(each.thread == holder.thread for each in others):
-            use.restore_buffers()
-        use.holders = others
-        if not others:
-            use.restore_flags()
-            del _USES.by_model[id(model)]
-
-
-class _Holder:
-    """One block that uses a model."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-
-
+@dataclass(eq=False)
 class _ModelUse:
     """A model in use: its state before, and the blocks that use it.
 
-    Args:
-        model: Any module.
+    Attributes:
+        model: The model. Its id is a key while it is in use, so it must stay alive.
+        modules: Its modules.
+        training: Their training flags.
+        is_compiled: True if ``compile()`` was called on one of them, or if ``torch.compile`` returned one.
+        buffers: A snapshot of their buffers.
+        has_run: True if a forward pass may have written to the buffers: a block inside the first one has begun.
+        holders: The blocks that use the model, and their threads.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        # The id of the model is a key while it is in use, so the model must stay alive.
-        self.model = model
-        tree = read_tree(model)
-        self._modules = tree.modules
-        self.is_compiled = have_compiled_calls(tree.modules, tree.names)
-        self.holders: set[_Holder] = set()
-        self._buffers: BufferSnapshot | None = None
-        self._training = self._read_flags()
-
-    def _read_flags(self) -> list[bool]:
-        try:
-            return [*map(_get_flag, self._modules)]
-        except AttributeError:  # a frozen TorchScript module has no training flag
-            return [getattr(module, "training", False) for module in self._modules]
-
-    def evaluate(self) -> None:
-        """Put all modules in evaluation mode."""
-        for module in compress(self._modules, self._read_flags()):
-            module.training = False
-
-    def protect_buffers(self) -> None:
-        """Copy the buffers before the first forward pass, which may write to them."""
-        if self._buffers is None:
-            self._buffers = BufferSnapshot(self._modules)
-
-    def restore_buffers(self) -> None:
-        """Restore the buffers as they were before the first forward pass, if there was one."""
-        if self._buffers is not None:
-            self._buffers.restore()
+    model: nn.Module
+    modules: list[nn.Module]
+    training: list[bool]
+    is_compiled: bool
+    buffers: BufferSnapshot
+    has_run: bool = False
+    holders: dict[Cleanup, int] = field(default_factory=dict)
 
     def restore_flags(self) -> None:
         """Restore the training flags, including those that the model itself has set."""
-        now = self._read_flags()
-        if now != self._training:
-            for module, is_training, was_training in zip(self._modules, now, self._training, strict=True):
-                if is_training is not was_training:
-                    module.training = was_training
-
-
-_get_flag = attrgetter("training")
+        for module, was_training in zip(self.modules, self.training, strict=True):
+            # A frozen TorchScript module has no training flag.
+            if getattr(module, "training", False) is not was_training:
+                module.training = was_training
 
 
 class _ModelUses:
@@ -245,16 +153,49 @@ class _ModelUses:
         self.lock = threading.Lock()
         self.by_model: dict[int, _ModelUse] = {}
 
-    def forget_other_threads(self) -> None:
-        """Release, in a forked child process, what other threads held: they may own the lock, but do not exist here."""
-        self.lock = threading.Lock()
-        here = threading.get_ident()
-        for key, use in list(self.by_model.items()):
-            use.holders = {holder for holder in use.holders if holder.thread == here}
-            if not use.holders:
-                use.restore_buffers()
-                use.restore_flags()
-                del self.by_model[key]
+
+_USES = _ModelUses()
+
+
+def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
+    thread = threading.get_ident()
+    cleanup.push(partial(_release_model, model, cleanup, thread))
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            tree = read_tree(model)
+            training = [getattr(module, "training", False) for module in tree.modules]
+            is_compiled = "_orig_mod" in tree.names or any(map(get_compiled_call, tree.modules))
+            use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree.modules))
+            _USES.by_model[id(model)] = use
+        elif use.has_run:
+            use.buffers.restore()
+        else:
+            use.has_run = True
+        use.holders[cleanup] = thread
+        for module in [module for module in use.modules if getattr(module, "training", False)]:
+            module.training = False
+    if use.is_compiled:
+        _EAGER_MODE.hold(cleanup)
+
+
+def _release_model(model: nn.Module, cleanup: Cleanup, thread: int) -> None:
+    """Release the model. The last block of a thread restores the buffers, the last of all restores the flags.
+
+    An inner block leaves the buffers to the outer one, because a backward pass that follows may need their present
+    values. A second call does no harm.
+    """
+    with _USES.lock:
+        use = _USES.by_model.get(id(model))
+        if use is None:
+            return
+        others = {holder: other for holder, other in use.holders.items() if holder is not cleanup}
+        if thread not in others.values():
+            use.buffers.restore()
+        use.holders = others
+        if not others:
+            use.restore_flags()
+            del _USES.by_model[id(model)]
 
 
 class _EagerMode:
@@ -285,15 +226,123 @@ class _EagerMode:
                 self._stance = None
 
 
-_USES = _ModelUses()
 _EAGER_MODE = _EagerMode()
 
 
 def _forget_other_threads() -> None:
-    _EAGER_MODE.lock = threading.Lock()
-    _USES.forget_other_threads()
+    """Release, in a forked child process, what other threads held: they may own the locks, but do not exist here."""
+    _EAGER_MODE.lock, _USES.lock = threading.Lock(), threading.Lock()
+    here = threading.get_ident()
+    for key, use in list(_USES.by_model.items()):
+        use.holders = {holder: thread for holder, thread in use.holders.items() if thread == here}
+        if not use.holders:
+            use.buffers.restore()
+            use.restore_flags()
+            del _USES.by_model[key]
 
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_other_threads)
+
+
+# ----------------------------------------------------------------------------------------------------------- buffers
+
+
+class BufferSnapshot:
+    """The buffers of some modules: which tensors they are, and the values in them.
+
+    Small floating buffers are compared by value, because batch norm writes its statistics without increasing the
+    version counter of the tensor. They are copied in groups: one copy of many small tensors takes a quarter of the time
+    of many copies.
+    """
+
+    @torch.no_grad()
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._counts, self._names, self._tensors = self._read()
+        tensors = {id(each): each for each in self._tensors if each is not None}.values()
+        groups: dict[object, list[Tensor]] = {}
+        elements: Counter[object] = Counter()
+        for kind, size, each in zip(map(_get_kind, tensors), map(Tensor.numel, tensors), tensors, strict=True):
+            elements[kind] += size
+            part = (kind, elements[kind] // (_JOINED - _SMALL)) if size <= _SMALL else id(each)
+            groups.setdefault(part, []).append(each)
+        self._groups = [*map(_BufferGroup, groups.values())]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore tensors and values. Unchanged ones are not written to, as other threads may be reading them."""
+        for group in self._groups:
+            group.restore()
+        counts, names, tensors = self._read()
+        if counts != self._counts or names != self._names or not all(map(is_, tensors, self._tensors)):
+            before = iter(zip(self._names, self._tensors, strict=True))
+            for module, count in zip(self._modules, self._counts, strict=True):
+                _restore_tensors(module, dict(islice(before, count)))
+
+    def _read(self) -> tuple[list[int], list[str], list[Tensor | None]]:
+        """Return the number of buffers of each module, and the names and tensors of all."""
+        own = [*map(get_buffers, self._modules)]
+        owners = [*filter(len, own)]
+        # TorchScript's are no mappings, but have the same methods.
+        names = [name for each in owners for name in each.keys()]  # noqa: SIM118
+        return [*map(len, own)], names, [each for buffers in owners for each in buffers.values()]
+
+
+class _BufferGroup:
+    """Small buffers of one kind, or a single large one, with a copy of their values."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        first = buffers[0]
+        is_plain = first.layout == torch.strided and not (first.is_quantized or first.is_nested or first.is_meta)
+        self._is_joined = is_plain and first.numel() <= _SMALL
+        self._buffers, self._join = buffers, torch.cat if first.ndim else torch.stack
+        self._rows = [each.reshape(-1) for each in buffers] if self._is_joined and first.ndim > 1 else buffers
+        self._values = [self._join(self._rows)] if self._is_joined else [each.clone() for each in buffers]
+        self._write_counts = get_write_counts(buffers)
+
+    def restore(self) -> None:
+        """Copy back the values of the buffers that were written to.
+
+        A write that the version counter did not count is undone without counting, too: if the version of a saved tensor
+        changes, a graph that was recorded in between refuses to run backward.
+        """
+        if self._is_joined and self._values[0].is_floating_point():
+            if torch.equal(self._join(self._rows), self._values[0]):
+                return
+        elif get_write_counts(self._buffers) == self._write_counts and not any(map(Tensor.is_inference, self._buffers)):
+            return
+        values = self._values
+        if self._is_joined:
+            parts = values[0].split([each.numel() for each in self._buffers])
+            values = [part.reshape(each.shape) for part, each in zip(parts, self._buffers, strict=True)]
+        for buffer, before, write_count in zip(self._buffers, values, self._write_counts, strict=True):
+            is_counted = get_write_count(buffer) != write_count
+            is_uncounted = buffer.is_inference()
+            if not torch.equal(buffer, before) if self._is_joined else is_counted or is_uncounted:
+                # In inference mode, both inference tensors and ordinary tensors can be written to.
+                with start_inference_mode(True):
+                    (buffer if is_counted or is_uncounted else buffer.data).copy_(before)
+        self._write_counts = get_write_counts(self._buffers)
+
+
+_SMALL = 4096
+"""Up to this number of elements, buffers are copied in groups and, if floating, compared by value. The batch norms of
+usual networks have at most a few thousand channels. For larger buffers, e.g. masks, a comparison takes too long, so
+their version counter alone decides whether they were written to."""
+
+_JOINED = 32768
+"""Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer."""
+
+_get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
+"""Properties that are the same for all buffers of a group."""
+
+
+def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:
+    present = dict(get_buffers(module).items())
+    for name in present.keys() - before.keys():
+        delattr(module, name)
+    for name, buffer in before.items():
+        if present.get(name) is not buffer:
+            get_buffers(module)[name] = buffer

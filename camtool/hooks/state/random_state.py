@@ -6,25 +6,40 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from camtool.hooks.state.cleanup import Cleanup
+
+def save_generators() -> dict[str, Any]:
+    """Return the states of the global random generators."""
+    with _TORCH_GENERATOR.lock:
+        states: dict[str, Any] = {"torch": torch.get_rng_state()}
+    states["python"] = random.getstate()
+    # To ask CUDA for its state would initialize it, and numpy is not imported only to be restored.
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    return states
 
 
-def preserve_generators(cleanup: Cleanup) -> Callable[[], bool]:
-    """Restore the global random generators at the end of the cleanup's block.
+def restore_generators(states: dict[str, Any]) -> None:
+    """Put the global random generators back into states that :func:`save_generators` returned."""
+    with _TORCH_GENERATOR.lock:
+        torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
 
-    Returns:
-        A function that returns True if any of them has been used since.
-    """
-    before = _read_states()
-    cleanup.push(partial(_restore_states, before))
-    return lambda: not _are_equal(_read_states(), before)
+
+def were_generators_used(before: dict[str, Any]) -> bool:
+    """Check that a global random generator has another state than :func:`save_generators` returned before."""
+    return not _are_equal(save_generators(), before)
 
 
 def seed_generators_anew() -> None:
@@ -78,28 +93,6 @@ _TORCH_GENERATOR = _TorchGenerator()
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_TORCH_GENERATOR.renew)
-
-
-def _read_states() -> dict[str, Any]:
-    with _TORCH_GENERATOR.lock:
-        states: dict[str, Any] = {"torch": torch.get_rng_state()}
-    states["python"] = random.getstate()
-    # To ask CUDA for its state would initialize it, and numpy is not imported only to be restored.
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
-    return states
-
-
-def _restore_states(states: dict[str, Any]) -> None:
-    with _TORCH_GENERATOR.lock:
-        torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
 
 
 def _are_equal(one: Any, other: Any) -> bool:

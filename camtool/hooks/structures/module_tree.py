@@ -1,7 +1,7 @@
 """The modules of a model and how they are nested, which every explanation reads several times.
 
 A model is walked through when it is first seen. Later it is only compared with what was found, by operations on whole
-lists, which take less time. Within :func:`hold_tree` it is compared once, and again after each forward pass: the code
+lists, which take less time. Within :data:`HELD_TREES` it is compared once, and again after each forward pass: the code
 of a model may replace its modules, and nothing else does in such a block.
 """
 
@@ -116,21 +116,18 @@ class Structure:
         return fits
 
 
-class _Hold:
-    """One block of a thread, and the tree that was read in it; ``None`` if it must be read again."""
+class _HeldTrees(threading.local):
+    """The trees of the models that this thread holds, by id; ``None`` if a tree must be read again.
+
+    Each block of :func:`camtool.hooks.state.guard.guard` holds its model, and keeps it alive. A forward pass sets all
+    to ``None``, as its code may have replaced modules.
+    """
 
     def __init__(self) -> None:
-        self.tree: ModuleTree | None = None
+        self.by_model: dict[int, ModuleTree | None] = {}
 
 
-class _Thread(threading.local):
-    """The models that this thread holds, by id."""
-
-    def __init__(self) -> None:
-        self.holds: dict[int, _Hold] = {}
-
-
-_THREAD = _Thread()
+HELD_TREES = _HeldTrees()
 
 _STRUCTURES: dict[int, Structure] = {}
 """The structures by the id of the model, for as long as the model lives. Each step is a single dictionary operation, so
@@ -139,28 +136,13 @@ threads need no lock, and a forked process inherits no locked one."""
 
 def read_tree(model: nn.Module) -> ModuleTree:
     """Return the modules of a model as they are now."""
-    hold = _THREAD.holds.get(id(model))
-    if hold is None:
-        return _read(model)
-    if hold.tree is None:
-        hold.tree = _read(model)
-    return hold.tree
-
-
-def hold_tree(model: nn.Module) -> None:
-    """Read a model once in this thread until :func:`release_tree`. The caller keeps the model alive until then."""
-    _THREAD.holds.setdefault(id(model), _Hold())
-
-
-def release_tree(model: nn.Module) -> None:
-    """End what :func:`hold_tree` began. A second call does no harm; an inner block may end an outer one's hold."""
-    _THREAD.holds.pop(id(model), None)
-
-
-def forget_held_trees() -> None:
-    """Read all models of this thread again: a forward pass ran, and its code may have replaced modules."""
-    for hold in _THREAD.holds.values():
-        hold.tree = None
+    held = HELD_TREES.by_model
+    tree = held.get(id(model))
+    if tree is None:
+        tree = _read(model)
+        if id(model) in held:
+            held[id(model)] = tree
+    return tree
 
 
 def _read(model: nn.Module) -> ModuleTree:

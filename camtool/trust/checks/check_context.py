@@ -15,7 +15,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
-from camtool.hooks.state.guard import preserve_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.cached_property import cached_property
 from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
@@ -128,7 +128,7 @@ class CheckContext:
         """Return the class scores ``(M, K)`` of variants ``(M, C, *size)`` of the image."""
         forward_pass = self.forward_pass
         try:
-            with forward_pass.restore_autocast(), preserve_model(forward_pass.model), torch.no_grad():
+            with forward_pass.restore_autocast(), guard(forward_pass.model), torch.no_grad():
                 output = run_model(forward_pass.model, forward_pass.select_inputs(0, variants))
                 found = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
         except (ForwardError, TargetError):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.random_state import preserve_generators
+from camtool.hooks.state.random_state import restore_generators, save_generators
 from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, check_maps, explain_again
@@ -212,7 +212,7 @@ def randomize_parameters(model: nn.Module, names: Sequence[str], *, seed: int) -
     """
 
     def replace(cleanup: Cleanup) -> None:
-        preserve_generators(cleanup)
+        cleanup.push(partial(restore_generators, save_generators()))
         for name in names:
             module = _get_module(model, name)
             for parameter, value in _draw_parameters(module, seed + _hash_name(name)):

@@ -9,13 +9,11 @@ import pytest
 
 _CODE = """
 import gc, threading, time
-from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.random_state import preserve_generators
+from camtool.hooks.state.random_state import restore_generators, save_generators
 
 def preserve():
     for _ in range(200):
-        with Cleanup(preserve_generators):
-            pass
+        restore_generators(save_generators())
 
 gc.callbacks.append(lambda *_: time.sleep(1e-4))  # another thread goes on in the middle of a collection
 gc.set_threshold(1)
