@@ -17,7 +17,7 @@ import typer
 from torch import nn
 
 from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
-from camtool.hooks.structures.model_cache import forget_model
+from camtool.hooks.structures.caches import forget_model
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import find_layers
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.errors import LayerError
 from camtool.hooks.attention.capture import AttentionCall, visit_attention
-from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.modules import find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.image_variants import nudge_bands, vary_halves

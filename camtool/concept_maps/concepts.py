@@ -26,7 +26,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe, resume
-from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.modules import find_module_name
 from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.layers.centers import find_centers

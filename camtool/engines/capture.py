@@ -14,7 +14,7 @@ from camtool.engines.onnx_files import get_first_line
 from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.modules import find_module
 from camtool.hooks.structures.nested_tensors import find_main_tensor, find_tensors, replace_main_tensor
 
 _OPS = torch.ops.aten

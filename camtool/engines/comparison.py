@@ -13,7 +13,7 @@ from camtool.errors import NotCompilableError
 from camtool.hooks.folded_model import rounds_to_tf32
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_names import list_weights
+from camtool.hooks.structures.modules import list_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,7 +30,7 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
-from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.modules import find_module_name
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.inputs.data_kinds import choose_example_shape
 from camtool.layers.layouts import Layer

@@ -33,11 +33,10 @@ from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks,
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
 from camtool.hooks.state.one_thread import use_one_thread
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.module_settings import ModuleSettings
+from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
-from camtool.hooks.structures.weight_states import WeightStates
 from camtool.layers.selection import describe_shapes
 from camtool.progress import follow_step
 
@@ -149,7 +148,7 @@ class CompiledObserver:
         self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_rows: bool
     ) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
-        modules, tensor = list_modules(model), find_main_tensor(inputs)
+        modules, tensor = read_tree(model).modules, find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
         has_hooks = has_global_hooks() or any(list_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))

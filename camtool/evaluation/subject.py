@@ -16,7 +16,7 @@ from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.models import Loaded, Transform, to_loaded

@@ -19,7 +19,7 @@ from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, CapturedAttention
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.unhookable_models import is_quantized
+from camtool.hooks.structures.modules import is_quantized
 from camtool.layers.layouts import Layout, find_token_layout
 from camtool.layers.selection import locate_grid
 from camtool.maps import upcast

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations_with_graph
-from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.modules import list_weights, read_tree
 from camtool.hooks.tracing import trace
 
 
@@ -76,7 +76,7 @@ def _copy_model(model: nn.Module) -> nn.Module:
         raise MethodError(
             f"DeepLIFT works on a copy of the model, which cannot be copied ({error}); use method='ablationcam'."
         ) from error
-    for module in list_modules(copied):
+    for module in read_tree(copied).modules:
         if getattr(module, "inplace", False) is True:
             module.inplace = False  # type: ignore[assignment]
     return copied

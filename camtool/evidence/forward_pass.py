@@ -26,12 +26,10 @@ from camtool.hooks.model_call import describe_missing_gradient, run_model
 from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import WeightStates, is_quantized, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
-from camtool.hooks.structures.weight_states import WeightStates
 from camtool.hooks.tracing import trace
-from camtool.hooks.unhookable_models import is_quantized
 from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.depths import Depths
 from camtool.layers.layouts import Layer
@@ -291,7 +289,7 @@ class ForwardPass:
         image, or hooks of the user, which may depend on anything.
         """
         blank = torch.zeros_like(self.image_input)
-        if not isinstance(self.inputs, Tensor) or any(map(list_foreign_hooks, list_modules(self.model))):
+        if not isinstance(self.inputs, Tensor) or any(map(list_foreign_hooks, read_tree(self.model).modules)):
             return self._observe_images(blank)
         key = blank[:1].shape, blank.dtype, blank.device, self._autocast, self.call_index
 

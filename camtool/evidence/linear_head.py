@@ -12,7 +12,7 @@ from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rou
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.unhookable_models import is_quantized
+from camtool.hooks.structures.modules import is_quantized
 
 
 @dataclass(frozen=True)

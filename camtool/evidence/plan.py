@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from camtool.hooks.observation import Rows
-from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.layers.centers import LayerPlace
 from camtool.layers.depths import Depths, find_depths
@@ -65,7 +65,7 @@ def find_plan(
 ) -> Plan:
     """Return the plan of a forward pass; it is made once for each model, input shape and set of arguments.
 
-    It holds while the structure of the model does not change, see :mod:`camtool.hooks.structures.model_cache`.
+    It holds while the structure of the model does not change, see :mod:`camtool.hooks.structures.caches`.
 
     Args:
         model: Any module. Its state is preserved.

@@ -53,8 +53,8 @@ from camtool.geometry.cell_centers import Placement
 from camtool.hooks.observation import observe_connected
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import find_module_name
+from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import find_module_name
 from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions

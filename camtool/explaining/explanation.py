@@ -14,7 +14,7 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin, find_heatmap_suffix
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.contact_sheet import add_legend

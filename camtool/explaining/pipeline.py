@@ -30,8 +30,8 @@ from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.state.random_state import seed_generators_anew
-from camtool.hooks.structures import model_cache
-from camtool.hooks.structures.module_names import find_detector_transform
+from camtool.hooks.structures import caches
+from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.depths import Depths
 from camtool.methods import Method, merges
 from camtool.methods.merges import Merge
@@ -241,7 +241,7 @@ class BatchExplainer:
             if is_last_try or all(each.layout.fits(outputs[each.name].shape, len(batch.items)) for each in observed):
                 break
             # The user changed the model since the plan was made, so it is made anew.
-            model_cache.forget_model(self.model)
+            caches.forget_model(self.model)
         return forward_pass
 
     def _explain_rows(

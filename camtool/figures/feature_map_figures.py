@@ -21,7 +21,7 @@ from camtool.figures.panels import DIVERGING, Panel, center_on_zero, draw_panels
 from camtool.figures.paper_sizes import SCALES, Scale, Width, to_inches
 from camtool.hooks.observation import observe
 from camtool.hooks.structures import nested_tensors
-from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.modules import find_module
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer, Source

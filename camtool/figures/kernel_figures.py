@@ -29,7 +29,7 @@ from camtool.figures.panels import (
 )
 from camtool.figures.paper_sizes import LINE_HEIGHT, SCALES, TEXT_SIZE, Scale, Width, to_inches
 from camtool.figures.saving import load_canvas
-from camtool.hooks.structures.module_names import find_module, find_module_name, get_modules_by_name
+from camtool.hooks.structures.modules import find_module, find_module_name, get_modules_by_name
 from camtool.models import Loaded
 from camtool.recorder import LayerSelection
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from camtool.errors import GeometryError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside, scale_to_cells
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Geometry:
 
         Args:
             transform: The detector's own transform, from
-                :func:`camtool.hooks.structures.module_names.find_detector_transform`.
+                :func:`camtool.hooks.structures.modules.find_detector_transform`.
         """
         if transform.fixed_size is not None:
             width, height = transform.fixed_size

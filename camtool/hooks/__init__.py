@@ -20,8 +20,8 @@ from camtool.hooks.attention.capture import (
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, get_call, observe, resume
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
+from camtool.hooks.structures.modules import describe_unhookable, is_quantized
 from camtool.hooks.tracing import TracedCall, add_module_hooks, trace
-from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 
 __all__ = [
     "AttentionBlock",

@@ -13,7 +13,6 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import leave_function_mode
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs
-from camtool.hooks.structures.quantized_tensors import dequantize
 
 
 def find_final_operation(
@@ -61,5 +60,6 @@ class _OperationMode(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.numel() == self._count:
             # A copy, as the next function may write to the result.
-            self.results.append((getattr(func, "__name__", "").strip("_"), dequantize(result).clone().flatten()))
+            values = result.dequantize() if result.is_quantized else result.clone()
+            self.results.append((getattr(func, "__name__", "").strip("_"), values.flatten()))
         return result

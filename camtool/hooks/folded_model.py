@@ -19,10 +19,9 @@ from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.model_call import run_model
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_names import list_weights
+from camtool.hooks.structures.modules import is_exported_for_one_image, is_quantized, list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.hooks.unhookable_models import is_exported_for_one_image, is_quantized
 
 # The largest difference between the outputs of copy and model, relative to the largest magnitude of the output. The
 # first leaves room for rounding in single precision alone. TF32 convolutions round their factors to 10 bits, so there

@@ -16,8 +16,7 @@ from camtool.errors import CamtoolError, ForwardError
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, find_name_in_use, guard, list_names_in_use
-from camtool.hooks.structures.module_names import find_detector_transform
-from camtool.hooks.structures.module_tree import HELD_TREES
+from camtool.hooks.structures.modules import HELD_TREES, find_detector_transform
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     SharedInput,
@@ -47,21 +46,20 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
             unchanged: the inputs are not wrong.
     """
     try:
-        given = map_tensors(inputs, Tensor.clone)
+        args: Any = map_tensors(inputs, Tensor.clone)
+        named: dict[str, Any] = {}
+        if isinstance(inputs, Tensor):
+            args = [args] if find_detector_transform(model) is None else [list(args)]
+        elif isinstance(inputs, Mapping):
+            args, named = _split_arguments(args)
         if torch.is_grad_enabled() or model not in NEED_GRADIENTS:
-            return _call(model, given)
+            return model(*args, **named)
         with torch.enable_grad():
-            return map_tensors(_call(model, given), Tensor.detach)
+            return map_tensors(model(*args, **named), Tensor.detach)
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        image, cause = find_main_tensor(inputs), _describe_hook_error(error)
-        shape = "" if image is None else f" of shape {tuple(image.shape)}"
-        reason = cause or f"{_describe_error(error)}{_find_remedy(error, image, model)}"
-        size, note = ASSUMED_SIZES.get(model, (None, ""))
-        if image is not None and image.shape[2:] == size:
-            reason = f"{reason.rstrip('.')}. {note}"
-        raise ForwardError(f"the model cannot run on an input{shape}: {reason}") from error
+        raise _explain_error(error, model, inputs) from error
     finally:
         held = HELD_TREES.by_model
         held.update(dict.fromkeys(held))
@@ -101,15 +99,21 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
     return ". If it takes one image at a time, pass batch_size=1" if has_several else ""
 
 
-def _call(model: nn.Module, inputs: ModelInputs) -> Any:
-    if isinstance(inputs, Tensor):
-        return model(inputs if find_detector_transform(model) is None else list(inputs))
-    if not isinstance(inputs, Mapping):
-        return model(*inputs)
-    positions = sorted(key for key in inputs if isinstance(key, int))
+def _split_arguments(inputs: Mapping[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional arguments and the named ones of a mapping."""
     given = {key: value.copy() if isinstance(value, SharedInput) else value for key, value in inputs.items()}
-    named = {key: value for key, value in given.items() if not isinstance(key, int)}
-    return model(*(given[position] for position in positions), **named)
+    positions = sorted(key for key in given if isinstance(key, int))
+    return [given.pop(position) for position in positions], given
+
+
+def _explain_error(error: Exception, model: nn.Module, inputs: ModelInputs) -> ForwardError:
+    image, cause = find_main_tensor(inputs), _describe_hook_error(error)
+    shape = "" if image is None else f" of shape {tuple(image.shape)}"
+    reason = cause or f"{_describe_error(error)}{_find_remedy(error, image, model)}"
+    size, note = ASSUMED_SIZES.get(model, (None, ""))
+    if image is not None and image.shape[2:] == size:
+        reason = f"{reason.rstrip('.')}. {note}"
+    return ForwardError(f"the model cannot run on an input{shape}: {reason}")
 
 
 def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_m
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_names import find_detector_transform, find_module
+from camtool.hooks.structures.modules import find_detector_transform, find_module, is_quantized
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     find_main_tensor,
@@ -31,8 +31,6 @@ from camtool.hooks.structures.nested_tensors import (
     map_tensors,
     replace_main_tensor,
 )
-from camtool.hooks.structures.quantized_tensors import dequantize
-from camtool.hooks.unhookable_models import is_quantized
 
 _T = TypeVar("_T")
 
@@ -51,7 +49,9 @@ class Rows:
     in_turn: bool = True
 
     def split(self, tensor: Tensor) -> Tensor:
-        """Return a tensor ``(N·count, ...)`` as ``(N, count, ...)``."""
+        """Return a tensor ``(N·count, ...)`` as ``(N, count, ...)``; another call of the layer may get one row each."""
+        if len(tensor) % self.count:
+            return tensor
         split: Tensor = tensor.unflatten(0, (-1, self.count) if self.in_turn else (self.count, -1))
         return split if self.in_turn else split.transpose(0, 1)
 
@@ -163,7 +163,7 @@ def _observe(
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         nonlocal is_cut
         tensor = _get_tensor(layer, output)
-        kept = _split_rows(tensor, rows.get(layer))
+        kept = rows[layer].split(tensor) if layer in rows else tensor
         if grad:
             is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
@@ -181,8 +181,8 @@ def _observe(
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
         for layer in copies:
             add_forward_hook(cleanup, find_module(model, layer), partial(copy_output, layer), prepend=True)
-        if grad:
-            recompute_blocks(cleanup, model, inputs, layers)
+        if grad and isinstance(inputs, dict) and inputs.get("use_cache") is False:
+            recompute_blocks(cleanup, model, layers)
         output = run_model(model, inputs)
     for layer, tensors in {**calls, **copies}.items():
         get_call(layer, tensors, -1)
@@ -212,7 +212,7 @@ def observe_connected(
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         tensor = _get_tensor(layer, output)
-        kept = _split_rows(tensor, rows.get(layer))
+        kept = rows[layer].split(tensor) if layer in rows else tensor
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
         return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
@@ -379,12 +379,7 @@ def _get_tensor(layer: str, output: Any) -> Tensor:
     if tensor is None:
         kind = add_article(type(output).__name__)
         raise LayerError(f"layer {layer!r} returned no floating tensor but {kind}; choose another layer.")
-    return dequantize(tensor)
-
-
-def _split_rows(tensor: Tensor, rows: Rows | None) -> Tensor:
-    # Another call of the layer may get one row for each image.
-    return tensor if rows is None or len(tensor) % rows.count else rows.split(tensor)
+    return tensor.dequantize() if tensor.is_quantized else tensor
 
 
 def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:

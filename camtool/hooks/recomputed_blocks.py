@@ -16,26 +16,22 @@ from camtool.hooks.private_torch import save_inputs_only
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.nested_tensors import ModelInputs
 
 _CHECKPOINTABLE = "GradientCheckpointingLayer"
 """Base class, in Hugging Face's transformers, of blocks that may run again in the backward pass."""
 
 
-def recompute_blocks(cleanup: Cleanup, model: nn.Module, inputs: ModelInputs, layers: Sequence[str]) -> None:
+def recompute_blocks(cleanup: Cleanup, model: nn.Module, layers: Sequence[str]) -> None:
     """Keep, until the end of the cleanup's block, only the inputs of blocks for the backward pass.
 
-    It has an effect only if the model is called with ``use_cache=False``: a block that writes to a cache must not run
-    twice. Blocks with one of the layers inside keep their activations, as the graph begins in the middle of them.
+    The model must be called with ``use_cache=False``: a block that writes to a cache must not run twice. Blocks with
+    one of the layers inside keep their activations, as the graph begins in the middle of them.
 
     Args:
         cleanup: Removes the hooks.
         model: Any module.
-        inputs: What it is called with.
         layers: Names of the layers at which the graph begins.
     """
-    if not isinstance(inputs, dict) or inputs.get("use_cache") is not False:
-        return
     for name, block in _iterate_blocks(model):
         if not any(layer.startswith(f"{name}.") for layer in layers):
             call = _BlockCall(model)

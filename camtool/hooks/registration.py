@@ -24,12 +24,14 @@ class _Hook:
     nobody would remove the hook from there.
     """
 
-    def __init__(self, function: Callable[..., Any], description: str = "") -> None:
-        self._function, self.description = function, description
+    def __init__(self, function: Callable[..., Any], description: str, *, gets_output: bool) -> None:
+        self._function, self.description, self._gets_output = function, description, gets_output
         self.owner: int | None = threading.get_ident()
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
-        return self._function(module, *args) if threading.get_ident() == self.owner else None
+        if threading.get_ident() != self.owner:
+            return None
+        return self._function(module, *(args[-1:] if self._gets_output else args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
@@ -58,7 +60,7 @@ def add_forward_hook(
         always_call: Call the function with ``None`` if the module fails.
         description: Name of a function of the user, for the error of a model that fails in it.
     """
-    hook = _Hook(lambda module, *args: function(module, args[-1]), description)
+    hook = _Hook(function, description, gets_output=True)
     cleanup.push(partial(_remove_hook, module, hook))
     module.register_forward_hook(hook, prepend=prepend, always_call=always_call)
 
@@ -82,7 +84,7 @@ def add_forward_pre_hook(
         prepend: Run before the hooks that are there already.
         description: See :func:`add_forward_hook`.
     """
-    hook = _Hook(function, description)
+    hook = _Hook(function, description, gets_output=False)
     cleanup.push(partial(_remove_hook, module, hook))
     module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
 

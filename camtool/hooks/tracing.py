@@ -18,7 +18,7 @@ from camtool.hooks.private_torch import get_write_count, is_in_transform
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_names import iterate_hookable_modules
+from camtool.hooks.structures.modules import iterate_hookable_modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 
 _LATEST = 8

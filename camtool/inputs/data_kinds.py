@@ -13,7 +13,7 @@ from camtool.arguments.checks import parse_device
 from camtool.errors import CamtoolError, ImageError
 from camtool.hooks.private_torch import is_convolution
 from camtool.hooks.registration import list_foreign_hooks
-from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.modules import list_weights, read_tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,12 +147,14 @@ def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.
     own = torch.device("cpu") if first is None else first.device
     if own.type == "meta":
         # accelerate and similar libraries load the weights when a module runs.
-        if not any(map(_loads_weights, list_modules(model))):
+        if not any(map(_loads_weights, read_tree(model).modules)):
             raise CamtoolError(
                 "model is on the meta device and has no weights; build it on the CPU, or load its weights with "
                 "model.to_empty(device='cpu') and model.load_state_dict(state)."
             )
-        places = (getattr(getattr(each, "_hf_hook", None), "execution_device", None) for each in list_modules(model))
+        places = (
+            getattr(getattr(each, "_hf_hook", None), "execution_device", None) for each in read_tree(model).modules
+        )
         place = device if device is not None else next((each for each in places if each is not None), "cpu")
         # accelerate writes the number of a GPU.
         return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
@@ -211,7 +213,7 @@ def _find_convolutions(model: nn.Module) -> dict[int, dict[int, None]]:
     The answer is not cached: to check that a cached one is still valid takes as long.
     """
     found: dict[int, dict[int, None]] = {}
-    for module in list_modules(model):
+    for module in read_tree(model).modules:
         if is_convolution(module):
             found.setdefault(len(module.kernel_size), {})[module.in_channels] = None
     return found

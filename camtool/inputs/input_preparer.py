@@ -20,8 +20,8 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.hooks.model_call import ASSUMED_SIZES
-from camtool.hooks.structures import module_names, nested_tensors
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures import modules, nested_tensors
+from camtool.hooks.structures.caches import cached_property
 from camtool.inputs import image_files
 from camtool.inputs.data_kinds import (
     SHAPE_TEXTS,
@@ -214,7 +214,7 @@ class InputPreparer:
                 f"img: a prepared {kind} is a floating tensor {shape}; {tensor.dtype} {tuple(tensor.shape)} came.{hint}"
             )
         given, transform = self._to_model(tensor), self._transform
-        if transform is None and module_names.find_detector_transform(self._model) is not None:
+        if transform is None and modules.find_detector_transform(self._model) is not None:
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
         black, white = (None, None) if transform is None else find_black_and_white(given, transform)

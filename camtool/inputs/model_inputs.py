@@ -15,7 +15,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError, LayerError
 from camtool.hooks import tracing
 from camtool.hooks.structures import nested_tensors
-from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.caches import remember_for_model
 from camtool.inputs import image_files
 from camtool.inputs.formats.file_image import FileImage
 from camtool.layers.selection import depends_on_image, find_layers
@@ -137,7 +137,7 @@ def select_image_input(
 ) -> tuple[Key, int]:
     """Return the first of several images that a layer depends on, and the index of the call that does.
 
-    The answer is cached for the model, as :mod:`camtool.hooks.structures.model_cache` describes.
+    The answer is cached for the model, as :mod:`camtool.hooks.structures.caches` describes.
 
     Args:
         model: Any module.

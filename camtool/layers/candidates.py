@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from camtool.geometry.cell_centers import CellCenters
-from camtool.hooks.structures.module_names import has_matrix
+from camtool.hooks.structures.modules import has_matrix
 from camtool.hooks.tracing import TracedCall
 from camtool.layers.layout_reader import iterate_parent_names
 from camtool.layers.layouts import Layout

@@ -32,9 +32,8 @@ from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_names import list_weights
+from camtool.hooks.structures.modules import WeightStates, list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs
-from camtool.hooks.structures.weight_states import WeightStates
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer
 from camtool.progress import follow_step

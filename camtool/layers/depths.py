@@ -25,8 +25,8 @@ from camtool.errors import LayerError, TargetError
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_saved_value
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import find_module, has_matrix
+from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import find_module, has_matrix
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
 from camtool.layers.image_variants import select_first_image

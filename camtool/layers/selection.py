@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import find_detector_transform, find_module, list_modules
+from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.image_tokens import find_image_tokens
@@ -44,7 +44,7 @@ def find_layers(
 ) -> list[Layer]:
     """Return the layers to explain: those that are named, or else the best one.
 
-    The answer is remembered for each model and input shape, see :mod:`camtool.hooks.structures.model_cache`.
+    The answer is remembered for each model and input shape, see :mod:`camtool.hooks.structures.caches`.
 
     Args:
         model: Any module.
@@ -178,7 +178,9 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
 
 def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
     """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
-    modules = [each for each in list_modules(model)[1:] if not isinstance(each, (nn.ParameterDict, nn.ParameterList))]
+    modules = [
+        each for each in read_tree(model).modules[1:] if not isinstance(each, (nn.ParameterDict, nn.ParameterList))
+    ]
     return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in modules)
 
 

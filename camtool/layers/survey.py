@@ -19,10 +19,15 @@ from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.model_call import apply_detector_transform, differentiate
 from camtool.hooks.observation import Observation, Rows, observe
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.structures.module_names import find_detector_transform, find_module, has_matrix
+from camtool.hooks.structures.modules import (
+    describe_unhookable,
+    find_detector_transform,
+    find_module,
+    has_matrix,
+    is_quantized,
+)
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
 from camtool.layers import rules
 from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
 from camtool.layers.image_tokens import find_image_tokens

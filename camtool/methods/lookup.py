@@ -19,7 +19,7 @@ from camtool.arguments.foreign_names import describe_foreign_name
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.unhookable_models import describe_unhookable, is_quantized
+from camtool.hooks.structures.modules import describe_unhookable, is_quantized
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 from camtool.methods.registry import (

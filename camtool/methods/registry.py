@@ -22,7 +22,7 @@ from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""

@@ -21,8 +21,8 @@ from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import is_convolution
 from camtool.hooks.state.guard import enable_gradients, guard
-from camtool.hooks.structures.model_cache import remember_for_model
-from camtool.hooks.structures.module_names import list_modules, list_weights
+from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.models.sources import SOURCES, Source
 
@@ -64,7 +64,7 @@ def count_input_channels(model: nn.Module) -> int:
 
     Of a model without convolutions, the first linear layer decides if it takes the pixels of a square.
     """
-    for module in list_modules(model):
+    for module in read_tree(model).modules:
         if is_convolution(module) and len(module.kernel_size) == 2:
             return module.in_channels
     return next((channels for channels, _ in _list_square_images(model)), 3)
@@ -157,7 +157,7 @@ _USUAL_SIDES = (
 
 def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:
     """Return a size that the model declares or needs and runs on; None if it runs on the default one, or on none."""
-    kinds = {len(module.kernel_size) for module in list_modules(model) if is_convolution(module)}
+    kinds = {len(module.kernel_size) for module in read_tree(model).modules if is_convolution(module)}
     if (kinds and 2 not in kinds) or any(map(is_lazy, list_weights(model))):
         return None
     declared = [*_list_declared_sizes(model)]
@@ -194,7 +194,7 @@ def _list_declared_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 
     Below the model itself, ``input_size`` is a number of features as a rule, e.g. that of an LSTM.
     """
-    for module in list_modules(model):
+    for module in read_tree(model).modules:
         names = _SIZE_NAMES if module is model and not isinstance(module, nn.RNNBase) else _SIZE_NAMES[:2]
         values = [getattr(module, name, None) for name in names]
         configs = [getattr(module, name, None) for name in ("pretrained_cfg", "default_cfg")]
@@ -215,7 +215,7 @@ def _to_size(value: object) -> tuple[int, int] | None:
 def _list_sizes_of_weights(model: nn.Module) -> Iterator[tuple[int, int]]:
     """Yield the sizes of square images that a first linear layer, or positions beside an embedding of patches, fit."""
     yield from ((side, side) for _, side in _list_square_images(model))
-    for module in list_modules(model):
+    for module in read_tree(model).modules:
         if not is_convolution(module) or len(module.kernel_size) != 2 or module.kernel_size != module.stride:
             continue
         for weight in list_weights(model, buffers=False):
@@ -229,7 +229,7 @@ def _list_sizes_of_weights(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 def _list_square_images(model: nn.Module) -> list[tuple[int, int]]:
     """Return the channels and the sides of square images whose pixels the first layer of a perceptron takes."""
-    layers = [module for module in list_modules(model) if isinstance(module, nn.Linear) or is_convolution(module)]
+    layers = [module for module in read_tree(model).modules if isinstance(module, nn.Linear) or is_convolution(module)]
     if not layers or not isinstance(layers[0], nn.Linear):
         return []
     areas = [(channels, layers[0].in_features // channels) for channels in (3, 1)]

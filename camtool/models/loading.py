@@ -19,7 +19,7 @@ from camtool.arguments.explain_arguments import check_settings
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
-from camtool.hooks.unhookable_models import describe_unhookable
+from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.loaded import Loaded
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model
 from camtool.models.preprocessing_files import read_transform_beside

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from camtool.errors import ModelError
 from camtool.hooks.private_torch import convert_tensors_of_module, share_children
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.nested_tensors import map_tensors
 
 Tokenizer: TypeAlias = Callable[[list[str]], Any]

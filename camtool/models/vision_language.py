@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError, ImageError
 from camtool.hooks.private_torch import convert_tensors_of_module, share_children
-from camtool.hooks.structures.model_cache import remember_for_model
+from camtool.hooks.structures.caches import remember_for_model
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models.image_tiles import (
     PADDED_TILES,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.modules import find_module
 from camtool.hooks.structures.nested_tensors import find_main_tensor, replace_main_tensor
-from camtool.hooks.structures.quantized_tensors import dequantize
 from camtool.recorder.edits import Edit
 from camtool.recorder.selection import LayerSelector, select
 
@@ -69,7 +68,7 @@ def get_editable_tensor(name: str, structure: Any) -> Tensor:
     tensor = find_main_tensor(structure)
     if tensor is None:
         raise LayerError(f"layer {name!r} has no floating tensor there that could be edited; choose another layer.")
-    return dequantize(tensor)
+    return tensor.dequantize() if tensor.is_quantized else tensor
 
 
 def apply_gradient_edit(gradient: Tensor, edit: Edit, description: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.module_names import find_module
+from camtool.hooks.structures.modules import find_module
 from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
 from camtool.recorder.backward_tracking import SentBack
 from camtool.recorder.gradient_recorder import GradientRecorder

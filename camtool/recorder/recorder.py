@@ -19,7 +19,7 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import LayerError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.module_names import find_module, find_module_name
+from camtool.hooks.structures.modules import find_module, find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.recorder.block import RecorderBlock, SafeExit
 from camtool.recorder.edit_hooks import EditHooks, Edits

@@ -12,7 +12,7 @@ from torch import nn
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
-from camtool.hooks.structures.module_names import (
+from camtool.hooks.structures.modules import (
     describe_unknown_layer,
     find_module,
     find_module_name,

@@ -21,7 +21,7 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin
 from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 

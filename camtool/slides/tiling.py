@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from camtool.arguments.checks import check_integer, check_number
 from camtool.errors import CamtoolError, ImageError
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.slides.readers import SlideReader
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP

@@ -16,7 +16,7 @@ from torch import nn
 import camtool
 from camtool.engines import observers
 from camtool.engines.files import _delete_oldest, compute_key, find_folder, make_once
-from camtool.hooks.structures.model_cache import forget_model
+from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import assert_agree, build, explain_twice
 
 

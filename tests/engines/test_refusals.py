@@ -19,7 +19,7 @@ from camtool.engines.compiled import CompiledModel
 from camtool.engines.observers import list_engines
 from camtool.engines.prepared import PreparedModel
 from camtool.errors import CamtoolError
-from camtool.hooks.structures.model_cache import forget_model
+from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import RUNTIMES, Decides, Gated, Unknown, assert_agree, build, explain_twice, get_lines
 
 

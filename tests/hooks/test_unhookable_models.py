@@ -13,7 +13,7 @@ from torch import fx, nn
 
 import camtool
 from camtool import LayerError, MethodError
-from camtool.hooks.unhookable_models import describe_unhookable, is_exported_for_one_image, is_quantized
+from camtool.hooks.structures.modules import describe_unhookable, is_exported_for_one_image, is_quantized
 from tests.helpers.comparison import assert_same_raw
 from tests.helpers.nets import staged
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import camtool
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
-from camtool.hooks.structures.model_cache import forget_model
+from camtool.hooks.structures.caches import forget_model
 from camtool.layers.centers import find_centers, read_centers
 from camtool.layers.layouts import Layer, Layout
 from tests.hooks.state.test_no_trace import unchanged

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import camtool
 from camtool import MethodError
 from camtool.hooks.observation import observe
-from camtool.hooks.unhookable_models import is_quantized
+from camtool.hooks.structures.modules import is_quantized
 from camtool.methods import METHODS
 from tests.helpers.quantized_nets import ENGINES, SmallNet, quantize_eager, quantize_fx, use_engine
 from tests.oracles import ORACLES, Case

@@ -15,7 +15,7 @@ import camtool
 from camtool.errors import TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import apply_detector_transform
-from camtool.hooks.structures.module_names import find_detector_transform
+from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.selection import find_layers
 from camtool.targets import AllDetections, Top
 from tests.helpers.comparison import assert_same_raw

@@ -35,7 +35,6 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import leave_function_mode, run_without_override_check
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
-from camtool.hooks.structures.quantized_tensors import dequantize
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
@@ -305,7 +304,8 @@ class AttentionMode(TorchFunctionMode):
         self._latest = name, tensor
         if len(self.calls) == frame.before + 1 and tensor is not None:
             # A clone, as the model may write to what it returned.
-            self.blocks[-1] = AttentionBlock(name, frame.call_index, dequantize(tensor.clone()))
+            copied = tensor.dequantize() if tensor.is_quantized else tensor.clone()
+            self.blocks[-1] = AttentionBlock(name, frame.call_index, copied)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

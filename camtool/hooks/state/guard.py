@@ -31,7 +31,7 @@ from camtool.hooks.private_torch import (
 )
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.random_state import restore_generators, save_generators
-from camtool.hooks.structures.module_tree import HELD_TREES, read_tree
+from camtool.hooks.structures.modules import HELD_TREES, read_tree
 
 
 def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:

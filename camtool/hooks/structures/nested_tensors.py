@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from camtool.hooks.structures.quantized_tensors import quantize_like
-
 ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
 """The inputs of a model: one tensor, a sequence of positional arguments, or a mapping of keyword arguments, in which
 integer keys stand for positional arguments. :func:`find_main_tensor` returns the image; in a mapping it comes first."""
@@ -48,13 +46,17 @@ def shares_several_values(inputs: ModelInputs) -> bool:
 def find_main_tensor(output: Any) -> Tensor | None:
     """Return the first floating or quantized tensor of a structure, or None.
 
-    A quantized tensor is returned as it is; :func:`camtool.hooks.structures.quantized_tensors.dequantize` gives its
-    values.
+    A quantized tensor is returned as it is: 8-bit integers with a scale and a zero point, as statically quantized
+    modules (``torch.ao.quantization``) return. Methods compute with its real values, ``tensor.dequantize()``; for other
+    tensors that would be a conversion to float32.
 
     Nested tensors (``torch.nested``), which transformers use to leave out padding, are skipped: they have no shape from
     which a map could be read.
     """
-    return next((tensor for tensor in find_tensors(output) if _has_real_values(tensor)), None)
+    for tensor in find_tensors(output):
+        if (tensor.is_floating_point() or tensor.is_quantized) and not tensor.is_nested:
+            return tensor
+    return None
 
 
 def replace_main_tensor(output: Any, tensor: Tensor) -> Any:
@@ -66,6 +68,8 @@ def replace_main_tensor(output: Any, tensor: Tensor) -> Any:
     if old is None:
         return output
     new = quantize_like(tensor, old) if old.is_quantized and not tensor.is_quantized else tensor
+    if output is old:
+        return new
     return map_tensors(output, lambda item: new if item is old else item)
 
 
@@ -154,10 +158,6 @@ def _get_parts(structure: Any) -> Iterable[Any]:
     return structure if isinstance(structure, (tuple, list)) else get_named_items(structure).values()
 
 
-def _has_real_values(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_quantized) and not tensor.is_nested
-
-
 def _is_data_class(structure: Any) -> bool:
     """Return True for an instance of a data class. Those that are mappings, too, as in transformers, are mappings."""
     return is_dataclass(structure) and not isinstance(structure, (type, Mapping))
@@ -166,3 +166,26 @@ def _is_data_class(structure: Any) -> bool:
 def get_bytes(tensor: Tensor) -> bytes:
     """Return the values of a tensor of any type and device, in the order of its axes."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def quantize_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return real values with the scale, the zero point, the type and the memory format of a quantized tensor.
+
+    Values between two steps are rounded, and values out of range become the smallest or the largest one. The values of
+    ``like`` itself come back exactly.
+
+    Args:
+        tensor: Real values.
+        like: Quantized with one scale for all channels, as all activations of torch are.
+    """
+    # torch's kernels for the two memory formats round means differently, e.g. in adaptive average pooling, so values
+    # in another format would change the score by themselves.
+    values = tensor.detach().float().contiguous(memory_format=_find_memory_format(like))
+    return torch.quantize_per_tensor(values, like.q_scale(), like.q_zero_point(), like.dtype)
+
+
+def _find_memory_format(tensor: Tensor) -> torch.memory_format:
+    for axes, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.ndim == axes and tensor.is_contiguous(memory_format=memory_format):
+            return memory_format
+    return torch.contiguous_format

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from camtool.arguments.messages import add_article
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, find_encoders

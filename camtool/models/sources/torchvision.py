@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
-from camtool.hooks.structures.module_names import find_detector_transform
+from camtool.hooks.structures.modules import find_detector_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source
 from camtool.models.weights import count_classes, load_state, match_names, read_state

@@ -16,7 +16,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.cached_property import cached_property
+from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.input_batch import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from camtool.arguments.messages import format_count
-from camtool.hooks.structures.module_names import iterate_hookable_modules
+from camtool.hooks.structures.modules import iterate_hookable_modules
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.errors import MethodError
-from camtool.hooks.structures.model_cache import forget_model, remember_for_model
-from camtool.hooks.unhookable_models import is_quantized
+from camtool.hooks.structures.caches import forget_model, remember_for_model
+from camtool.hooks.structures.modules import is_quantized
 from camtool.inputs.data_kinds import infer_kind
 from camtool.layers.selection import find_layers
 from camtool.models import to_loaded

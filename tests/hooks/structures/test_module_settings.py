@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camtool.hooks.model_call import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_settings import ModuleSettings
-from camtool.hooks.structures.module_tree import read_tree
+from camtool.hooks.structures.modules import read_tree
 
 
 def rename_size(net: Net) -> None:

@@ -1,8 +1,8 @@
-"""A cache of answers about a model. An answer is valid as long as the structure of the model does not change.
+"""Values that are computed once: answers about a model, and attributes of an object.
 
-There is one rule for all answers: an answer is valid while the model has the same modules, of the same classes and
-under the same names. Each lookup checks this, see :mod:`camtool.hooks.structures.module_tree`. So the cache notices a
-layer that was replaced or added, and quantized modules that were swapped in.
+There is one rule for all answers about a model: an answer is valid while the model has the same modules, of the same
+classes and under the same names. Each lookup checks this, see :mod:`camtool.hooks.structures.modules`. So the cache
+notices a layer that was replaced or added, and quantized modules that were swapped in.
 
 The cache does not notice other changes, e.g. ``conv.stride = (1, 1)`` or new values of a parameter. If an answer
 depends on such values, the caller compares it with the output of the model, e.g. with
@@ -18,11 +18,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from torch import nn
 
-from camtool.hooks.structures.module_tree import read_tree
+from camtool.hooks.structures.modules import read_tree
 from camtool.progress import follow_step
 
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ def remember_for_model(
             again.
     """
     known = _CACHE.get(id(model))
-    if known is None or known.model() is not model or not known.is_valid_for(model):
+    if known is None or known.model() is not model or known.structure is not read_tree(model).structure:
         known = _CACHE[id(model)] = _CachedAnswers(model)
     if question not in known.answers:
         # If two threads compute the same answer, both return the one that was stored first.
@@ -62,16 +62,12 @@ def forget_model(model: nn.Module) -> None:
 class _CachedAnswers:
     """The answers about one model, and the structure of the model when they were computed."""
 
-    __slots__ = ("_structure", "answers", "model")
+    __slots__ = ("answers", "model", "structure")
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
         self.answers: dict[Hashable, Any] = {}
-        self._structure = read_tree(model).structure
-
-    def is_valid_for(self, model: nn.Module) -> bool:
-        """Return True if the structure of the model has not changed."""
-        return read_tree(model).structure is self._structure
+        self.structure = read_tree(model).structure
 
 
 _CACHE: dict[int, _CachedAnswers] = {}
@@ -81,3 +77,31 @@ _CACHE: dict[int, _CachedAnswers] = {}
 def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:
     """Drop the answers about a model that is gone. When Python ends, this module may have no names any more."""
     cache.pop(key, None)
+
+
+class cached_property(Generic[_T]):  # noqa: N801  the name of the standard library, which it replaces
+    """``functools.cached_property`` without its lock.
+
+    Up to Python 3.11, the standard library holds a lock for all objects of a class while it computes a value. A child
+    process that is forked in the meantime, e.g. by a data loader in another thread, waits for that lock forever. Here,
+    two threads that read an attribute at the same time may both compute it. Both get the same object.
+    """
+
+    def __init__(self, compute: Callable[[Any], _T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[_T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> _T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> cached_property[_T] | _T:
+        if instance is None:
+            return self
+        value = self._compute(instance)
+        return instance.__dict__.setdefault(self._name, value)  # type: ignore[no-any-return]
