@@ -153,19 +153,18 @@ def _observe(
     grad_in_trunk: bool,
 ) -> tuple[Observation, bool]:
     """Return the observation, and True if the graph is connected from the first layer that ran to the output."""
-    calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
-    copies: dict[str, list[Tensor]] = {layer: [] for layer in without_graph}
-    is_cut = False
-
-    def copy_output(layer: str, _: nn.Module, output: Any) -> None:
-        copies[layer].append(_get_tensor(layer, output).detach().clone())
+    calls: dict[str, list[Tensor]] = {layer: [] for layer in (*layers, *without_graph)}
+    has_begun = is_cut = False
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
-        nonlocal is_cut
+        nonlocal has_begun, is_cut
         tensor = _get_tensor(layer, output)
+        if layer in without_graph:
+            calls[layer].append(tensor.detach().clone())
+            return None
         kept = rows[layer].split(tensor) if layer in rows else tensor
         if grad:
-            is_cut = is_cut or (any(calls.values()) and not torch.is_grad_enabled())
+            has_begun, is_cut = True, is_cut or (has_begun and not torch.is_grad_enabled())
             torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
             # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get
             # no gradient from here.
@@ -173,22 +172,17 @@ def _observe(
         calls[layer].append(kept if grad else kept.detach())
         return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
-    with (
-        guard(model) as cleanup,
-        torch.set_grad_enabled(grad_in_trunk),
-    ):
+    with guard(model) as cleanup, torch.set_grad_enabled(grad_in_trunk):
         for layer in calls:
             add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
-        for layer in copies:
-            add_forward_hook(cleanup, find_module(model, layer), partial(copy_output, layer), prepend=True)
         if grad and isinstance(inputs, dict) and inputs.get("use_cache") is False:
             recompute_blocks(cleanup, model, layers)
         output = run_model(model, inputs)
-    for layer, tensors in {**calls, **copies}.items():
+    for layer, tensors in calls.items():
         get_call(layer, tensors, -1)
     output = output if grad else map_tensors(output, Tensor.detach)
     tensor = find_main_tensor(output)
-    return Observation(output, {**calls, **copies}), not is_cut and (tensor is None or tensor.requires_grad)
+    return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
 
 
 def observe_connected(
