@@ -16,6 +16,7 @@ from camtool.engines import observers
 from camtool.engines.capture import capture_model
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.segments import split_at_layers
+from camtool.hooks.model_call import run_model
 from camtool.methods import METHODS
 from camtool.targets import Contrast, Negated, Probability
 from tests.engines.nets import ENGINES, RUNTIMES, Gated, Net, assert_agree, build, explain_twice, get_lines
@@ -46,8 +47,11 @@ def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplo
 def test_the_engine_runs_and_not_the_model(engine: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 16, 20)
     explain_twice(net, x, engine=engine)
-    for module in ("engines.comparison", "batch_explainer"):
-        monkeypatch.setattr(f"camtool.{module}.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+
+    def run(model: nn.Module, inputs: Any) -> Any:
+        return pytest.fail("the model itself ran") if model is net else run_model(model, inputs)
+
+    monkeypatch.setattr("camtool.hooks.observation.run_model", run)
     assert len(camtool.explain(net, x, engine=engine)) == 2
     with pytest.raises(pytest.fail.Exception, match="the model itself ran"):
         camtool.explain(net, x)

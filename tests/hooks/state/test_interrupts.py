@@ -25,7 +25,7 @@ from tests.hooks.state.test_no_trace import Attend, Counts, Draws, net, pictures
 
 PACKAGE = Path(camtool.__file__).parent
 
-GUARDED = {"state", "hooks", "recorder", "evidence", "explainer"}
+GUARDED = {"hooks", "recorder", "evidence", "explaining"}
 """The packages and modules of which every line is interrupted: they change the model or the thread, and undo it."""
 
 MOMENTS = 100
