@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import camtool
 from camtool import Explanation
 from camtool.methods import METHODS
 from camtool.methods.lookup import find_method
@@ -109,6 +110,16 @@ def test_the_number_of_methods_is_that_of_the_registry() -> None:
     count = len(METHODS)
     expected = [("", str(count - 1)), (str(count), ""), (str(count), "")]
     assert re.findall(r"(?:There are |^\* )(\d+) methods|Grad-CAM and (\d+) more", TEXT, re.MULTILINE) == expected
+
+
+def test_the_answer_to_which_method_names_methods_and_public_functions() -> None:
+    paragraph = re.search(r"^\*\*Which method\?\*\*.*?\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    assert paragraph is not None
+    names = re.findall(r"`(?:camtool\.)?([\w+-]+)(?:\(.*?\))?`", paragraph[0])
+    assert len(names) == paragraph[0].count("`") // 2 - 1, "all but the command"
+    assert "`camtool methods`" in paragraph[0]
+    assert {"gradcam", "tokens", "recommend"} <= {*names}
+    assert [name for name in names if name not in METHODS and name not in camtool.__all__] == []
 
 
 def test_what_comes_back_has_what_the_table_lists() -> None:

@@ -374,13 +374,15 @@ print("done")
 
 
 def test_lazy_layers_are_left_as_they_are() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4)).eval()
+    first = (nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    net = nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4)).eval()
     for call in (camtool.explain, camtool.concepts, camtool.candidate_layers):
         with pytest.raises(
             camtool.CamtoolError, match=r"lazy layers that have no weights yet; run it once, model\(x\)"
         ):
             call(net, torch.rand(1, 3, 48, 48))
-    assert isinstance(net[3], nn.LazyLinear)
+    lazy = [nn.LazyConv2d, nn.LazyBatchNorm2d, nn.LazyLinear]
+    assert [type(net[index]) for index in (0, 1, 5)] == lazy
     net(torch.rand(1, 3, 48, 48))
     camtool.explain(net, torch.rand(1, 3, 48, 48), 1)
 

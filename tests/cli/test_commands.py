@@ -255,15 +255,19 @@ def test_targets_are_ranks_indices_or_names(explained, photos, targets, indices)
     assert [line["label"] for line in read_lines()] == [LABELS[index] for index in found]
 
 
-def test_all_detections_above_a_confidence(camtool_, photos):
+def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos):
     pixels = (SQUARES.permute(1, 2, 0) * 255).byte().numpy()
     Image.fromarray(pixels).save("photos/squares.png")
     detector = "tests.targets.test_detections:SquareDetector"
-    for number, (target, indices) in enumerate([("detections", [1, 2, 2]), ("detections:0.25", [1, 2])]):
+    for number, (target, confidences) in enumerate(
+        [("detections", [0.5, 0.3, 0.2]), ("detections:0.25", [0.5, 0.3]), ("top3", [0.5, 0.3, 0.2]), ("top1", [0.5])]
+    ):
         out = f"out{number}"
         assert camtool_("photos/squares.png", "--model", detector, "--target", target, "--out", out).code == 0
-        assert [line["index"] for line in read_lines(Path(out))] == indices
-    result = camtool_("photos/squares.png", "--model", detector, "--target", "detections:2", "--out", "out2")
+        lines = read_lines(Path(out))
+        assert [line["probability"] for line in lines] == pytest.approx(confidences, abs=5e-3)
+        assert [line["index"] for line in lines] == [1, 2, 2][: len(confidences)]
+    result = camtool_("photos/squares.png", "--model", detector, "--target", "detections:2", "--out", "bad")
     assert result.code == 2
     assert "--target detections:2: the confidence must be a number from 0 to 1" in " ".join(result.err.split())
 

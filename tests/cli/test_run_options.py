@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 
 import camtool
 from camtool.inputs.formats import reading_options
+from camtool.rendering.colormaps import get_palette
 from tests.cli.test_commands import assert_refused, list_files, open_image, read_lines, write_photo
 from tests.helpers.tiny_models import LABELS, prepare, tiny
 
@@ -241,8 +243,21 @@ def test_captions_are_below_the_overlays(explained, photos):
     plain, captioned = (np.asarray(open_image(Path(out, list_files(out)[0]))) for out in ("plain", "out"))
     assert captioned.shape[0] > plain.shape[0] == 20
     np.testing.assert_array_equal(captioned[:20, :28], plain)
-    assert explained("photos/a.png", "--no-enlarge", "--legend", "--out", "legend").code == 0
-    np.testing.assert_array_equal(np.asarray(open_image(Path("legend", list_files("legend")[0])))[:20, :28], plain)
+
+
+def test_a_legend_is_below_the_overlays_and_the_report_has_a_color_bar(explained, photos):
+    run = ("photos/a.png", "--no-enlarge", "--colormap", "viridis", "--alpha", 1)
+    assert explained(*run, "--out", "plain").code == 0
+    assert explained(*run, "--legend").code == 0
+    plain, drawn = (np.asarray(open_image(Path(out, list_files(out)[0]))) for out in ("plain", "out"))
+    np.testing.assert_array_equal(drawn[:20, :28], plain)
+    assert drawn.shape[0] > plain.shape[0] == 20
+    strip, palette = drawn[20:].reshape(-1, 3).astype(int), get_palette("viridis")
+    assert (abs(strip - palette[-1]).max(1) <= 2).any(), "the color of the most heat"
+    page = Path("out/index.html").read_text(encoding="utf-8")
+    (stops,) = re.findall(r"\.legend \.colors \{ background: linear-gradient\(90deg, (.*)\); \}", page)
+    assert stops.split(", ") == ["rgb({} {} {})".format(*palette[index]) for index in (0, 51, 102, 153, 204, 255)]
+    assert 'class="swatch colors"' in page, "an element has them"
 
 
 def test_labels_that_no_font_can_draw_are_told(explained, photos):

@@ -166,7 +166,8 @@ def test_the_weights_are_small_and_have_a_card():
 def test_it_names_both_objects_and_its_words_point_at_them(captioner):
     model, processor = captioner
     scene = draw_scene(measure.UNSEEN, objects=2)
-    maps = camtool.tokens(model, processor, scene.image, PROMPT, method="tam")
+    maps = camtool.tokens(model, processor, scene.image, PROMPT)  # the default method, as in the documentation
+    assert {each.method for each in maps} == {"tam"}
     assert maps.answer == train.describe_scene(scene) == "one fish and one lightning"
     for item in scene.objects:
         assert item.mask.flat[maps[item.label].heatmap.argmax()]

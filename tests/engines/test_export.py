@@ -115,8 +115,13 @@ def test_other_formats(net: nn.Module, tmp_path: Path) -> None:
     compiled = openvino.Core().compile_model(ir, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert_equal_maps(compiled([x.numpy(), np.array(classes)])[1], expected)
     assert json.loads(openvino.Core().read_model(ir).get_rt_info("camtool").astype(str))["method"] == "gradcam"
-    program = torch.export.load(camtool.export(net, tmp_path / "net.pt2", size=SIZE))
-    assert_equal_maps(program.module()(x, torch.tensor(classes))[1].detach().numpy(), expected)
+    program = torch.export.load(camtool.export(net, tmp_path / "net.pt2", size=SIZE)).module()
+    assert_equal_maps(program(x, torch.tensor(classes))[1].detach().numpy(), expected)
+    logits, maps = program(x, torch.tensor([1, -2, 5]))
+    torch.testing.assert_close(logits, net(x))
+    assert maps.isnan().flatten(1).tolist() == [[row != 0] * maps[0].numel() for row in range(3)]
+    with pytest.raises(AssertionError, match=r"images\.size\(\)\[2\] == 16"):
+        program(torch.randn(3, 3, 24, 20), torch.tensor(classes))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["net.bin", "net.pt2", "net.xml"]
 
 

@@ -51,6 +51,7 @@ def test_the_quickest_of_those_that_are_not_measurably_worse_is_chosen():
     assert "single deletion is 0.59 on 10 images (gradcam at the default layer: 0.15)" in str(found)
     assert found.tried[0] is best
     assert {each.method for each in found.front} == {"best", "close", "below", "gradcam"}
+    assert repr(found) == "<Recommendation: close at layer, of 4 that were tried>"
     alone = recommendation._decide([gradcam, best], [gradcam, best], 10)
     assert (alone.method, alone.reason[-15:]) == ("best", "None is better.")
 

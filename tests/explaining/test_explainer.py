@@ -19,8 +19,10 @@ from torchvision.transforms._presets import ImageClassification
 import camtool
 from camtool import targets
 from camtool.demo.scenes import SceneObject
-from camtool.errors import MethodError, TargetError
+from camtool.errors import MethodError, OverlayError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.rendering.colormaps import get_palette
+from camtool.rendering.overlay import UNSEEN_GRAY
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
 from tests.app.panels.models import box_model
@@ -375,6 +377,38 @@ def test_boxes_and_contours_contain_the_maximum(model, photo) -> None:
     row, column = np.unravel_index(result.heatmap.argmax(), result.heatmap.shape)
     assert any(x0 <= column < x1 and y0 <= row < y1 for x0, y0, x1, y1 in result.boxes(0.5))
     assert all(contour.ndim == 2 for contour in result.contours())
+
+
+def test_the_heat_in_a_corner_a_box_and_a_mask_is_the_sum_of_the_heatmap_there(model, photo) -> None:
+    result = explain(model, photo, 2, method="eigencam")
+    heat = result.heatmap.astype(float)
+    assert heat.shape == (40, 60)
+    mask = np.arange(60)[None] % 7 < np.arange(40)[:, None] % 5
+    parts = {
+        "bottom-left": heat[30:, :15],
+        "top-right": heat[:10, 45:],
+        "0%,50%,100%,100%": heat[20:],
+        (10, 20, 41, 33): heat[20:33, 10:41],
+    }
+    shares = {region: result.heat_in(region) for region in parts}
+    assert shares == {region: pytest.approx(part.sum() / heat.sum()) for region, part in parts.items()}
+    assert len({*shares.values()}) == 4
+    assert result.heat_in(mask) == pytest.approx(heat[mask].sum() / heat.sum())
+    with pytest.raises(OverlayError, match=r"region 'botom-left' is unknown\. Did you mean 'bottom-left'"):
+        result.heat_in("botom-left")
+
+
+def test_a_legend_is_drawn_below_the_overlay_and_in_the_file(model, photo, tmp_path) -> None:
+    result = explain(model, photo)
+    assert not result.seen.all()
+    plain, drawn = (result.overlay(1, "turbo", legend=legend) for legend in (False, True))
+    assert (drawn[:40, :60] == plain).all()
+    assert drawn.shape[0] > 40
+    strip = drawn[40:].reshape(-1, 3).astype(int)
+    for color in (get_palette("turbo")[-1], np.full(3, UNSEEN_GRAY)):
+        assert (abs(strip - color).max(1) <= 2).any()
+    saved = Image.open(result.save(tmp_path / "legend.png", alpha=1, colormap="turbo", enlarge=False, legend=True))
+    np.testing.assert_array_equal(np.asarray(saved), drawn)
 
 
 def test_an_explanation_is_frozen_and_has_a_repr(model, photo) -> None:

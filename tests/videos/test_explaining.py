@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,11 @@ def test_the_frames_that_are_explained(numbered: Path, options: dict[str, Any], 
     result = explain(numbered, **options)
     assert [row.frame for row in result.rows] == frames
     assert result.frame_count == 24
+
+
+def test_the_repr_is_one_line(numbered: Path) -> None:
+    line = r"<VideoExplanation: gradcam, 3 of 24 frames explained(, \d+ warnings?)?>"
+    assert re.fullmatch(line, repr(explain(numbered, every=8)))
 
 
 def test_frames_are_explained_in_batches(numbered: Path) -> None:

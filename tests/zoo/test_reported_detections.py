@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 
 import camtool
 from camtool.errors import NothingFoundError, TargetError
@@ -232,18 +233,35 @@ class Rows(nn.Module):
         return table, [maps]
 
 
+def plant_in_decoder(output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Write the objects into the first queries of the last layer of a decoder, and a second class of the first box."""
+    boxes, logits = output[0].clone(), 0 * output[1] - 9
+    for number, (x, y, w, h, index, confidence) in enumerate(PLANTED):
+        boxes[-1, :, number] = boxes.new_tensor([x / SIZE[1], y / SIZE[0], w / SIZE[1], h / SIZE[0]])
+        logits[-1, :, number, index] += 9 + torch.tensor(confidence).logit()
+    logits[-1, :, 0, 4] += 9
+    return boxes, logits
+
+
 def test_queries_of_ultralytics_rtdetr() -> None:
     """The best pairs of query and class are reported: a box may have two classes."""
-    table, boxes, logits = torch.rand(1, 12, 6), torch.rand(1, 1, 12, 4), torch.full((1, 1, 12, 5), -9.0)
-    for number, (x, y, w, h, index, confidence) in enumerate(PLANTED):
-        boxes[0, 0, number] = torch.tensor([x / 128, y / 96, w / 128, h / 96])
-        logits[0, 0, number, index] = torch.tensor(confidence).logit()
-    logits[0, 0, 0, 4] = 0.0
-    output = (table, (boxes, logits, table, table, None))
-    reported = get_predictions(output)[0].select_reported()  # type: ignore[union-attr]
-    assert reported.classes is not None
-    assert reported.classes.tolist() == [1, 1, 1, 1, 2, 1, 4, 0]
-    assert reported.confidences.tolist() == pytest.approx([0.9, 0.85, 0.8, 0.7, 0.6, 0.55, 0.5, 0.3])
+    from ultralytics.cfg import get_cfg
+    from ultralytics.models.rtdetr.predict import RTDETRPredictor
+
+    model, images = build_yolo("rtdetr-l"), torch.rand(1, 3, *SIZE)
+    handle = model.model[-1].decoder.register_forward_hook(lambda _module, _inputs, output: plant_in_decoder(output))
+    try:
+        with torch.no_grad():
+            output = model(images)
+        predictor = RTDETRPredictor.__new__(RTDETRPredictor)  # its constructor looks for a device and makes folders
+        predictor.args, predictor.model, predictor.batch = get_cfg(overrides={"conf": 0.25}), model, (["a.png"],)
+        (found,) = predictor.postprocess(output, images, images)
+        reported = [(int(row[5]), float(row[4]), row[:4].tolist()) for row in found.boxes.data]
+        assert len(reported) == 8
+        assert_same(output, model, reported, scale=SIZE[::-1])
+        assert_explained(model, images, reported)
+    finally:
+        handle.remove()
 
 
 # -------------------------------------------------------------------------------------------------------- Hugging Face
@@ -254,8 +272,10 @@ PROCESSORS = {
     "d_fine": "RTDetr",
     "dab_detr": "ConditionalDetr",
     "deformable_detr": "DeformableDetr",
+    "deformable_detr-two-stage": "DeformableDetr",
     "detr": "Detr",
     "lw_detr": "DeformableDetr",
+    "lw_detr-two-levels": "DeformableDetr",
     "rf_detr": "RfDetr",
     "rt_detr": "RTDetr",
     "rt_detr_v2": "RTDetr",
@@ -327,10 +347,11 @@ def test_texts_of_open_vocabulary_detectors(family: str) -> None:
     assert_same(output, model, reported)
 
 
-def test_phrases_of_grounding_dino() -> None:
+@pytest.mark.parametrize("kind", ["GroundingDino", "MMGroundingDino"])
+def test_phrases_of_grounding_dino(kind: str) -> None:
     import transformers
 
-    model, inputs = grounding.build("GroundingDino"), grounding.make_inputs((256, 256), grounding.PROMPT)
+    model, inputs = grounding.build(kind), grounding.make_inputs((256, 256), grounding.PROMPT)
     with torch.no_grad():
         output = model(**inputs)
     is_token = ~output.logits.isneginf()
@@ -383,3 +404,35 @@ def test_detections_of_torchvision_are_as_the_model_returns_them() -> None:
     assert [each.probability for each in results] == found["scores"].sort(descending=True).values.tolist()
     results = camtool.explain(model, photo, AllDetections(0.25), method=NO_MAP)
     assert [each.probability for each in results] == pytest.approx([0.5, 0.3])
+
+
+def test_a_detector_of_torchvision_with_planted_objects_is_explained_as_it_reports() -> None:
+    """Its own post-processing removes the second of two boxes of a class in the same place."""
+    torch.manual_seed(0)
+    model = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5).eval()
+    photo = torch.rand(3, *SIZE)
+    # Anchors of the grid of 20 x 20, six in each cell: two neighbors, the same one for two classes, and another one.
+    planted = [(1260, 1, 0.9), (1266, 1, 0.8), (1260, 2, 0.6), (600, 3, 0.4)]
+
+    def plant(_module: nn.Module, _inputs: Any, output: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits = 0 * output["cls_logits"] - 20
+        logits[:, :, 0] += 20  # "no object"
+        for anchor in {anchor for anchor, _, _ in planted}:
+            rest = 1 - sum(confidence for other, _, confidence in planted if other == anchor) / 2
+            logits[:, anchor, 0] += math.log(rest)
+        for anchor, index, confidence in planted:
+            logits[:, anchor, index] += 20 + math.log(confidence / 2)
+        return {"cls_logits": logits, "bbox_regression": 0 * output["bbox_regression"]}
+
+    handle = model.head.register_forward_hook(plant)
+    try:
+        with torch.no_grad():
+            (found,) = model([photo])
+        assert found["labels"].tolist() == [1, 2, 3]
+        assert found["scores"].tolist() == pytest.approx([0.45, 0.3, 0.2], abs=1e-3)
+        results = camtool.explain(model, photo, AllDetections(), method=NO_MAP)
+    finally:
+        handle.remove()
+    assert [each.index for each in results] == found["labels"].tolist()
+    assert [each.probability for each in results] == found["scores"].tolist()
+    assert [each.box for each in results] == [pytest.approx(box, abs=1e-3) for box in found["boxes"].tolist()]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import camtool
 from camtool.app.panels.painting import read_mask, repaint
+from camtool.app.panels.panel import describe_heat
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded
 from tests.app.panels.models import Counted, box_model, color_segmenter, draw_demo_scene, draw_noise, to_tensor
@@ -75,6 +78,20 @@ def test_a_large_photo_is_filled_without_a_trace_of_what_was_there() -> None:
     painted = np.asarray(repaint(loaded, Image.fromarray(pixels), mask, "inpaint").picture)
     assert painted[mask].max() <= 101
     assert (painted[~mask] == pixels[~mask]).all()
+
+
+def test_the_sentence_on_the_heat_is_the_share_in_the_painted_part(demo: Loaded) -> None:
+    scene, photo = draw_demo_scene()
+    result = camtool.explain(demo, photo)
+    mask = scene.objects[0].mask
+    share = result.heatmap[mask].sum() / result.heatmap.sum()
+    assert 0.01 < share < 0.99
+    assert describe_heat(result, mask, "in the part") == f"{share:.0%} of the heat of fish is in the part."
+    x0, y0, x1, y1 = box = (20, 0, 70, 128)
+    share = result.heatmap[y0:y1, x0:x1].sum() / result.heatmap.sum()
+    assert describe_heat(result, box, "in the box") == f"{share:.0%} of the heat of fish is in the box."
+    cold = replace(result, raw=np.zeros_like(result.raw))
+    assert describe_heat(cold, mask, "in the part") == ""
 
 
 def test_what_cannot_be_painted_is_refused(demo: Loaded) -> None:

@@ -115,6 +115,16 @@ class Net3d(nn.Sequential):
         self.eval()
 
 
+class Net1d(nn.Sequential):
+    """A convolution of signals with a stride of 16, average pooling and a linear layer."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        pool = nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        super().__init__(nn.Conv1d(1, 4, 16, 16), nn.ReLU(), pool, nn.Linear(4, 3))
+        self.eval()
+
+
 _FIRST = torch.tensor([1.0, 0, 0, 0, 0, 0])
 
 
@@ -274,6 +284,10 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
     "a clip of 3 frames of cells": (
         "coarse-layer",
         lambda: camtool.explain(Net3d(), torch.rand(1, 1, 12, 32, 32), 0, kind="clip")[0],
+    ),
+    "a signal of 3 cells": (
+        "coarse-layer",
+        lambda: camtool.explain(Net1d(), torch.rand(1, 1, 48), 0)[0],
     ),
     "one network of an ensemble": ("other-paths", lambda: _explain(Ensemble(), layer="nets.2.layer")),
     "dropout that stays on": (
