@@ -34,7 +34,7 @@ from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.depths import Depths
 from camtool.layers.layouts import Layer
 from camtool.maps import upcast
-from camtool.outputs import class_count, class_scores, links, predictions
+from camtool.outputs import class_count, class_scores, predictions
 from camtool.outputs.detections import Detections
 from camtool.progress import follow_step
 
@@ -125,7 +125,7 @@ class ForwardPass:
         self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
         # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
         self._scored: ScoredTargets | None = None
-        self._link: links.FoundLink | None = None
+        self._link: class_scores.FoundLink | None = None
         self._class_vectors: tuple[Tensor | None] | None = None
         self._attention: dict[bool, CapturedAttention] = {}
         self._branches: CapturedBranches | None = None
@@ -168,7 +168,7 @@ class ForwardPass:
                 latest.find_reason = partial(describe_missing_gradient, self.model, self.select_inputs(0))
         return latest
 
-    def find_link(self) -> links.FoundLink:
+    def find_link(self) -> class_scores.FoundLink:
         """Return how scores become probabilities.
 
         Without observed layers, or with an engine, this may run another forward pass, of one image.
@@ -177,12 +177,12 @@ class ForwardPass:
             # An engine's output has no graph of the model's operations.
             has_graph, known = bool(self.layers) and self.run is observe, self.plan.facts.links
             if not isinstance(self.predictions, Tensor):
-                self._link = links.FoundLink("softmax")
+                self._link = class_scores.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
-                self._link = links.find_link(self.model, self.output, self._find_final_operation)
+                self._link = class_scores.find_link(self.model, self.output, self._find_final_operation)
             else:
                 if not known:
-                    known.append(links.find_link(self.model, self._run_with_graph(), self._find_final_operation))
+                    known.append(class_scores.find_link(self.model, self._run_with_graph(), self._find_final_operation))
                 self._link = known[0]
         return self._link
 

@@ -16,8 +16,7 @@ from camtool.layers.depths import Depths, find_depths
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import describe_shapes, find_layers, find_level_layers
-from camtool.outputs.class_scores import UserScore
-from camtool.outputs.links import FoundLink
+from camtool.outputs.class_scores import FoundLink, UserScore
 
 
 @dataclass(frozen=True, eq=False)

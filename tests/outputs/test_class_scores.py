@@ -18,10 +18,10 @@ from camtool.outputs.class_scores import (
     compute_class_scores,
     compute_probabilities,
     compute_top_score,
+    find_link,
     find_logits,
 )
 from camtool.outputs.detections import find_detections
-from camtool.outputs.links import find_link
 from camtool.outputs.predictions import count_images, get_predictions
 from camtool.targets import ClassScore, Value, score_targets
 from tests.outputs.example_outputs import AUX, LOGITS, QUERIES, ModelOutput, Odd, Pair, PlainOutput

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.outputs.links import FoundLink, find_link
+from camtool.outputs.class_scores import FoundLink, find_link
 
 SMALL = torch.tensor([[0.25, 0.5, 0.125], [0.5, 0.75, 0.0]])
 """Numbers between 0 and 1, which do not sum to 1."""
