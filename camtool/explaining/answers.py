@@ -164,7 +164,7 @@ def tokens(
             context = _find_context(processor.tokenizer, given["input_ids"][0].tolist(), prompt, written)
             options = {"context": context, "answer_start": start, **options}
             scored = length  # it reads the logits at the image's tokens as well
-        explainer: Any = Explainer(module, method, transform=preparation, image=image, **options)
+        explainer = Explainer(module, method, transform=preparation, image=image, **options)
         found: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
         return [each if each.method == "tam" else _add_doubt(each) for each in found]
 

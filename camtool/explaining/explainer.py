@@ -229,8 +229,7 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
         CamtoolError: An argument does not fit; :mod:`camtool.errors` lists the classes.
     """
     # The settings are among the options here, as their names and defaults are written in Explainer.
-    explainer: Any = Explainer(model, **options)
-    return explainer(img, target_class)
+    return Explainer(model, **options)(img, target_class)
 
 
 @explain_foreign_arguments
@@ -383,6 +382,8 @@ class Explainer(Generic[Result]):
     def __call__(
         self, img: Images, target_class: SeveralTargets | Sequence[SeveralTargets | Targets]
     ) -> list[list[Result]]: ...
+    @overload  # arguments whose types leave open which of these calls it is
+    def __call__(self, img: Images, target_class: AnyTargets = None) -> Any: ...
     @explain_foreign_arguments
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
         """Explain images; the arguments and the results are those of :func:`explain`."""

@@ -96,7 +96,7 @@ class ExplainBatch:
             torch.set_num_threads(threads)
         self.loaded = _load_model(model, weights, labels, device, preprocessing)
         # Lists of methods and targets give nested lists, whose leaves are the explanations.
-        self._explainer: Any = Explainer(self.loaded, to_list(method), batch_size=batch_size, **settings)
+        self._explainer = Explainer(self.loaded, to_list(method), batch_size=batch_size, **settings)
         self._target = _to_targets(target)
         self._batch_size, self._readers, self._max_side = batch_size, readers, max_side
 
