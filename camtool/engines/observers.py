@@ -38,6 +38,7 @@ from camtool.hooks.structures.module_settings import ModuleSettings
 from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.layers.selection import describe_shapes
+from camtool.methods.registry import Method
 from camtool.progress import follow_step
 
 EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
@@ -47,19 +48,20 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 _LOG = logging.getLogger(__name__)
 
 
-def list_engines(name: str, others: Sequence[str] = ()) -> list[str]:
+def list_engines(name: str, methods: Sequence[Method] = ()) -> list[str]:
     """Return the engines to try for a name, in order. The last resort, the model as it is, is not listed.
 
     Args:
         name: The name that the user gave.
-        others: Methods that engines cannot serve, as they need more than activations and gradients.
+        methods: The methods. No engine is tried if one of them needs more than activations and gradients.
 
     Raises:
         CamtoolError: The name is unknown, or the engine is not installed.
     """
     check_choice("engine", name, ENGINES)
-    if name != "eager" and others:
-        _LOG.warning("engine %r is not used: method %r needs more than activations and gradients", name, others[0])
+    other = next((method.name for method in methods if not method.can_be_compiled), None)
+    if name != "eager" and other is not None:
+        _LOG.warning("engine %r is not used: method %r needs more than activations and gradients", name, other)
         return []
     if name == "auto":
         return [*(runtime for runtime in RUNTIMES if is_installed(runtime)), "prepared"]

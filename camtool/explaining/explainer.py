@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
 
@@ -29,7 +29,7 @@ from camtool.arguments.explain_arguments import (
     get_module,
     match_targets,
 )
-from camtool.engines.observers import EngineName, list_engines
+from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, to_class_tensor, to_device_pixels
 from camtool.explaining.explanation import Explanation
@@ -39,7 +39,6 @@ from camtool.explaining.types import (
     Arrays,
     Images,
     Layers,
-    LayerSettings,
     Model,
     OneImage,
     OneMethod,
@@ -55,13 +54,10 @@ from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_module_name
-from camtool.inputs.data_kinds import DataKind
 from camtool.inputs.formats.file_image import FileImage
-from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.image_files import ImageSource
 from camtool.inputs.input_batch import InputBatch, PreparedInput
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
-from camtool.inputs.model_inputs import Key
 from camtool.methods import (
     check_model_support,
     check_options,
@@ -81,7 +77,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from typing_extensions import Unpack
 
-    from camtool.explaining.types import ExplanationOrList
+    from camtool.explaining.types import ExplanationOrList, LayerKeywords, SettingKeywords
     from camtool.rendering.colormaps import Colormap
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +95,7 @@ def explain(
     target_class: OneTarget = None,
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> Explanation: ...
 @overload  # a tensor or an array: one image (3-D), or a batch (4-D, even of one image), which gives a list
 def explain(
@@ -108,7 +104,7 @@ def explain(
     target_class: OneTarget = None,
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> ExplanationOrList: ...
 @overload  # several images, one target for all
 def explain(
@@ -117,7 +113,7 @@ def explain(
     target_class: OneTarget = None,
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> list[Explanation]: ...
 @overload  # one target for each image, or several targets for a single image
 def explain(
@@ -126,7 +122,7 @@ def explain(
     target_class: Targets,
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> list[Explanation]: ...
 @overload  # several targets for a single image: those that the model ranks highest
 def explain(
@@ -135,7 +131,7 @@ def explain(
     target_class: SeveralTargets,
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> list[Explanation]: ...
 @overload  # several targets for each image
 def explain(
@@ -144,7 +140,7 @@ def explain(
     target_class: SeveralTargets | Sequence[SeveralTargets | Targets],
     *,
     method: OneMethod = "gradcam",
-    **settings: Unpack[LayerSettings],
+    **settings: Unpack[LayerKeywords],
 ) -> list[list[Explanation]]: ...
 @overload  # one image and one target, with options of the method
 def explain(
@@ -228,7 +224,6 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     Raises:
         CamtoolError: An argument does not fit; :mod:`camtool.errors` lists the classes.
     """
-    # The settings are among the options here, as their names and defaults are written in Explainer.
     return Explainer(model, **options)(img, target_class)
 
 
@@ -294,7 +289,7 @@ class Explainer(Generic[Result]):
         model: Model,
         method: OneMethod = "gradcam",
         layer: Layers = None,
-        **settings: Unpack[Settings],
+        **settings: Unpack[SettingKeywords],
     ) -> None: ...
     @overload
     def __init__(
@@ -309,34 +304,19 @@ class Explainer(Generic[Result]):
         **options: Any,
     ) -> None: ...
     def __init__(
-        self,
-        model: Model,
-        method: OneMethod | Sequence[OneMethod] = "gradcam",
-        layer: Layers = None,
-        *,
-        merge: str | Callable[[Tensor], Tensor] = "mean",
-        transform: Transform | None = None,
-        labels: Sequence[str] | None = None,
-        device: torch.device | str | None = None,
-        batch_size: int = 32,
-        image: Key | None = None,
-        call_index: int | None = None,
-        kind: DataKind | None = None,
-        placement: Placement = "centers",
-        engine: EngineName = "eager",
-        reading: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, model: Model, method: OneMethod | Sequence[OneMethod] = "gradcam", layer: Layers = None, **options: Any
     ) -> None:
-        loaded, whole = to_loaded(model), get_module(model)
-        check_settings(transform, labels, batch_size, image, call_index)
-        check_choice("placement", placement, get_args(Placement))
-        if loaded.text is not None and (labels is not None or loaded.labels is not None):
+        loaded, whole = to_loaded(model), get_module(model)  # an image tower has but a weak reference to the whole
+        settings = Settings(**{name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options})
+        check_settings(settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index)
+        check_choice("placement", settings.placement, get_args(Placement))
+        if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         self._recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
         if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
-            self._recommend = partial(_recommend, model, transform=transform, labels=labels, device=device)
+            self._recommend = partial(_recommend, model, settings)
             method = "gradcam"  # until the first images come
         methods = [find_method(each) for each in to_list(method)]
         modules = None if layer is None else [unwrap_layer(whole, each) for each in to_list(layer)]
@@ -347,25 +327,21 @@ class Explainer(Generic[Result]):
         if options:
             check_options(methods, options)
         check_model_support(methods, loaded.model)
-        # A model of two towers is explained by its image tower, whose reference to the whole model is weak.
-        self._model, self._whole = loaded.model, whole
-        how = None if reading is None else ReadingOptions.from_user(reading)
-        self._preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind=kind, reading=how)
-        self._image, self._call_index, self._batch_size = image, call_index, batch_size
+        self._model, self._whole, self._settings = loaded.model, whole, settings
+        transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
+        self._preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
         self._batches = BatchExplainer(
             model=loaded.model,
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
             layers=layers,
-            merge=merges.get_merge(merge),
-            labels=labels if labels is not None else loaded.labels,
+            merge=merges.get_merge(settings.merge),
+            labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,
-            placement=placement,
+            placement=settings.placement,
             depths=find_asked_depths(methods, options),
-            engines=()
-            if engine == "eager"
-            else list_engines(engine, [each.name for each in methods if not each.can_be_compiled]),
+            engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
 
     @overload
@@ -396,10 +372,10 @@ class Explainer(Generic[Result]):
         with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
             count, batches = self._preparer.prepare_batches(
                 img,
-                self._batch_size,
-                image=self._image,
+                self._settings.batch_size,
+                image=self._settings.image,
                 layers=self._batches.layers,
-                call_index=self._call_index,
+                call_index=self._settings.call_index,
                 score=UserScore(partial(targets.score_request, target_class, self._batches.labels), key),
                 needs_layers=self._batches.needs_layers,
             )
@@ -540,7 +516,7 @@ class Explainer(Generic[Result]):
             self._choose_method(batch, self._recommend)
         if len(self._batches.methods) != 1 or not self._batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
-        given, classes = InputBatch([], batch, self._call_index), to_class_tensor(target_class, batch)
+        given, classes = InputBatch([], batch, self._settings.call_index), to_class_tensor(target_class, batch)
         if differentiable:
             with guard(self._model):
                 maps = self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
@@ -552,7 +528,7 @@ class Explainer(Generic[Result]):
         return maps
 
 
-def _recommend(model: Model, images: Sequence[Any] | Tensor, **settings: Any) -> tuple[str, str | None] | None:
+def _recommend(model: Model, settings: Settings, images: Sequence[Any] | Tensor) -> tuple[str, str | None] | None:
     """Return the recommended method and layer, which are kept for the model; ``None`` if the images are few."""
     is_enough = len(images) >= FEW_IMAGES
 
@@ -560,7 +536,8 @@ def _recommend(model: Model, images: Sequence[Any] | Tensor, **settings: Any) ->
         if not is_enough:
             return None
         # Evaluation lies above this module, as it explains images to compare methods.
-        choice = camtool.recommend(model, images, **settings)
+        known = {name: getattr(settings, name) for name in ("transform", "labels", "device")}
+        choice = camtool.recommend(model, images, **known)
         _LOG.info("method='auto': %s", choice.reason)
         return choice.method, choice.layer
 
@@ -570,16 +547,19 @@ def _recommend(model: Model, images: Sequence[Any] | Tensor, **settings: Any) ->
     return remember_for_model(to_loaded(model).model, "recommendation", compute, is_valid)
 
 
-def _build_signature() -> inspect.Signature:
-    """Return the signature of :func:`explain`: that of a call, with the settings of :class:`Explainer` as keywords."""
-    _, model, *settings = inspect.signature(Explainer.__init__).parameters.values()
+def _show_signatures() -> None:
+    """Write the signatures that help() and notebooks show: with the settings as keywords, also for :func:`explain`."""
+    whole, model, *others, options = inspect.signature(Explainer.__init__).parameters.values()
     _, *arguments = inspect.signature(Explainer.__call__).parameters.values()
-    keywords = [
-        each if each.kind is each.VAR_KEYWORD else each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in settings
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    settings = [
+        inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in fields(Settings)
     ]
-    return inspect.Signature([model, *arguments, *keywords], return_annotation="Explanation | list[Any]")
+    cast("Any", Explainer.__init__).__signature__ = inspect.Signature([whole, model, *others, *settings, options])
+    named = [each.replace(kind=keyword) for each in others]
+    cast("Any", explain).__signature__ = inspect.Signature(
+        [model, *arguments, *named, *settings, options], return_annotation="Explanation | list[Any]"
+    )
 
 
-# help() and notebooks show this signature; the settings and their defaults are written once, in Explainer.
-cast("Any", explain).__signature__ = _build_signature()
+_show_signatures()

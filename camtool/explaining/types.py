@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
@@ -66,8 +67,25 @@ Result = TypeVar("Result", default=Explanation)
 """Result of an :class:`Explainer` for one image and one target: an explanation, or a list with one per method."""
 
 
-class Settings(TypedDict, total=False):
-    """Keyword arguments of :func:`explain` and :class:`Explainer`, which :func:`explain` documents."""
+@dataclass(frozen=True)
+class Settings:
+    """The settings of :func:`explain` and :class:`Explainer`, which :func:`explain` documents, and their defaults."""
+
+    merge: str | Callable[[Tensor], Tensor] = "mean"
+    transform: Transform | None = None
+    labels: Sequence[str] | None = None
+    device: torch.device | str | None = None
+    batch_size: int = 32
+    image: Key | None = None
+    call_index: int | None = None
+    kind: DataKind | None = None
+    placement: Placement = "centers"
+    engine: EngineName = "eager"
+    reading: Mapping[str, Any] | None = None
+
+
+class SettingKeywords(TypedDict, total=False):
+    """The fields of :class:`Settings` as keyword arguments, for type checkers and editors."""
 
     merge: str | Callable[[Tensor], Tensor]
     transform: Transform | None
@@ -82,7 +100,7 @@ class Settings(TypedDict, total=False):
     reading: Mapping[str, Any] | None
 
 
-class LayerSettings(Settings, total=False):
+class LayerKeywords(SettingKeywords, total=False):
     """Keyword arguments of :func:`explain`; for :class:`Explainer`, ``layer`` is positional as well."""
 
     layer: Layers

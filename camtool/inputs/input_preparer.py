@@ -104,7 +104,7 @@ class InputPreparer:
         reading: How files are read: bands, contrast, slice.
 
     Raises:
-        CamtoolError: ``device`` is unknown, or is not the model's.
+        CamtoolError: ``device`` is unknown, or is not the model's; or a reading option is wrong.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class InputPreparer:
         device: torch.device | str | None,
         *,
         kind: DataKind | None = None,
-        reading: ReadingOptions | None = None,
+        reading: Mapping[str, Any] | ReadingOptions | None = None,
     ) -> None:
-        self._reading = reading or _DEFAULT_READING
+        self._reading = _DEFAULT_READING if reading is None else ReadingOptions.from_user(reading)
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind

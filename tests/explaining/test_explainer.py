@@ -20,6 +20,7 @@ import camtool
 from camtool import targets
 from camtool.demo.scenes import SceneObject
 from camtool.errors import MethodError, OverlayError, TargetError
+from camtool.explaining import types
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.rendering.colormaps import get_palette
 from camtool.rendering.overlay import UNSEEN_GRAY
@@ -248,13 +249,15 @@ def test_a_list_of_targets_of_another_length_raises_an_error(model, photo, count
 
 
 def test_the_signature_of_explain_has_the_settings_of_explainer() -> None:
-    """The settings and their defaults are written in Explainer alone; help() shows them for both."""
+    """The settings and their defaults are written in Settings alone; help() shows them for both."""
     shown, settings = (dict(inspect.signature(each).parameters) for each in (camtool.explain, camtool.Explainer))
     assert [*shown][:3] == ["model", "img", "target_class"]
     assert [*shown][3:] == [*settings][1:]
     assert {name: shown[name].default for name in [*shown][3:]} == {
         name: settings[name].default for name in [*settings][1:]
     }
+    keywords = types.SettingKeywords.__annotations__
+    assert {name: each.__forward_arg__ for name, each in keywords.items()} == types.Settings.__annotations__
     documented = re.findall(r"^        (\w+): ", str(camtool.explain.__doc__), re.MULTILINE)
     assert [name for name in shown if name != "options"] == [name for name in documented if name in shown]
 
