@@ -23,7 +23,7 @@ from camtool.hooks.structures.nested_tensors import map_tensors
 Tokenizer: TypeAlias = Callable[[list[str]], Any]
 """From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""
 
-_ENCODERS = {
+ENCODERS = {
     # transformers
     "get_image_features": "get_text_features",
     # open_clip, and OpenAI's CLIP
@@ -34,7 +34,7 @@ _ENCODERS = {
 
 def find_encoders(model: nn.Module) -> tuple[str, str] | None:
     """Return the names of the methods that encode images and texts; None if the model has no two towers."""
-    pairs = _ENCODERS.items()
+    pairs = ENCODERS.items()
     return next((pair for pair in pairs if all(callable(getattr(model, name, None)) for name in pair)), None)
 
 

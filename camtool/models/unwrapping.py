@@ -10,7 +10,7 @@ from camtool.arguments.explain_arguments import get_module
 from camtool.errors import ModelError
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.sources import SOURCES
-from camtool.models.two_towers import TextTower, find_encoders, get_image_tower
+from camtool.models.two_towers import ENCODERS, TextTower, find_encoders, get_image_tower
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 
 _WRAPPERS = {
@@ -42,7 +42,7 @@ def to_loaded(model: nn.Module | Loaded) -> Loaded:
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
     inner = unwrap_model(module)
-    if find_encoders(inner):
+    if any(hasattr(inner, name) for name in ENCODERS) and find_encoders(inner):
         return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))
     if hasattr(inner, "config") and takes_image_and_text(inner):
         return replace(loaded, model=get_vision_language_model(inner))
