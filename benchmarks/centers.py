@@ -1,13 +1,13 @@
 """The cost of the centers of cells, in forward passes: ``python -m benchmarks centers``.
 
 The first call for a model, a layer and an input size reads the centers from autograd's graph, which takes a forward
-pass and a walk over the graph. Later calls look them up. Medians of paired measurements, one image, random weights.
+pass and a walk over the graph. The plan of later calls knows them. Medians of paired measurements, one image, random
+weights.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ import typer
 from torch import nn
 
 from benchmarks.paired import compute_ratio, describe_machine, make_forward, measure_in_turns
-from camtool.hooks.structures.caches import forget_model
 from camtool.layers.centers import find_centers
 from camtool.layers.selection import find_layers
 
@@ -32,8 +31,7 @@ def main(
     torch.set_num_threads(threads)
     rows = [_measure(name, turns) for name in MODELS]
     for row in rows:
-        first, later = row["first_call_forwards"], row["later_calls_us"]
-        print(f"{row['model']:18}first call {first:.2f} forward passes, later {later:.0f} µs")
+        print(f"{row['model']:18}first call {row['first_call_forwards']:.2f} forward passes")
     result = {"machine": describe_machine(threads), "turns": turns, "rows": rows}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -47,19 +45,14 @@ def _measure(name: str, turns: int) -> dict[str, Any]:
     (layer,) = find_layers(model, image)
 
     def find_first() -> None:
-        forget_model(model)
         find_centers(model, image, layer)
 
-    def find_again() -> None:
-        find_centers(model, image, layer)
-
-    runs = {"forward": make_forward(model, image), "first": find_first, "again": find_again}
+    runs = {"forward": make_forward(model, image), "first": find_first}
     times = measure_in_turns(runs, turns)
     return {
         "model": name,
         "layer": layer.name,
         "first_call_forwards": compute_ratio(times, "first", "forward"),
-        "later_calls_us": round(statistics.median(times["again"]) * 1e6, 1),
     }
 
 

@@ -274,7 +274,10 @@ class ForwardPass:
         """
         if layer.name not in self._places:
             known = self.plan.facts.places
-            if layer not in known or not known[layer].holds_for(self.model):
+            weights = known[layer].weights if layer in known else None
+            # Weights that the centers depend on may have been trained, loaded or replaced since.
+            is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
+            if layer not in known or is_old:
                 with self.restore_autocast():
                     known[layer] = find_place(self.model, self.inputs, layer, call_index=self.call_index)
             place = known[layer]

@@ -24,7 +24,7 @@ class Facts:
     """Facts that hold for all plans of one input shape. They take a forward pass, so they are added when needed.
 
     Attributes:
-        places: Layer to the place of its cells in the input, see :meth:`camtool.layers.centers.LayerPlace.holds_for`.
+        places: Layer to the place of its cells in the input; it holds while the weights are those that it names.
         links: How the scores become probabilities, where their values do not show it; one item, or none yet.
         final_operations: The function that computed the scores; one item, or none yet.
     """

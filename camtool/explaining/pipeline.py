@@ -280,7 +280,8 @@ class BatchExplainer:
         if method.ignores_layer and self.layers is not None:
             text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
             of_call.append(MapWarning(text, "layer-ignored"))
-        chosen_tensor = describe_chosen_tensor(forward_pass.output)
+        output = forward_pass.output
+        chosen_tensor = None if isinstance(output, Tensor) else describe_chosen_tensor(output)
         predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link().link
         explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
@@ -314,7 +315,7 @@ class BatchExplainer:
 
     def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
-        options = method.select_options(self.options)
+        options = method.select_options(self.options) if self.options else {}
         if self.text is not None:
             options = encode_text_options(options, self.text)
         device = evidence[0].scores.device.type
@@ -329,9 +330,15 @@ class BatchExplainer:
                 None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
                 for each, raw in zip(evidence, maps, strict=True)
             ]
-            merged = merges.merge_maps(
-                maps, self.merge, lambda: merges.compute_means([each.gradients for each in evidence]), places
-            )
+            return (maps[0], places[0]) if len(maps) == 1 else self._merge(maps, places, evidence)
+
+    def _merge(
+        self, maps: Sequence[Tensor], places: Sequence[CellCenters | None], evidence: Sequence[Evidence]
+    ) -> tuple[Tensor, CellCenters | None]:
+        """Return the maps of several layers as one, and the centers of its cells."""
+        merged = merges.merge_maps(
+            maps, self.merge, lambda: merges.compute_means([each.gradients for each in evidence]), places
+        )
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
             raise MethodError(
                 f"merge returned {tuple(merged.shape)} for maps {tuple(maps[0].shape)}; it must keep the number of "

@@ -115,10 +115,6 @@ class LayerPlace(NamedTuple):
     weights: WeightStates | None
     has_other_paths: bool
 
-    def holds_for(self, model: nn.Module) -> bool:
-        """Return True unless weights that the centers depend on were trained, loaded or replaced since."""
-        return self.weights is None or self.weights.equal_those_of(list_weights(model, buffers=False))
-
 
 def _has_taps(tensor: Tensor) -> bool:
     """Return True for a shape of the weight of a convolution whose window has several taps."""
