@@ -108,6 +108,7 @@ def compute_class_maps(
     maps, places = [], []
     with enable_gradients() if differentiable else torch.no_grad():
         scores = find_logits(forward_pass.output)
+        classes = classes.to(scores.device)  # a model may end on another device than it begins
         weights = weigh_chosen_class(scores.detach(), classes)
         gradients = _differentiate(forward_pass, scores, weights, create_graph=differentiable)
         for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
@@ -118,7 +119,7 @@ def compute_class_maps(
         merged = merge_maps(maps, merge, lambda: compute_means(gradients), places)
         # An error would wait for the device.
         is_known = is_known_class(scores, classes).reshape(-1, *[1] * (merged.ndim - 1))
-        merged = torch.where(is_known, merged, torch.nan)
+        merged = torch.where(is_known.to(merged.device), merged, torch.nan)
         finest = find_finest(maps)
         place = places[finest] if merged.shape == maps[finest].shape else None
         return ClassMaps(merged, place, scores, weights)

@@ -164,7 +164,7 @@ def merge_maps(
     function = get_merge(how) if isinstance(how, str) else how
     if len(maps) == 1:
         return maps[0]
-    scaled = [scale_by_peak(each) for each in maps]
+    scaled = [scale_by_peak(each).to(maps[0].device) for each in maps]  # layers may lie on several devices
     if isinstance(function, Cascade):
         return function(scaled, centers)
     finest = find_finest(maps)
@@ -201,4 +201,4 @@ def get_merge(how: str | Merge) -> Merge:
 
 def compute_means(maps: Sequence[Tensor]) -> Tensor:
     """Return the mean over all axes but the first of L tensors ``(R, ...)``: ``(L, R)``."""
-    return torch.stack([each.flatten(1).mean(1) for each in maps])
+    return torch.stack([each.flatten(1).mean(1).to(maps[0].device) for each in maps])

@@ -35,7 +35,7 @@ def blend_batch(
         )
     check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
     most = get_default_alpha(colormap) if alpha is None else float(alpha)
-    heat = heatmaps.float().nan_to_num().clamp(0, 1)
+    heat = heatmaps.to(photos.device).float().nan_to_num().clamp(0, 1)
     palette = torch.from_numpy(get_palette(colormap).copy()).to(heat.device, torch.float32, non_blocking=True)
     colors = palette[(255 * heat).round().long()].movedim(-1, 1)
     opacity = (most * compute_opacity(heat, colormap))[:, None]

@@ -429,6 +429,9 @@ def test_layers_may_lie_on_another_device_than_the_input() -> None:
     for ours, theirs in zip(camtool.explain(split, x, 3, method=names, samples=4), expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert np.abs(one.raw - other.raw).max() <= 1e-2 * np.abs(other.raw).max(), one.method
+    assert len(camtool.explain(split, x, 3, layer=["trunk.0", "trunk.2"])) == len(x)
+    assert camtool.Explainer(split).draw_overlays(x, [3, 3]).device == x.device
+    assert camtool.evaluate(split, x, ["gradcam"], metrics=["single-deletion"]).rows
 
 
 @pytest.mark.parametrize("name", OF_ACTIVATIONS + OF_ATTENTION)

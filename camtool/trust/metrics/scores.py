@@ -80,7 +80,8 @@ class ClassScore:
                 f"ClassScore needs a classifier; the model's scores have the shape {tuple(values.shape)}. For another "
                 "output pass a function score(images, rows) -> (M,)."
             )
-        return values.gather(1, self._classes[rows][:, None])[:, 0]
+        chosen = self._classes[rows][:, None]
+        return values.to(chosen.device).gather(1, chosen)[:, 0]
 
 
 def score_images(score: Score, images: Tensor, rows: Tensor) -> Tensor:
