@@ -253,7 +253,7 @@ def test_on_unseen_scenes_it_beats_gradcam_by_a_tenth(load):
     """The measurement for all trained models is in docs/trust.md."""
     loaded = load()
     seen, unseen = (
-        [draw_scene(seed).image for seed in range(UNSEEN + first, UNSEEN + first + 24)] for first in (0, 100)
+        [draw_scene(seed).image for seed in range(UNSEEN + first, UNSEEN + first + 12)] for first in (0, 100)
     )
     choice = camtool.recommend(loaded, seen, seconds=600)
     table = camtool.evaluate(
