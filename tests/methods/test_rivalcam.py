@@ -154,7 +154,7 @@ def test_rivalcam_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camt
     ours, usual = (benchmark.compute_pointing(mobilenet, pictures, method, 12) for method in ("rivalcam", "gradcam"))
     assert ours >= usual + 0.15
     ours_single, usual_single = (
-        benchmark.measure_single_photos(mobilenet, pictures, method) for method in ("rivalcam", "gradcam")
+        benchmark.measure_single_photos(mobilenet, pictures[::2], method) for method in ("rivalcam", "gradcam")
     )
     gain = "insertion_less_deletion"
     assert ours_single[gain] >= 0.95 * usual_single[gain]
