@@ -8,6 +8,7 @@ Python 3.12 runs them without a frame. Someone who debugs an explanation has to 
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,21 @@ class CallPath:
     def files(self) -> list[str]:
         """The paths inside the package, sorted."""
         return sorted({Path(code.co_filename).relative_to(_PACKAGE).as_posix() for code in self.functions})
+
+    def count_lines(self) -> dict[str, int]:
+        """Return the number of lines of each function, with its signature and without its docstring."""
+        counts = {}
+        for path in {code.co_filename for code in self.functions}:
+            known = {code.co_firstlineno for code in self.functions if code.co_filename == path}
+            for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    if first in known:
+                        start = node.body[0]
+                        is_docstring = isinstance(start, ast.Expr) and isinstance(start.value, ast.Constant)
+                        docstring = (start.end_lineno or 0) - start.lineno + 1 if is_docstring else 0
+                        counts[f"{Path(path).name}:{node.name}"] = (node.end_lineno or 0) - node.lineno + 1 - docstring
+        return counts
 
 
 def trace_explain() -> CallPath:

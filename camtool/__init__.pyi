@@ -27,14 +27,14 @@ from camtool.errors import TargetError as TargetError
 from camtool.evaluation.leaderboard import evaluate as evaluate
 from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evidence.evidence import Evidence as Evidence
-from camtool.explaining.answers import AnswerMaps as AnswerMaps
-from camtool.explaining.answers import tokens as tokens
 from camtool.explaining.explainer import Explainer as Explainer
 from camtool.explaining.explainer import explain as explain
 from camtool.explaining.explainer import predict as predict
 from camtool.explaining.explanation import Explanation as Explanation
 from camtool.explaining.layer_table import Candidates as Candidates
 from camtool.explaining.layer_table import candidate_layers as candidate_layers
+from camtool.explaining.written_answers import AnswerMaps as AnswerMaps
+from camtool.explaining.written_answers import tokens as tokens
 from camtool.figures.method_comparison import Comparison as Comparison
 from camtool.figures.method_comparison import compare as compare
 from camtool.inputs.formats.file_image import FileImage as FileImage

@@ -20,8 +20,8 @@ from camtool.demo.camnet import prepare_images
 from camtool.demo.scenes import Box, Scene, draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError
-from camtool.explaining.answers import AnswerMaps, tokens
 from camtool.explaining.explainer import Explainer
+from camtool.explaining.written_answers import AnswerMaps, tokens
 from camtool.trust.metrics.localization import compute_energy_in_mask, is_peak_in_mask
 
 _BATCH = 64

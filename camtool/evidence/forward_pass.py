@@ -84,6 +84,13 @@ class ForwardPass:
         class_count: The number of classes; ``None`` where it is not known.
     """
 
+    # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
+    _scored: ScoredTargets | None = None
+    _link: class_scores.FoundLink | None = None
+    _class_vectors: tuple[Tensor | None] | None = None
+    _branches: CapturedBranches | None = None
+    _folded_model: FoldedModel | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -113,25 +120,21 @@ class ForwardPass:
         self._repeat = observed.repeat
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
-        if isinstance(self.predictions, Tensor):
-            self.class_count: int | None = self.predictions.shape[1]
-        else:
-            # Of an open vocabulary, only the output shows the number of classes.
-            own = [each.class_count for each in self.predictions if isinstance(each, Detections)]
-            self.class_count = own[0] if own and own[0] is not None else class_count.get_class_count(model)
+        by_class = self.predictions if isinstance(self.predictions, Tensor) else None
+        self.class_count = self._count_classes() if by_class is None else by_class.shape[1]
         # Further passes must run in the autocast mode of this one, also if the caller has left it by then.
         device_type = self.predictions[0].device.type
         self._device_type = device_type
         self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
-        self._scored: ScoredTargets | None = None
-        self._link: class_scores.FoundLink | None = None
-        self._class_vectors: tuple[Tensor | None] | None = None
+        # Filled when first needed.
         self._attention: dict[bool, CapturedAttention] = {}
-        self._branches: CapturedBranches | None = None
         self._tail_chunk_sizes: dict[str, int] = {}
         self._places: dict[str, LayerPlace] = {}
-        self._folded_model: FoldedModel | None = None
+
+    def _count_classes(self) -> int | None:
+        """Return the number of classes of a detector; that of an open vocabulary shows in the output alone."""
+        of_images = [each.class_count for each in self.predictions if isinstance(each, Detections)]
+        return of_images[0] if of_images and of_images[0] is not None else class_count.get_class_count(self.model)
 
     @property
     def logits(self) -> Tensor:

@@ -6,7 +6,7 @@ let each method compute maps, and check them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,6 +48,8 @@ from camtool.trust.map_warnings import find_map_warnings
 from camtool.warning_codes import MapWarning, to_map_warning
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from camtool.inputs.input_batch import InputBatch
 
 
@@ -275,25 +277,12 @@ class BatchExplainer:
         by_class = forward_pass.compute_probabilities()
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         detector = None if method.ignores_layer else find_detector_transform(self.model)
-        layers = [each.layer for each in evidence]
-        of_call = [*self.notes]
-        if method.ignores_layer and self.layers is not None:
-            text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
-            of_call.append(MapWarning(text, "layer-ignored"))
-        output = forward_pass.output
-        chosen_tensor = None if isinstance(output, Tensor) else describe_chosen_tensor(output)
-        predicted, link = forward_pass.find_predicted_classes(), forward_pass.find_link().link
+        layers, link = [each.layer for each in evidence], forward_pass.find_link().link
+        predicted = forward_pass.find_predicted_classes()
         explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
             item, top = batch.items[image], predicted[image]
             context = targets.ScoreContext(score, probabilities[image], link)
-            notes = [each.notes.get(index, []) for each in evidence]  # what the method tells the user
-            warnings = [
-                *(*item.notes, *of_call),
-                *([chosen_tensor] if chosen_tensor is not None and target.traits.reads == "scores" else []),
-                *(to_map_warning(note, "method-note") for note in dict.fromkeys(chain.from_iterable(notes))),
-                *find_map_warnings(evidence, raw, index, target, context),
-            ]
             explanation = Explanation(
                 raw=raw,
                 view=item.view if detector is None else item.view.for_detector(detector),
@@ -303,7 +292,7 @@ class BatchExplainer:
                 probability=target.get_probability(context),
                 method=method.name,
                 layer=" + ".join(layers),
-                warnings=tuple(warnings),
+                warnings=(*item.notes, *self._find_warnings(method, evidence, raw, index, target, context)),
                 box=target.get_box(),
                 centers=centers,
                 checker=partial(self.check, method, layers, batch, image, target),
@@ -312,6 +301,29 @@ class BatchExplainer:
             )
             explanations.append(explanation)
         return explanations
+
+    def _find_warnings(
+        self,
+        method: Method,
+        evidence: Sequence[Evidence],
+        raw: NDArray[Any],
+        row: int,
+        target: targets.Target,
+        context: targets.ScoreContext,
+    ) -> Iterator[MapWarning]:
+        """Yield the warnings of one explanation, without those about its image."""
+        yield from self.notes
+        if method.ignores_layer and self.layers is not None:
+            text = f"Method {method.name!r} looks at no layer, so layer= makes no difference."
+            yield MapWarning(text, "layer-ignored")
+        output = evidence[0].forward_pass.output
+        chosen_tensor = None if isinstance(output, Tensor) else describe_chosen_tensor(output)
+        if chosen_tensor is not None and target.traits.reads == "scores":
+            yield chosen_tensor
+        # What the method tells the user.
+        for note in dict.fromkeys(chain.from_iterable(each.notes.get(row, []) for each in evidence)):
+            yield to_map_warning(note, "method-note")
+        yield from find_map_warnings(evidence, raw, row, target, context)
 
     def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""

@@ -51,14 +51,13 @@ from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import (
     Preprocessing,
     Transform,
-    build_default_transform,
     count_input_channels,
     find_input_size,
     find_transform,
     read_input_size,
 )
 from camtool.models.image_tiles import TILES
-from camtool.models.preprocessing import preprocessing
+from camtool.models.preprocessing import build_assumed_transform
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
@@ -122,7 +121,7 @@ class InputPreparer:
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
         self._device = choose_device(model, device)
         ASSUMED_SIZES.pop(model, None)  # of an earlier call
-        self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(_build_assumed_transform)
+        self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_assumed_transform)
         this = proxy(self)  # a reference to itself would keep it, and the model, until the next garbage collection
         self._read_geometry = lru_cache(_GEOMETRIES)(lambda size: read_geometry(this._get_image_transform()[0], size))
 
@@ -534,13 +533,6 @@ class ReadOnDemand(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         image = self._images[index]
         return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
-
-
-def _build_assumed_transform(size: tuple[int, int] | None, *, is_gray: bool) -> Transform:
-    """Return the transform of a model that has none: to its size (H, W), or else as torchvision prepares ImageNet."""
-    if size is None:
-        return build_default_transform(is_gray=is_gray)
-    return preprocessing(size, channels="gray" if is_gray else "rgb")
 
 
 def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:

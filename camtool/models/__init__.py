@@ -6,7 +6,7 @@ The three travel together, as the libraries publish them: none of it is copied i
 from __future__ import annotations
 
 from camtool.geometry.transform_output import Transform
-from camtool.models.default_preprocessing import (
+from camtool.models.declared_properties import (
     count_input_channels,
     find_input_size,
     find_labels,

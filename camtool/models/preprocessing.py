@@ -16,9 +16,10 @@ from camtool.arguments.messages import format_count
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import is_convolution
-from camtool.models.default_preprocessing import count_input_channels, find_input_size, find_transform
+from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import get_first_line
+from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
 from camtool.warning_codes import MapWarning
@@ -374,3 +375,15 @@ def _to_column(numbers: Sequence[float], like: Tensor) -> Tensor:
 
 def _join(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
+
+
+def build_assumed_transform(size: tuple[int, int] | None, *, is_gray: bool) -> Transform:
+    """Return the preprocessing of a bare model that declares none.
+
+    Args:
+        size: The size (H, W) on which the model runs. ``None`` for the preprocessing of torchvision's classifiers.
+        is_gray: Make one channel.
+    """
+    if size is None:
+        return build_default_transform(is_gray=is_gray)
+    return preprocessing(size, channels="gray" if is_gray else "rgb")

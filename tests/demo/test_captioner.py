@@ -122,7 +122,9 @@ def test_training_changes_all_weights_but_those_of_the_network(tmp_path):
 def answer_with(monkeypatch, words, heatmaps):
     """Let ``camtool.tokens`` return these words with these heatmaps."""
     explanations = tuple(SimpleNamespace(label=word, heatmap=heat) for word, heat in zip(words, heatmaps, strict=True))
-    monkeypatch.setattr(measure, "tokens", lambda *_, **__: camtool.explaining.answers.AnswerMaps("", explanations))
+    monkeypatch.setattr(
+        measure, "tokens", lambda *_, **__: camtool.explaining.written_answers.AnswerMaps("", explanations)
+    )
     return measure.play_word_pointing_game(None, None, [FIRST], method="tam", prompt=PROMPT, token=TOKEN)
 
 
