@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from camtool.demo.camnet import prepare_images
+from camtool.demo.scenes import UNSEEN as UNSEEN  # the training scripts read it here
 from camtool.demo.scenes import Box, Scene, draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError

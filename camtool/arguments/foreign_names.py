@@ -120,6 +120,8 @@ def raise_missing_name(module: str, name: str) -> NoReturn:
     if hint is None:
         raise AttributeError(missing)
     # The function of importlib that looks a name up for `from module import name`.
-    is_import = "_handle_fromlist" in (sys._getframe(1).f_code.co_name, sys._getframe(2).f_code.co_name)
+    caller = sys._getframe(1)
+    callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame is not None]
+    is_import = "_handle_fromlist" in callers
     kind = ImportError if is_import else AttributeError
     raise kind(f"{missing}. Use {hint}.")

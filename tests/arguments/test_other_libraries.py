@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,10 @@ def test_an_empty_list_of_images_raises_an_error() -> None:
     for found in (lambda: camtool.compare(staged(), []), lambda: camtool.compare(staged(), BATCH[:0])):
         with pytest.raises(CamtoolError, match="img holds no image; pass one"):
             found()
+
+
+def test_a_script_may_ask_for_a_name_of_another_library(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text("import camtool.targets\nprint(hasattr(camtool.targets, 'ClassifierOutputTarget'))")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
