@@ -92,6 +92,13 @@ def test_the_architecture_page_shows_the_import_contract() -> None:
     assert [sorted(re.findall(r"`(\w+)`", row)) for row in rows] == read_layers()
 
 
+def test_the_top_of_the_package_shows_the_architecture() -> None:
+    """At most 30 entries besides ``__init__`` and the like, on at most 14 floors of imports."""
+    layers = read_layers()
+    assert sum(map(len, layers)) <= 30  # the next test compares them with the packages
+    assert len(layers) <= 14
+
+
 def test_imports_go_downwards() -> None:
     place = {name: line for line, names in enumerate(read_layers()) for name in names}
     packages = {name: name.partition(".")[0] for name in map(name_module, FILES) if name not in ("", "__main__")}
