@@ -230,7 +230,7 @@ def _collect_activations(
     found: list[Layer] = []
     grids: list[Tensor] = []
     centers: list[CellCenters | None] = []
-    known: dict[Layer, CellCenters | None] = {}
+    known: dict[object, CellCenters | None] = {}
     for batch in group_into_batches(inputs, batch_size):
         tensor = torch.stack([each.tensor for each in batch])
         (used,) = find_layers(model, tensor, names)
@@ -238,9 +238,10 @@ def _collect_activations(
         activations = used.layout.to_grid(output.detach())
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
-        if used not in known:
-            known[used] = find_centers(model, tensor, used) if placement == "centers" else None
-        centers += [known[used]] * len(batch)
+        key = tuple(tensor.shape[1:]), used  # an adaptive pooling has one grid for images of all sizes
+        if key not in known:
+            known[key] = find_centers(model, tensor, used) if placement == "centers" else None
+        centers += [known[key]] * len(batch)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         found.append(used)

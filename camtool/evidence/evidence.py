@@ -101,8 +101,9 @@ class Evidence:
             LayerError: There is no layer, or the score does not depend on it through a gradient.
         """
         if self._gradients is None:
-            layer, self.uses_gradients = self.get_layer(), True
+            layer = self.get_layer()
             self._gradients = upcast(layer.layout.to_grid(self._scored.compute_gradients(layer.name)))
+            self.uses_gradients = True
         return self._gradients
 
     @property
@@ -179,7 +180,7 @@ class Evidence:
     @property
     def depths(self) -> list[Layer]:
         """Other layers on the way to the layer, from shallow to deep, for a method with an option ``depths``."""
-        return [] if self._layer is None else self.forward_pass.plan.depths[self._layer.name]
+        return [] if self._layer is None else [*self.forward_pass.plan.depths[self._layer.name]]
 
     def add_note(self, row: int, note: str) -> None:
         """Tell the user something about the map of a row: the note is among the warnings of its explanation."""

@@ -112,7 +112,7 @@ class ForwardPass:
         self._main, self.image_input = main, main.detach()
         self.asked_depths, self.run = depths, run
         self.plan = find_plan(model, inputs, layers, call_index=self.call_index, depths=depths, score=score)
-        self.layers = self.plan.layers
+        self.layers = list(self.plan.layers)
         names = [layer.name for layer in self.plan.observed]
         observed = run(model, names, inputs, grad=bool(names), rows=self.plan.rows)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
@@ -185,7 +185,9 @@ class ForwardPass:
                 self._link = class_scores.find_link(self.model, self.output, self._find_final_operation)
             else:
                 if not known:
-                    known.append(class_scores.find_link(self.model, self._run_with_graph(), self._find_final_operation))
+                    with follow_step("Examining the model"):
+                        output = self._run_with_graph()
+                        known.append(class_scores.find_link(self.model, output, self._find_final_operation))
                 self._link = known[0]
         return self._link
 

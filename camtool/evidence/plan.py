@@ -46,9 +46,9 @@ class Plan:
         facts: Facts that other plans share.
     """
 
-    layers: list[Layer]
-    depths: Mapping[str, list[Layer]]
-    observed: list[Layer]
+    layers: tuple[Layer, ...]
+    depths: Mapping[str, tuple[Layer, ...]]
+    observed: tuple[Layer, ...]
     rows: Mapping[str, Rows]
     facts: Facts
 
@@ -106,9 +106,9 @@ def _make(
         named = iter(find_layers(model, inputs, names, call_index=call_index) if names else [])
         layers = [next(named) if isinstance(each, str) else each for each in asked]
     on_the_way = {
-        layer.name: find_depths(model, inputs, layer, depths, call_index=call_index) if depths != 0 else []
+        layer.name: tuple(find_depths(model, inputs, layer, depths, call_index=call_index)) if depths != 0 else ()
         for layer in layers
     }
-    observed = list({each.name: each for layer in layers for each in [*on_the_way[layer.name], layer]}.values())
+    observed = tuple({each.name: each for layer in layers for each in [*on_the_way[layer.name], layer]}.values())
     rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
-    return Plan(layers, on_the_way, observed, rows, facts)
+    return Plan(tuple(layers), on_the_way, observed, rows, facts)

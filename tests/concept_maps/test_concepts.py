@@ -138,6 +138,14 @@ def test_maps_of_several_input_sizes_are_resized_to_the_finest_grid() -> None:
     assert not ours.maps[0, where["green"]].max() > 1e-4
 
 
+def test_a_grid_that_images_of_two_sizes_share_lies_in_each_as_it_does_alone() -> None:
+    model = nn.Sequential(ColorNet().trunk, nn.AdaptiveAvgPool2d(3), Apply(lambda a: a.mean((2, 3))))
+    small, large = draw_halves("red", "blue", (16, 16)), draw_halves("red", "green", (48, 48))
+    settings = {"model": model, "layer": "1", "transform": Resize(None), "labels": None, "n": 1}
+    together = find_concepts(small, large, **settings)
+    assert together.centers == (*find_concepts(small, **settings).centers, *find_concepts(large, **settings).centers)
+
+
 def test_concepts_lie_where_heatmaps_lie() -> None:
     """Three strided convolutions with padding look 3.5 pixels up and to the left of the stretched grid."""
     convolutions = [nn.Conv2d(3, 3, 3, 2, 1, bias=False) for _ in range(3)]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import camtool
 from camtool.errors import ForwardError, LayerError
-from camtool.evidence.evidence import gather_evidence
+from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.rescoring import run_forward, run_tail, score_with_graph
 from camtool.layers.selection import find_layers
@@ -47,6 +48,34 @@ def test_a_missing_gradient_is_looked_into_when_it_is_asked_for() -> None:
     with pytest.raises(LayerError, match="detaches the output"):
         _ = evidence.gradients
     assert passes == [1]
+
+
+def test_a_method_may_do_without_a_missing_gradient() -> None:
+    def weigh(evidence: Evidence) -> Tensor:
+        try:
+            return evidence.gradients.sum(1)
+        except LayerError:
+            return evidence.activations.mean(1)
+
+    model = WithoutGraph(*make_cnn())
+    (result,) = camtool.explain(model, torch.randn(1, 3, 32, 32), 1, method=weigh, layer="2")
+    assert result.raw.any()
+
+
+def test_a_method_that_changes_the_depths_changes_no_later_call() -> None:
+    def empty(evidence: Evidence, depths: int = 4) -> Tensor:
+        evidence.depths.clear()
+        evidence.forward_pass.layers.clear()
+        return evidence.activations.mean(1)
+
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(3 if not i else 4, 4, 3, 1 + i % 2, 1), nn.ReLU()) for i in range(4)]
+    model, x = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)), torch.randn(1, 3, 32, 32)
+    (before,) = camtool.explain(model, x, 1, method="faithcam")
+    camtool.explain(model, x, 1, method=empty)
+    (after,) = camtool.explain(model, x, 1, method="faithcam")
+    assert before.raw.shape == after.raw.shape
+    assert (before.raw == after.raw).all()
 
 
 def test_a_hook_that_fails_in_a_second_derivative_is_named() -> None:

@@ -168,9 +168,10 @@ def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
             is_compiled = "_orig_mod" in tree.names or any(map(get_compiled_call, tree.modules))
             use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree.modules))
             _USES.by_model[id(model)] = use
-        elif use.has_run:
-            use.buffers.restore()
         else:
+            # The first block inside a call comes before all forward passes; those of other threads may have run.
+            if use.has_run or thread not in use.holders.values():
+                use.buffers.restore()
             use.has_run = True
         use.holders[cleanup] = thread
         for module in [module for module in use.modules if getattr(module, "training", False)]:
@@ -298,8 +299,9 @@ class _BufferGroup:
         is_plain = first.layout == torch.strided and not (first.is_quantized or first.is_nested or first.is_meta)
         self._is_joined = is_plain and first.numel() <= _SMALL
         self._buffers, self._join = buffers, torch.cat if first.ndim else torch.stack
-        self._rows = [each.reshape(-1) for each in buffers] if self._is_joined and first.ndim > 1 else buffers
-        self._values = [self._join(self._rows)] if self._is_joined else [each.clone() for each in buffers]
+        self._is_flat = first.ndim <= 1
+        rows = buffers if self._is_flat or not self._is_joined else [each.reshape(-1) for each in buffers]
+        self._values = [self._join(rows)] if self._is_joined else [each.clone() for each in buffers]
         self._write_counts = get_write_counts(buffers)
 
     def restore(self) -> None:
@@ -309,7 +311,9 @@ class _BufferGroup:
         changes, a graph that was recorded in between refuses to run backward.
         """
         if self._is_joined and self._values[0].is_floating_point():
-            if torch.equal(self._join(self._rows), self._values[0]):
+            # Rows are made anew, as those of a transposed buffer are copies.
+            rows = self._buffers if self._is_flat else [each.reshape(-1) for each in self._buffers]
+            if torch.equal(self._join(rows), self._values[0]):
                 return
         elif get_write_counts(self._buffers) == self._write_counts and not any(map(Tensor.is_inference, self._buffers)):
             return

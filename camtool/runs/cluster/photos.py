@@ -31,7 +31,7 @@ class Photo:
 
 
 def open_photo(photo: Photo) -> str | bytes:
-    """Return the bytes of a photo's file, or the path of a local file, for :func:`camtool.inputs.read_image`.
+    """Return the bytes of a photo's file, or the path of a local file, for ``read_image``.
 
     Raises:
         CamtoolError: The path is a URI that no library reads.

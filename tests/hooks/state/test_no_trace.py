@@ -34,6 +34,7 @@ from camtool.hooks.observation import observe, resume
 from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
+from camtool.hooks.state.guard import guard
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from camtool.targets import ClassScore
@@ -58,12 +59,14 @@ class Counts(nn.Module):
         super().__init__()
         self.register_buffer("in_place", torch.zeros(2))
         self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("turned", torch.zeros(3, 2).t())
         self.register_buffer("empty", None)
         self.part = nn.Module()  # torch's own class, yet somebody's buffer
         self.part.register_buffer("mean", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.in_place += 1
+        self.turned += 1
         self.replaced = self.replaced + 1
         self.empty = torch.ones(1)
         self.part.mean.mul_(0.9).add_(0.1)
@@ -449,6 +452,25 @@ def test_another_thread_that_runs_the_model_gets_its_usual_output(eager_switchin
         assert all(explained)
         assert len(runs.result()) >= 1
         assert all(runs.result())
+
+
+def test_a_pass_of_another_thread_begins_with_the_buffers_as_they_were() -> None:
+    model, ran, seen = Counts().eval(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with guard(model):
+            model(torch.ones(1))
+            ran.set()
+            seen.wait(10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ran.wait(10)
+    with guard(model):
+        begin = model.in_place.tolist()
+    seen.set()
+    thread.join()
+    assert begin == [0, 0]
 
 
 @pytest.mark.parametrize("counting", [True, False])
