@@ -191,9 +191,9 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 def rounds_to_tf32(tensor: Tensor) -> bool:
     """Return True if convolutions or matrix products of such tensors may round their factors to 10 bits.
 
-    On NVIDIA's GPUs that is torch's default for convolutions in single precision.
+    On NVIDIA's GPUs since Ampere that is torch's default for convolutions in single precision.
     """
-    if not tensor.is_cuda or tensor.dtype != torch.float32:
+    if not tensor.is_cuda or tensor.dtype != torch.float32 or torch.cuda.get_device_capability(tensor.device) < (8, 0):
         return False
     try:
         return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)

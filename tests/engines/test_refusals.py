@@ -220,6 +220,10 @@ def test_unknown_and_missing_engines(net: nn.Module, monkeypatch: pytest.MonkeyP
 def test_differences_are_said_in_words(net: nn.Module) -> None:
     one, other = camtool.explain(net, torch.randn(2, 3, 16, 20), 1)
     assert describe_difference([one], [one]) is None
+    near = replace(one, raw=one.raw + 0.02 * abs(one.raw).max())
+    assert "its map of gradcam differs by" in str(describe_difference([near], [one]))
+    assert describe_difference([near], [one], (5e-3, 3e-2)) is None  # products in TF32
+    assert "its map of gradcam differs by" in str(describe_difference([near], [one], (5e-3, 1e-2)))
     assert "its score is" in str(describe_difference([one], [other]))
     (two,) = camtool.explain(net, torch.randn(1, 3, 16, 20), 2)
     assert "it explains 'class 1', and the model 'class 2'" in str(describe_difference([one], [two]))

@@ -426,21 +426,27 @@ def test_threads_may_each_fold_the_same_model() -> None:
     assert_unchanged(model, before)
 
 
-def test_tf32_is_noticed_whichever_names_set_it() -> None:
-    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float32))
+def test_tf32_is_noticed_whichever_names_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float32, device="cuda:0"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not rounds_to_tf32(torch.zeros(1))
     assert not rounds_to_tf32(cast(Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float64)))
-    before = torch.backends.cudnn.allow_tf32
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     try:
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         assert not rounds_to_tf32(on_gpu)
-        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = True
         assert rounds_to_tf32(on_gpu)
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+        assert rounds_to_tf32(on_gpu)
+        with monkeypatch.context() as older:  # V100 and T4 have no TF32
+            older.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+            assert not rounds_to_tf32(on_gpu)
         if hasattr(torch.backends.cudnn, "conv"):  # from torch 2.9 on, and then the old name is an error
             torch.backends.cudnn.conv.fp32_precision = "ieee"
             assert rounds_to_tf32(on_gpu)
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

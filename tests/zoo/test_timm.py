@@ -37,7 +37,7 @@ def test_model_is_explained_without_configuration(entry: Entry) -> None:
     hold(entry, UNFIT)
 
 
-def test_every_module_is_covered() -> None:
+def test_the_list_for_the_benchmark_names_each_module() -> None:
     assert {*BY_MODULE} == {*timm.list_modules()}
     assert [m for m, entry in BY_MODULE.items() if entry.name not in timm.list_models(module=m)] == []
     assert {entry.name for entry in _ENTRIES} == {*_ONE_OF_EACH_KIND.split()}
