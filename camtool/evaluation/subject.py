@@ -34,7 +34,7 @@ class LabeledBatch:
         classes: ``(N,)``, the classes that are explained.
         unlikely: ``(N,)``, the classes of the lowest score.
         probabilities: ``(N,)``, the probability of each class that is explained.
-        link: How scores become probabilities.
+        link: The link from scores to probabilities.
     """
 
     batch: InputBatch

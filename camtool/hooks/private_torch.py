@@ -132,8 +132,8 @@ def share_children(module: nn.Module, other: nn.Module) -> None:
 
 
 get_compiled_call: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
-"""What ``compile()`` made of a module in place; ``None`` if it was not called. ``torch.compile`` returns another module
-instead, with the original as its child ``_orig_mod``.
+"""The compiled call of a module, after its method ``compile()`` ran; else ``None``. The function ``torch.compile``
+returns another module, with the original as its child ``_orig_mod``.
 """
 
 

@@ -220,7 +220,7 @@ _LOGIT_OPERATIONS = frozenset(
 
 
 class FoundLink(NamedTuple):
-    """How scores become probabilities.
+    """The link from scores to probabilities, and whether it is certain.
 
     Attributes:
         link: The link; ``None`` if the output is an embedding.

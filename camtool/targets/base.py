@@ -33,7 +33,7 @@ class ImageOutput:
         labels: The names of the K classes.
         geometry: How the photo became the model's input. With it, points and boxes of the user are in pixels of the
             photo; without it, they are in the coordinates of the model's output.
-        link: How scores become probabilities; ``None`` if the prediction is an embedding.
+        link: The link from scores to probabilities; ``None`` if the prediction is an embedding.
         find_class_vectors: A function that returns the weights ``(K, C)`` of the model's linear head, or ``None`` if
             the model has none. It may run a forward pass, so call it only if you need it.
     """

@@ -93,7 +93,7 @@ def resolve_targets(
         prediction: The model's output for the image.
         labels: The names of the K classes.
         geometry: How the photo became the model's input. The user gives places in pixels of the photo.
-        link: How scores become probabilities; ``None`` if the prediction is an embedding.
+        link: The link from scores to probabilities; ``None`` if the prediction is an embedding.
         find_class_vectors: See :class:`camtool.targets.base.ImageOutput`.
 
     Raises:
