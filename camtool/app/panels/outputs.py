@@ -78,31 +78,21 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
         # A single score becomes those of two classes.
         return ModelOutput(compute_class_scores(scores, link), forward_pass.compute_probabilities(), labels)
 
-    output: ModelOutput = ask_evidence(loaded, list(images), [_return_nothing] * len(images), read)
+    output: ModelOutput = _ask_evidence(loaded, list(images), [_return_nothing] * len(images), read)
     return output
 
 
-def ask_evidence(
-    loaded: Loaded,
-    images: Any,
-    target: Any,
-    ask: Callable[[Evidence], Any],
-    *,
-    layer: str | None = None,
-    at_layer: bool = False,
-) -> Any:
-    """Return what a function reads from the evidence that a method would get.
+def _ask_evidence(loaded: Loaded, images: Any, target: Any, ask: Callable[[Evidence], Any]) -> Any:
+    """Return what a function reads from the evidence that a method at the input would get.
 
     Args:
         loaded: The model.
         images: What :func:`camtool.explain` takes: one photo, or several of one size.
         target: What :func:`camtool.explain` takes.
         ask: From the evidence to anything. It is called once.
-        layer: The layer to observe; by default the best one.
-        at_layer: Observe a layer.
 
     Raises:
-        CamtoolError: The model, the layer or the target does not fit.
+        CamtoolError: The model or the target does not fit.
     """
     answers: list[Any] = []
 
@@ -110,8 +100,7 @@ def ask_evidence(
         answers.append(ask(evidence))
         return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])
 
-    method = Method("read", read, ignores_layer=not at_layer)
-    camtool.explain(loaded, images, target, method=method, layer=layer)
+    camtool.explain(loaded, images, target, method=Method("read", read, ignores_layer=True))
     return answers[0]
 
 
@@ -121,7 +110,7 @@ def resolve_target(loaded: Loaded, image: Image.Image, target: Any) -> Target:
     Raises:
         CamtoolError: The target does not fit the model or the photo.
     """
-    resolved: Target = ask_evidence(loaded, image, target, lambda evidence: evidence.targets[0])
+    resolved: Target = _ask_evidence(loaded, image, target, lambda evidence: evidence.targets[0])
     return resolved
 
 
