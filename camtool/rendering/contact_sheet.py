@@ -236,11 +236,13 @@ def add_legend(
     padding, line = round(_PADDING * letters), round(_LINE_HEIGHT * letters)
     page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(1 + has_unseen, letters)), PAPER)
     page.paste(Image.fromarray(picture), (0, 0))
-    heat = np.tile(np.linspace(0, 1, _LEGEND_WIDTH * letters, dtype=np.float32), (letters, 1))
+    texts = ["little to most heat", *(["not seen by the model"] if has_unseen else [])]
+    # On a narrow picture the words need the space more than the bar.
+    widest = max(load_font_for(text, letters).getlength(text) for text in texts)
+    length = max(letters, min(_LEGEND_WIDTH * letters, int(page.width - 2 * padding - 4 - widest)))
+    heat = np.tile(np.linspace(0, 1, length, dtype=np.float32), (letters, 1))
     bar = blend(np.full((*heat.shape, 3), 128, np.uint8), heat, alpha=alpha, colormap=colormap)
-    rows = [(bar, "little to most heat")]
-    if has_unseen:
-        rows.append((np.full_like(bar, UNSEEN_GRAY), "not seen by the model"))
+    rows = zip((bar, np.full_like(bar, UNSEEN_GRAY)), texts, strict=False)
     for number, (swatch, text) in enumerate(rows):
         top = height + padding + number * line + (line - letters) // 2
         page.paste(Image.fromarray(swatch), (padding, top))

@@ -47,6 +47,15 @@ def test_a_legend_below_the_picture_shows_the_colors_as_they_look_on_gray(size):
         assert (abs(strip.astype(int) - color).max(1) <= 2).any()
 
 
+@pytest.mark.parametrize("size", [(90, 120), (224, 224)])
+def test_the_words_of_a_legend_are_whole_on_a_narrow_picture(size, monkeypatch):
+    drawn = []
+    shorten = text_drawing.shorten_text
+    monkeypatch.setattr(text_drawing, "shorten_text", lambda *a, **k: drawn.append(shorten(*a, **k)) or drawn[-1])
+    add_legend(make_picture(*size), has_unseen=True)
+    assert drawn == ["little to most heat", "not seen by the model"]
+
+
 def test_a_long_text_is_cut_and_leaves_space_for_the_end():
     lines = [CaptionLine("wheaten terrier " * 500, end="94.1%")]
     strip = add_caption(make_picture(100, 400), lines)[100:]
