@@ -16,7 +16,7 @@ import pytest
 import camtool
 from camtool import Explanation
 from camtool.methods import METHODS
-from camtool.methods.lookup import find_method
+from camtool.methods.registry import find_method
 from tests.helpers import readme_world
 
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in readme_world.PAGES)

@@ -17,8 +17,8 @@ from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
-from camtool.inputs.input_batch import InputBatch, PreparedInput
 from camtool.inputs.input_preparer import InputPreparer
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.layers.centers import find_centers
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import find_image_size

@@ -41,7 +41,7 @@ def list_layers(
     import torch
 
     from camtool.explaining.layer_table import candidate_layers, format_candidates
-    from camtool.inputs.data_kinds import choose_example_shape
+    from camtool.inputs.accepted_inputs import choose_example_shape
     from camtool.models import build_untrained, find_input_size, load
 
     model_options.announce_user_code(model)

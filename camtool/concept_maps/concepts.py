@@ -27,8 +27,8 @@ from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe, resume
 from camtool.hooks.structures.modules import find_module_name
-from camtool.inputs.input_batch import PreparedInput, group_into_batches
 from camtool.inputs.input_preparer import InputPreparer, Source
+from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
 from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers

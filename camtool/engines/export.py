@@ -32,7 +32,7 @@ from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.structures.modules import find_module_name
 from camtool.hooks.structures.nested_tensors import find_tensors
-from camtool.inputs.data_kinds import choose_example_shape
+from camtool.inputs.accepted_inputs import choose_example_shape
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
 from camtool.maps import resize as resize_maps

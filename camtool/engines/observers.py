@@ -36,8 +36,13 @@ from camtool.hooks.state.one_thread import use_one_thread
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.module_settings import ModuleSettings
 from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
-from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
-from camtool.layers.selection import describe_shapes
+from camtool.hooks.structures.nested_tensors import (
+    ModelInputs,
+    describe_shapes,
+    find_main_tensor,
+    find_tensors,
+    map_tensors,
+)
 from camtool.methods.registry import Method
 from camtool.progress import follow_step
 

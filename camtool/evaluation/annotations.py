@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inputs.input_batch import PreparedInput
+from camtool.inputs.prepared_inputs import PreparedInput
 
 
 @dataclass(frozen=True, eq=False)

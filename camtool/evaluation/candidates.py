@@ -14,7 +14,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.inputs.input_batch import InputBatch
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
 from camtool.targets import ClassScore
 

@@ -17,8 +17,8 @@ from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
-from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.outputs.class_scores import Link
 from camtool.targets import resolve_targets

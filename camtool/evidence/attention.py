@@ -15,8 +15,8 @@ from camtool import targets
 from camtool.arguments.messages import format_count
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.evidence.gradients import compute_row_gradients
 from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, CapturedAttention
+from camtool.hooks.model_call import compute_row_gradients
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import is_quantized

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError
-from camtool.evidence.forward_pass import ForwardPass
-from camtool.evidence.gradients import ScoredTargets
+from camtool.evidence.forward_pass import ForwardPass, ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.errors import CamtoolError, ForwardError
+from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.evidence.class_vectors import find_class_vectors
-from camtool.evidence.gradients import ScoredTargets
 from camtool.evidence.plan import find_plan
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention.branches import CapturedBranches, capture_branches
@@ -22,7 +22,12 @@ from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, ca
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.folded_model import FoldedModel
-from camtool.hooks.model_call import describe_missing_gradient, run_model
+from camtool.hooks.model_call import (
+    compute_row_gradients,
+    compute_row_products,
+    describe_missing_gradient,
+    run_model,
+)
 from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
@@ -37,6 +42,83 @@ from camtool.maps import upcast
 from camtool.outputs import class_count, class_scores, predictions
 from camtool.outputs.detections import Detections
 from camtool.progress import follow_step
+
+
+@dataclass(eq=False)
+class ScoredTargets:
+    """Targets with their scores on one forward pass, and the layer outputs that the scores depend on.
+
+    Attributes:
+        targets: One target per row.
+        images: The index of each row's image.
+        scores: Each row's score, ``(R,)``, on the graph.
+        layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
+        places: The index of each row's image in ``layer_outputs``.
+        find_reason: Runs the model and returns why scores have no graph, if it shows that; ``None`` if they have one.
+    """
+
+    targets: list[targets.Target]
+    images: list[int]
+    scores: Tensor
+    layer_outputs: dict[str, Tensor]
+    places: list[int]
+    _gradients: dict[str, Tensor] = field(default_factory=dict)
+    find_reason: Callable[[], str | None] | None = None
+
+    def compute_gradients(self, layer: str) -> Tensor:
+        """Return the gradient of each row's score with respect to a layer's output for the row's image, ``(R, ...)``.
+
+        The first call runs one backward pass to all layers; later calls reuse its result.
+
+        Raises:
+            LayerError: The scores do not depend on the layers through a gradient.
+        """
+        if not self._gradients:
+            if not self.scores.requires_grad:
+                self._raise_no_gradient()
+            gradients = compute_row_gradients(self.scores, self.places, list(self.layer_outputs.values()))
+            self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
+        return self._gradients[layer]
+
+    def select(self, rows: Sequence[int]) -> ScoredTargets:
+        """Return some of the rows, with the gradients that are computed already."""
+        index = list(rows)
+        with enable_gradients():
+            scores = self.scores[index]
+        return ScoredTargets(
+            [self.targets[row] for row in index],
+            [self.images[row] for row in index],
+            scores,
+            self.layer_outputs,
+            [self.places[row] for row in index],
+            {layer: gradient[index] for layer, gradient in self._gradients.items()},
+            self.find_reason,
+        )
+
+    def hessian_vector_product(self, layer: str, direction: Tensor) -> Tensor:
+        """Return the Hessian of each row's score with respect to a layer's output, times the row's direction.
+
+        Args:
+            layer: The layer's name.
+            direction: ``(R, ...)``, in the layer's own layout.
+
+        Returns:
+            ``(R, ...)``.
+
+        Raises:
+            LayerError: The scores do not depend on the layers through a gradient.
+            RuntimeError: Torch has no second derivative of an operation after the layer.
+        """
+        if not self.scores.requires_grad:
+            self._raise_no_gradient()
+        return compute_row_products(self.scores, self.places, self.layer_outputs[layer], direction)
+
+    def _raise_no_gradient(self) -> NoReturn:
+        reason = None if self.find_reason is None else self.find_reason()
+        raise LayerError(
+            f"the score does not depend on the layers {list(self.layer_outputs)} through a gradient; "
+            f"{reason or 'choose a layer that leads to it, and a target that does not detach the output'}."
+        )
 
 
 class _BlankOutputs(NamedTuple):

@@ -10,12 +10,12 @@ from torch import nn
 
 from camtool.hooks.observation import Rows
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.layers.centers import LayerPlace
 from camtool.layers.depths import Depths, find_depths
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.layouts import Layer
-from camtool.layers.selection import describe_shapes, find_layers, find_level_layers
+from camtool.layers.selection import find_layers, find_level_layers
 from camtool.outputs.class_scores import FoundLink, UserScore
 
 

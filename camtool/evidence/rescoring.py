@@ -5,7 +5,7 @@ The rows of one image share these forward passes. The variants are made in chunk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -153,6 +153,23 @@ def score_activations_with_graph(evidence: Evidence, row: int, activations: Tens
     with enable_gradients():
         output = _run_tail(evidence, evidence.images[row], activations, model, grad=True)
         return targets.score_targets([evidence.targets[row]] * len(activations), output)
+
+
+def iterate_noisy_copies(inputs: Tensor, samples: int, level: float, seed: int) -> Iterator[Tensor]:
+    """Yield copies of inputs with normal noise added. No global generator is used.
+
+    Args:
+        inputs: ``(N, C, *size)``.
+        samples: The number of copies.
+        level: The standard deviation of the noise, as a fraction of the range ``max x - min x`` of each input.
+        seed: The seed of the noise. The noise is the same for every input, device and dtype, except for its scale.
+    """
+    values, generator = inputs.flatten(1), torch.Generator().manual_seed(seed)
+    deviation = level * (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (inputs.ndim - 1))
+    for _ in range(samples):
+        # Drawn on the CPU in float32, as generators differ between devices.
+        noise = torch.randn(inputs.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
+        yield inputs + deviation * noise.to(inputs)
 
 
 def run_forward(evidence: Evidence, inputs: Tensor, row: int = 0) -> Tensor:

@@ -56,8 +56,8 @@ from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_module_name
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import ImageSource
-from camtool.inputs.input_batch import InputBatch, PreparedInput
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.methods import (
     check_model_support,
     check_options,

@@ -16,10 +16,10 @@ from camtool.arguments.messages import format_count
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures import nested_tensors
-from camtool.inputs.data_kinds import DataKind
-from camtool.inputs.input_batch import InputBatch
+from camtool.inputs.accepted_inputs import DataKind
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.layers.candidates import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer

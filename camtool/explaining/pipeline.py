@@ -28,8 +28,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.guard import guard
-from camtool.hooks.state.random_state import seed_generators_anew
+from camtool.hooks.state.guard import guard, seed_generators_anew
 from camtool.hooks.structures import caches
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.depths import Depths
@@ -50,7 +49,7 @@ from camtool.warning_codes import MapWarning, to_map_warning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.inputs.input_batch import InputBatch
+    from camtool.inputs.prepared_inputs import InputBatch
 
 
 class Row(NamedTuple):

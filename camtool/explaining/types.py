@@ -15,10 +15,10 @@ from camtool import targets
 from camtool.engines.observers import EngineName
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
-from camtool.inputs.data_kinds import DataKind
+from camtool.inputs.accepted_inputs import DataKind
 from camtool.inputs.formats.file_image import FileImage
-from camtool.inputs.input_batch import PreparedInput
 from camtool.inputs.model_inputs import Inputs, Key
+from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import MethodFunction
 from camtool.models import Loaded, Transform
 

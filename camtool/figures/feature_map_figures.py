@@ -23,9 +23,9 @@ from camtool.hooks.observation import observe
 from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.modules import find_module
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.inputs.input_batch import InputBatch
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.inputs.model_inputs import Inputs
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.layers.layouts import Layer, Layout
 from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels

@@ -15,7 +15,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import Floats
 from camtool.geometry.transform_output import REMEDY, Transform, describe_transform, unwrap_image
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.random_state import restore_generators, save_generators, were_generators_used
+from camtool.hooks.state.guard import restore_generators, save_generators, were_generators_used
 
 _REPEATS = 4
 """Number of times that one image is repeated, to detect a transform with a random generator of its own."""

@@ -1,9 +1,15 @@
-"""Call a model with inputs of any structure, and differentiate its output; errors say what to do."""
+"""Call a model with inputs of any structure, and differentiate its output; errors say what to do.
+
+Scores come in rows, each about one image. Rows about different images share a backward pass, as the images of a batch
+do not influence each other. Rows about the same image are separated by one batched backward pass.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -33,6 +39,11 @@ NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()
 ASSUMED_SIZES: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], str]] = WeakKeyDictionary()
 """For models whose photos are resized to a size (H, W) that nothing confirms: the size, and a sentence that says so. It
 ends the error of a model that fails on an input of this size, whichever function runs the model."""
+
+
+_MOST_ELEMENTS = 2**19
+"""Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
+one at a layer of a language model. More at once take more memory and hardly less time."""
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -150,6 +161,99 @@ def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> t
         if reason is None:
             raise
         raise ForwardError(f"no gradient passes through the model: {reason}") from error
+
+
+def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of each row's score with respect to its own image's part of each tensor.
+
+    Args:
+        scores: ``(R,)``, on the graph.
+        images: The index of each row's image.
+        tensors: Tensors ``(N, ...)`` on the way to the scores.
+
+    Returns:
+        For each tensor ``(R, ...)``.
+    """
+    # The graph is retained, because other targets may be differentiated on it. It is freed with the forward pass.
+    compute = partial(differentiate, scores, tensors, retain_graph=True, materialize_grads=True)
+    index = list(images)
+    with enable_gradients():
+        if len(set(index)) == len(index):
+            gradients = compute(grad_outputs=torch.ones_like(scores))
+            is_in_order = index == list(range(len(tensors[0])))
+            return list(gradients) if is_in_order else [gradient[index] for gradient in gradients]
+        # One weighted sum of the scores for each rank: it holds at most one row of every image.
+        ranks = _rank_within_image(index)
+        weights = scores.new_zeros(max(ranks) + 1, len(ranks))
+        weights[ranks, range(len(ranks))] = 1
+        at_once = max(1, _MOST_ELEMENTS // max(tensor.numel() for tensor in tensors))
+        by_rank = None if at_once == 1 else _differentiate_batches(compute, weights.split(at_once))
+        if by_rank is None:
+            return _differentiate_one_by_one(compute, weights, ranks, index)
+        return [gradient[ranks, index] for gradient in by_rank]
+
+
+def compute_row_products(scores: Tensor, images: Sequence[int], tensor: Tensor, directions: Tensor) -> Tensor:
+    """Return the Hessian of each row's score with respect to its own image's part of a tensor, times a direction.
+
+    Args:
+        scores: ``(R,)``, on the graph.
+        images: The index of each row's image.
+        tensor: A tensor ``(N, ...)`` on the way to the scores.
+        directions: ``(R, ...)``.
+
+    Returns:
+        ``(R, ...)``.
+
+    Raises:
+        RuntimeError: Torch has no second derivative of an operation behind the tensor.
+    """
+    products, ranks = torch.zeros_like(directions), _rank_within_image(images)
+    for rank in set(ranks):
+        rows = [row for row, its_rank in enumerate(ranks) if its_rank == rank]
+        (gradient,) = differentiate(scores[rows].sum(), tensor, create_graph=True, materialize_grads=True)
+        if not gradient.requires_grad:  # the gradient is constant, so the product stays 0
+            continue
+        vector, places = torch.zeros_like(tensor), [images[row] for row in rows]
+        vector[places] = directions[rows]
+        options = {"grad_outputs": vector, "retain_graph": True, "materialize_grads": True}
+        # What fails now is an operation without a second derivative.
+        (product,) = differentiate(gradient, tensor, hooks_have_run=True, **options)
+        products[rows] = product.detach()[places]
+    return products
+
+
+def _differentiate_batches(compute: Callable[..., Sequence[Tensor]], batches: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the gradients of weighted sums, many at once; None if vmap does not support an operation on the way."""
+    try:
+        parts = [compute(grad_outputs=batch, is_grads_batched=True) for batch in batches]
+    except RuntimeError:
+        return None
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def _differentiate_one_by_one(
+    compute: Callable[..., Sequence[Tensor]], weights: Tensor, ranks: Sequence[int], images: Sequence[int]
+) -> list[Tensor]:
+    """Return the gradients of the rows, computed sum by sum, each in one copy."""
+    rows: list[Tensor] = []
+    for rank, weight in enumerate(weights):
+        of_rank = [row for row, each in enumerate(ranks) if each == rank]
+        gradients = compute(grad_outputs=weight)
+        rows = rows or [each.new_empty(len(ranks), *each.shape[1:]) for each in gradients]
+        for found, gradient in zip(rows, gradients, strict=True):
+            found[of_rank] = gradient[[images[row] for row in of_rank]]
+    return rows
+
+
+def _rank_within_image(images: Sequence[int]) -> list[int]:
+    """Return for each row the number of earlier rows about the same image."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for image in images:
+        ranks.append(seen[image])
+        seen[image] += 1
+    return ranks
 
 
 def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | None:

@@ -13,7 +13,7 @@ from camtool.errors import GeometryError, ImageError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
-from camtool.inputs.data_kinds import DataKind, infer_kind, list_channels
+from camtool.inputs.accepted_inputs import DataKind, infer_kind, list_channels
 from camtool.inputs.formats.contrast import find_range
 from camtool.inputs.formats.file_image import FileImage
 from camtool.models import Transform

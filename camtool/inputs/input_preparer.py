@@ -23,30 +23,30 @@ from camtool.hooks.model_call import ASSUMED_SIZES
 from camtool.hooks.structures import modules, nested_tensors
 from camtool.hooks.structures.caches import cached_property
 from camtool.inputs import image_files
-from camtool.inputs.data_kinds import (
+from camtool.inputs.accepted_inputs import (
     SHAPE_TEXTS,
     SPATIAL_AXES,
     DataKind,
-    check_shape,
-    check_tensor,
+    check_kind,
     choose_device,
     get_dtype,
-    infer_kind,
     list_channels,
 )
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.input_batch import InputBatch, PreparedInput, group_into_batches
-from camtool.inputs.input_values import (
+from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
+from camtool.inputs.prepared_inputs import (
+    InputBatch,
+    PreparedInput,
     ValueRange,
     build_view,
     find_black_and_white,
     find_image_warnings,
     find_tensor_warnings,
+    group_into_batches,
     to_image_array,
 )
-from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
 from camtool.layers.image_tokens import TILED_IMAGE
 from camtool.models import (
     Preprocessing,
@@ -139,7 +139,7 @@ class InputPreparer:
             ImageError: The source cannot be read, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a resize.
         """
-        return self._prepare_kind(source, self.infer_kind(source), is_prepared=is_prepared)
+        return self._prepare_kind(source, check_kind(self._model, source, self._kind), is_prepared=is_prepared)
 
     def iterate_inputs(self, img: Any) -> Iterator[PreparedInput]:
         """Yield the inputs of a list or of a batch, each prepared when its turn comes; or the only one.
@@ -149,30 +149,17 @@ class InputPreparer:
         """
         return map(self._prepare_entry, img) if isinstance(img, (list, tuple)) else self._iterate(img)[1]
 
-    def infer_kind(self, source: Any) -> DataKind:
-        """Return the data kind of one input or of a batch; only tensors and arrays may be no images.
-
-        Raises:
-            ImageError: The tensor or its shape is unusable.
-        """
-        if not isinstance(source, (Tensor, np.ndarray)):
-            return "image"
-        if isinstance(source, Tensor):
-            check_tensor(source)
-        kind = infer_kind(self._model, source.shape, self._kind)
-        check_shape(self._model, source, kind)
-        return kind
-
     def is_batch(self, img: Any) -> bool:
         """Check whether a list came, or a tensor or an array with an axis for several inputs."""
         if isinstance(img, (list, tuple)):
             return True
-        return isinstance(img, (Tensor, np.ndarray)) and img.ndim == SPATIAL_AXES[self.infer_kind(img)] + 2
+        kind = check_kind(self._model, img, self._kind)
+        return isinstance(img, (Tensor, np.ndarray)) and img.ndim == SPATIAL_AXES[kind] + 2
 
     def _iterate(self, img: Any) -> tuple[bool, Iterator[PreparedInput]]:
         """Return whether a tensor or a file is a batch, and its inputs."""
         # The kind is that of the whole batch: one of its inputs alone might be taken for another kind.
-        kind = self.infer_kind(img)
+        kind = check_kind(self._model, img, self._kind)
         if not isinstance(img, (Tensor, np.ndarray)) or img.ndim != SPATIAL_AXES[kind] + 2:
             return False, iter([self._prepare_kind(img, kind, is_prepared=False)])
         is_prepared = isinstance(img, Tensor)
@@ -213,7 +200,7 @@ class InputPreparer:
                 f"img: a prepared {kind} is a floating tensor {shape}; {tensor.dtype} {tuple(tensor.shape)} came.{hint}"
             )
         given, transform = self._to_model(tensor), self._transform
-        if transform is None and modules.find_detector_transform(self._model) is not None:
+        if transform is None and hasattr(self._model, "transform") and modules.find_detector_transform(self._model):
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
         black, white = (None, None) if transform is None else find_black_and_white(given, transform)
@@ -457,7 +444,7 @@ class InputPreparer:
             entries[key] = nested_tensors.map_tensors(
                 entries[key], lambda tensor: tensor.view_as(tensor) if tensor is main else tensor
             )
-        kind = self.infer_kind(main)
+        kind = check_kind(self._model, main, self._kind)
         axes = SPATIAL_AXES[kind]
         if main.ndim < axes + 1:
             raise ImageError(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree
-from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors
+from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
@@ -255,14 +255,6 @@ def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]
     if find_detector_transform(model) is None:
         return find_image_size(inputs)
     return tuple(apply_detector_transform(model, get_image_input(inputs)[:1]).shape[2:])
-
-
-def describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
-    """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
-    if isinstance(inputs, Tensor):
-        return (tuple(inputs.shape[1:]),)
-    names = inputs if isinstance(inputs, Mapping) else ()
-    return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))
 
 
 def _format_size(size: Iterable[int]) -> str:

@@ -22,7 +22,6 @@ from camtool.methods.families import (
     rise,
     scorecam,
 )
-from camtool.methods.lookup import check_model_support, check_options, find_asked_depths, find_method, wrap_method
 from camtool.methods.method_wrappers import eigen, noise, sess, tta
 from camtool.methods.registry import (
     COSTS,
@@ -30,8 +29,13 @@ from camtool.methods.registry import (
     WRAPPERS,
     Method,
     MethodFunction,
+    check_model_support,
+    check_options,
+    find_asked_depths,
+    find_method,
     method,
     weighting,
+    wrap_method,
     wrapper,
 )
 from camtool.methods.vision_language import text_tokens

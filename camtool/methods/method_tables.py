@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from camtool.methods import families, vision_language
-from camtool.methods.lookup import find_method
-from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, get_default_options
+from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, find_method, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
 
 _FAMILIES = {

@@ -17,9 +17,9 @@ from torch.nn.functional import interpolate, pad
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods.families.eigencam import compute_first_component
 from camtool.methods.options import (

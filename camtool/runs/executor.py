@@ -32,7 +32,7 @@ from camtool.runs.workers import Workers, count_workers
 if TYPE_CHECKING:
     from camtool.explaining.explainer import Explainer
     from camtool.explaining.explanation import Explanation
-    from camtool.inputs.input_batch import PreparedInput
+    from camtool.inputs.prepared_inputs import PreparedInput
 
 
 def run_jobs(

@@ -16,7 +16,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
-from camtool.inputs.data_kinds import choose_example_shape, list_channels
+from camtool.inputs.accepted_inputs import choose_example_shape, list_channels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

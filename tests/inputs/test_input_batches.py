@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inputs.input_batch import InputBatch, PreparedInput
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.rendering.views import Photo
 
 BATCH = torch.rand(5, 3, 6, 4, generator=torch.Generator().manual_seed(0))

@@ -80,6 +80,14 @@ def find_tensors(structure: Any) -> list[Tensor]:
     return [tensor for part in _get_parts(structure) for tensor in find_tensors(part)]
 
 
+def describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
+    """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
+    if isinstance(inputs, Tensor):
+        return (tuple(inputs.shape[1:]),)
+    names = inputs if isinstance(inputs, Mapping) else ()
+    return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))
+
+
 def locate_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
     """Return the tensors of a structure, each with the expression that selects it, e.g. ``output["age"]``."""
     if isinstance(structure, Tensor):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from camtool.errors import MethodError, TargetError
 from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import compute_chunk_size
-from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions
 from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers

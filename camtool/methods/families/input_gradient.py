@@ -22,11 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.evidence.rescoring import score_with_graph
+from camtool.evidence.rescoring import iterate_noisy_copies, score_with_graph
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.state.random_state import iterate_noisy_copies
 from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
 from camtool.methods.options import check_count, check_number

@@ -20,7 +20,7 @@ from camtool.runs.photo_batches.preparing import describe_failure, prepare_photo
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
-    from camtool.inputs.input_batch import PreparedInput
+    from camtool.inputs.prepared_inputs import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
 
 

@@ -12,7 +12,7 @@ from camtool.runs.result_writer import describe_error
 if TYPE_CHECKING:
     from camtool.explaining.explainer import Explainer
     from camtool.explaining.explanation import Explanation
-    from camtool.inputs.input_batch import PreparedInput
+    from camtool.inputs.prepared_inputs import PreparedInput
 
 
 def explain_batch(

@@ -14,7 +14,7 @@ from camtool.runs.result_writer import describe_error
 if TYPE_CHECKING:
     from camtool.explaining.explainer import Explainer
     from camtool.inputs.image_files import ImageSource
-    from camtool.inputs.input_batch import PreparedInput
+    from camtool.inputs.prepared_inputs import PreparedInput
 
 
 def prepare_photo(

@@ -17,7 +17,7 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
-from camtool.inputs.input_batch import PreparedInput
+from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
 from camtool.targets import Target

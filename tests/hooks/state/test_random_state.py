@@ -9,7 +9,7 @@ import pytest
 
 _CODE = """
 import gc, threading, time
-from camtool.hooks.state.random_state import restore_generators, save_generators
+from camtool.hooks.state.guard import restore_generators, save_generators
 
 def preserve():
     for _ in range(200):

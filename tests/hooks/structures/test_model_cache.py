@@ -19,7 +19,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.hooks.structures.caches import forget_model, remember_for_model
 from camtool.hooks.structures.modules import is_quantized
-from camtool.inputs.data_kinds import infer_kind
+from camtool.inputs.accepted_inputs import infer_kind
 from camtool.layers.selection import find_layers
 from camtool.models import to_loaded
 from camtool.targets import Similarity

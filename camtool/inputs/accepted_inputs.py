@@ -1,10 +1,11 @@
-"""Data kinds: whether an input is an image, a signal, a volume or a clip; checks of tensors; the device of a model."""
+"""The inputs that a model accepts: their data kind, and the checks, the device and the type of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -14,9 +15,6 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.hooks.private_torch import is_convolution
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.structures.modules import list_weights, read_tree
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DataKind: TypeAlias = Literal["signal", "image", "volume", "clip"]
 """Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""
@@ -31,6 +29,36 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COLORS = 3
 _EXAMPLE_FRAMES = 16
 """Frames of an example clip, as torchvision's r3d_18 takes them."""
+
+
+def check_kind(model: nn.Module, source: Any, kind: DataKind | None = None) -> DataKind:
+    """Return the data kind of one input or of a batch, with its values checked; only tensors and arrays are no images.
+
+    A batch may hold no inputs. Arrays of images have their channels last.
+
+    Args:
+        model: Its convolutions say how many axes and channels they take.
+        source: One input or a batch, in any form.
+        kind: The data kind that the user named, if any.
+
+    Raises:
+        ImageError: A tensor is nested, sparse, quantized, without data, or of a type that has no arithmetic; a size is
+            0, or the channels of images in a tensor come last; or as :func:`infer_kind`.
+    """
+    if not isinstance(source, (Tensor, np.ndarray)):
+        return "image"
+    if isinstance(source, Tensor):
+        _check_tensor(source)
+    kind = infer_kind(model, source.shape, kind)
+    shape = tuple(source.shape)
+    single = shape[1:] if len(shape) == SPATIAL_AXES[kind] + 2 else shape
+    if 0 in single:
+        raise ImageError(f"img has shape {shape}, which holds no values; every size of an image is at least 1.")
+    # Most shapes show alone that the channels come first, and the model's modules need not be read.
+    is_image = isinstance(source, Tensor) and kind == "image" and len(single) == SPATIAL_AXES[kind] + 1
+    if is_image and single[-1] in (1, _COLORS) and single[0] not in (1, _COLORS):
+        _check_channels_first(model, shape, single)
+    return kind
 
 
 def infer_kind(model: nn.Module, shape: Sequence[int], kind: DataKind | None = None) -> DataKind:
@@ -76,58 +104,6 @@ def choose_example_shape(model: nn.Module, height: int, width: int) -> tuple[int
     if clips and not images:
         return clips[0], _EXAMPLE_FRAMES, height, width
     return 1 if images[:1] == (1,) else _COLORS, height, width
-
-
-def check_tensor(tensor: Tensor) -> None:
-    """Check that a tensor holds plain values.
-
-    Raises:
-        ImageError: It is nested, sparse, quantized, without data, or of a type that has no arithmetic.
-    """
-    if tensor.is_nested:
-        raise ImageError("img is a nested tensor; give a list of tensors (C, H, W).")
-    if tensor.layout != torch.strided:
-        raise ImageError(f"img is a sparse tensor {tuple(tensor.shape)}; give tensor.to_dense().")
-    if tensor.is_quantized:
-        raise ImageError(f"img is a quantized tensor {tuple(tensor.shape)}; give tensor.dequantize().")
-    if tensor.is_meta:
-        raise ImageError(
-            f"img is a tensor {tuple(tensor.shape)} on the meta device, without values; give one with data."
-        )
-    # The float8 types can be stored and converted, but not added or multiplied.
-    if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
-        raise ImageError(f"img is a tensor of {tensor.dtype}, which has no arithmetic; give tensor.float().")
-
-
-def check_shape(model: nn.Module, source: Tensor | NDArray[Any], kind: DataKind) -> None:
-    """Check that each input of a tensor or an array holds values, and that a tensor of images has its channels first.
-
-    A batch may hold no inputs. Arrays of images have their channels last.
-
-    Args:
-        model: Its convolutions say how many channels it takes.
-        source: One input or a batch.
-        kind: The data kind of the inputs.
-
-    Raises:
-        ImageError: A size is 0, or the channels of a tensor come last.
-    """
-    shape = tuple(source.shape)
-    single = shape[1:] if len(shape) == SPATIAL_AXES[kind] + 2 else shape
-    if 0 in single:
-        raise ImageError(f"img has shape {shape}, which holds no values; every size of an image is at least 1.")
-    if not isinstance(source, Tensor) or kind != "image" or len(single) != SPATIAL_AXES[kind] + 1:
-        return
-    # Most shapes decide this alone, and the model's modules need not be read.
-    if single[-1] not in (1, _COLORS) or single[0] in (1, _COLORS):
-        return
-    channels = list_channels(model, 2)
-    if single[-1] == (channels[0] if channels else _COLORS) and single[0] not in channels:
-        order = "0, 3, 1, 2" if len(shape) > len(single) else "2, 0, 1"
-        raise ImageError(
-            f"img has shape {shape} with its channels last, and PyTorch's models take them first; give a tensor "
-            f"img.permute({order}), or an image as an array (H, W, 3)."
-        )
 
 
 def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
@@ -177,6 +153,33 @@ def get_dtype(model: nn.Module) -> torch.dtype:
         if parameter.is_floating_point():
             return parameter.dtype
     return torch.float32
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """Check that a tensor holds plain values."""
+    if tensor.is_nested:
+        raise ImageError("img is a nested tensor; give a list of tensors (C, H, W).")
+    if tensor.layout != torch.strided:
+        raise ImageError(f"img is a sparse tensor {tuple(tensor.shape)}; give tensor.to_dense().")
+    if tensor.is_quantized:
+        raise ImageError(f"img is a quantized tensor {tuple(tensor.shape)}; give tensor.dequantize().")
+    if tensor.is_meta:
+        raise ImageError(
+            f"img is a tensor {tuple(tensor.shape)} on the meta device, without values; give one with data."
+        )
+    # The float8 types can be stored and converted, but not added or multiplied.
+    if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+        raise ImageError(f"img is a tensor of {tensor.dtype}, which has no arithmetic; give tensor.float().")
+
+
+def _check_channels_first(model: nn.Module, shape: tuple[int, ...], single: tuple[int, ...]) -> None:
+    channels = list_channels(model, 2)
+    if single[-1] == (channels[0] if channels else _COLORS) and single[0] not in channels:
+        order = "0, 3, 1, 2" if len(shape) > len(single) else "2, 0, 1"
+        raise ImageError(
+            f"img has shape {shape} with its channels last, and PyTorch's models take them first; give a tensor "
+            f"img.permute({order}), or an image as an array (H, W, 3)."
+        )
 
 
 def _infer_from_convolutions(model: nn.Module, shape: Sequence[int]) -> DataKind:

@@ -14,7 +14,7 @@ from torchvision.models import video
 from torchvision.models.video.mvit import MSBlockConfig, MViT
 
 import camtool
-from camtool.inputs.data_kinds import choose_example_shape, infer_kind
+from camtool.inputs.accepted_inputs import choose_example_shape, infer_kind
 from camtool.layers.layouts import find_token_layout
 from tests.helpers.method_lists import FOR_CLASSIFIERS
 
