@@ -1,7 +1,7 @@
 """The code that one warm explanation passes through: ``python -m benchmarks call_path``.
 
 A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one, with other
-pixels and another class, is traced with ``sys.setprofile`` until its raw map, heatmap and warnings were read: the files
+pixels and another class, is traced with ``sys.setprofile``; of both, raw map, heatmap and warnings are read: the files
 of camtool that it enters, their functions, and the depth of the call stack. Comprehensions are no functions here, as
 Python 3.12 runs them without a frame. Someone who debugs an explanation has to read this path, so it should be short.
 """
@@ -94,15 +94,18 @@ def _build_model() -> nn.Module:
 
 def _trace(explain: Callable[[Tensor, int], Any]) -> CallPath:
     first, second = torch.randn(2, 1, 3, 224, 224)
-    explain(first, 281)
+    _read(explain(first, 281))
     path = CallPath()
     sys.setprofile(path.profile)
     try:
-        result = explain(second, 282)[0]
-        _ = result.raw, result.heatmap, result.warnings
+        _read(explain(second, 282))
     finally:
         sys.setprofile(None)
     return path
+
+
+def _read(results: list[camtool.Explanation]) -> None:
+    _ = results[0].raw, results[0].heatmap, results[0].warnings
 
 
 def main(*, functions: Annotated[bool, typer.Option(help="List the functions, indented by depth.")] = False) -> None:

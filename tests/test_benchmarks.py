@@ -53,7 +53,7 @@ def test_the_path_of_a_call_only_gets_shorter() -> None:
     """These numbers are never raised: where a call gets longer, something else on its path becomes shorter."""
     from benchmarks.call_path import trace_explain, trace_explainer
 
-    for path, files, functions, depth in ((trace_explain(), 43, 154, 15), (trace_explainer(), 40, 136, 13)):
+    for path, files, functions, depth in ((trace_explain(), 35, 140, 15), (trace_explainer(), 34, 131, 13)):
         assert len(path.files) <= files
         assert len(path.functions) <= functions
         assert path.depth <= depth

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.arguments.messages import format_count, suggest_names
-from camtool.errors import CamtoolError, TargetError
+from camtool.arguments.messages import suggest_names
+from camtool.errors import CamtoolError
 
 # A scheme has two letters or more: C:/ is a drive of Windows.
 _SCHEME = "[a-z][a-z0-9+.-]+"
@@ -50,19 +50,6 @@ def check_count(
         return
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise error(f"{name} must be a whole number of {least} or more{_or_none(optional=optional)}, got {value!r}.")
-
-
-def check_class_index(index: int, class_count: int) -> None:
-    """Check that a class exists.
-
-    Raises:
-        TargetError: It does not.
-    """
-    if not 0 <= index < class_count:
-        raise TargetError(
-            f"target_class {index} does not exist: the model has {format_count(class_count, 'class')}, "
-            f"0 to {class_count - 1}."
-        )
 
 
 def check_number(
@@ -191,8 +178,3 @@ def iterate_leaves(nested: Any) -> Iterator[Any]:
             yield from iterate_leaves(each)
     else:
         yield nested
-
-
-def to_list(value: Any) -> list[Any]:
-    """Return a list or tuple as a list, and any other value in a list of its own."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]

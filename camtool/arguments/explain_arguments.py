@@ -159,6 +159,24 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
     return list(requests)
 
 
+def check_class_index(index: int, class_count: int) -> None:
+    """Check that a class exists.
+
+    Raises:
+        TargetError: It does not.
+    """
+    if not 0 <= index < class_count:
+        raise TargetError(
+            f"target_class {index} does not exist: the model has {format_count(class_count, 'class')}, "
+            f"0 to {class_count - 1}."
+        )
+
+
+def to_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and any other value in a list of its own."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 # ------------------------------------------------------------------------------------------ keywords of other libraries
 
 

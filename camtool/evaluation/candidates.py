@@ -15,7 +15,7 @@ from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import InputBatch
-from camtool.methods import METHODS, check_model_support, find_asked_depths, find_method
+from camtool.methods import METHODS, check_model_support, find_method
 from camtool.targets import ClassScore
 
 _OTHER_NEEDS = frozenset({"text", "a detector"})
@@ -113,7 +113,7 @@ def map_candidates(
         methods=methods,
         has_many_methods=True,
         layers=[layer] if layer else None,
-        depths=find_asked_depths(methods, {}),
+        depths=next((each.read_depths({}) for each in methods if each.reads_depths), 0),
     )
     with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [ClassScore(index) for index in classes])

@@ -96,7 +96,7 @@ class Subject:
     def _label(self, batch: InputBatch, requests: Sequence[Any]) -> LabeledBatch:
         with Cleanup(), guard(self.model), torch.no_grad():
             forward_pass = self.explainer.run_forward_pass(observe, batch)
-            probabilities, link = forward_pass.compute_probabilities(), forward_pass.find_link().link
+            probabilities, link = forward_pass.classify().probabilities, forward_pass.find_link().link
             if not isinstance(batch.inputs, Tensor) or probabilities is None or probabilities.ndim != 2 or link is None:
                 raise MetricError("model: a classifier is needed that returns one score for each class of an image.")
             labels = self.explainer.find_labels(forward_pass)

@@ -121,6 +121,19 @@ class ScoredTargets:
         )
 
 
+class Classes(NamedTuple):
+    """What a forward pass says about the classes.
+
+    Attributes:
+        probabilities: ``(N, K, ...)`` in float32 or wider; ``None`` where there are none.
+        predicted: The index of the top class of each image; ``None`` where the model predicts no class of the image, as
+            only classifiers do, or where its scores are not finite.
+    """
+
+    probabilities: Tensor | None
+    predicted: list[int | None]
+
+
 class _BlankOutputs(NamedTuple):
     """The outputs of layers for a blank image, with the input's shape and type, and the states of the weights."""
 
@@ -295,25 +308,18 @@ class ForwardPass:
             except ForwardError:  # a part of the model runs in inference mode
                 return self.output
 
-    def compute_probabilities(self) -> Tensor | None:
-        """Return the probability of each class, ``(N, K, ...)`` in float32 or wider; ``None`` where there are none."""
-        link = self.find_link().link
-        if not isinstance(self.predictions, Tensor) or link is None:
-            return None
-        return class_scores.compute_probabilities(upcast(self.predictions), link)
-
-    def find_predicted_classes(self) -> list[int | None]:
-        """Return the index of the top class of each image; ``None`` where the model predicts no class of the image.
-
-        Only classifiers do. Scores that are not finite have no top class.
-        """
+    def classify(self) -> Classes:
+        """Return the probabilities of the classes, and the top class of each image."""
         link, scores = self.find_link().link, self.predictions
-        if not isinstance(scores, Tensor) or scores.ndim != 2 or link is None:
-            return [None] * len(scores)
-        # An array is read several times faster than a tensor.
+        if not isinstance(scores, Tensor) or link is None:
+            return Classes(None, [None] * len(scores))
+        probabilities = class_scores.compute_probabilities(upcast(scores), link)
+        if scores.ndim != 2:
+            return Classes(probabilities, [None] * len(scores))
+        # Scores, as several probabilities may be rounded to 1. An array is read several times faster than a tensor.
         by_class = upcast(class_scores.compute_class_scores(scores, link).detach()).cpu().numpy()
-        is_finite = np.isfinite(by_class).all(1).tolist()
-        return [index if fine else None for index, fine in zip(by_class.argmax(1).tolist(), is_finite, strict=True)]
+        tops, is_finite = by_class.argmax(1).tolist(), np.isfinite(by_class).all(1).tolist()
+        return Classes(probabilities, [top if fine else None for top, fine in zip(tops, is_finite, strict=True)])
 
     def get_image_output(self, image: int) -> targets.ImageOutput:
         """Return the output for one image, for targets that are resolved on it."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from camtool.hooks.observation import Rows
 from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.modules import find_detector_transform
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.layers.centers import LayerPlace
 from camtool.layers.depths import Depths, find_depths
@@ -43,6 +44,8 @@ class Plan:
         depths: Layer name to the other layers on the way to it that are observed, from shallow to deep.
         observed: The layers and all their depths, each once.
         rows: Layer name to the rows of its batch that belong to one image, where there are several.
+        is_detector: True if the model prepares its images itself, see
+            :func:`camtool.hooks.structures.modules.find_detector_transform`.
         facts: Facts that other plans share.
     """
 
@@ -50,6 +53,7 @@ class Plan:
     depths: Mapping[str, tuple[Layer, ...]]
     observed: tuple[Layer, ...]
     rows: Mapping[str, Rows]
+    is_detector: bool
     facts: Facts
 
 
@@ -111,4 +115,4 @@ def _make(
     }
     observed = tuple({each.name: each for layer in layers for each in [*on_the_way[layer.name], layer]}.values())
     rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
-    return Plan(tuple(layers), on_the_way, observed, rows, facts)
+    return Plan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)

@@ -21,13 +21,15 @@ from torch import Tensor
 
 import camtool
 from camtool import targets
-from camtool.arguments.checks import check_choice, check_class_index, to_list
+from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import (
     check_argument_order,
+    check_class_index,
     check_settings,
     explain_foreign_arguments,
     get_module,
     match_targets,
+    to_list,
 )
 from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
@@ -61,7 +63,6 @@ from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.methods import (
     check_model_support,
     check_options,
-    find_asked_depths,
     find_method,
     merges,
 )
@@ -307,9 +308,14 @@ class Explainer(Generic[Result]):
         self, model: Model, method: OneMethod | Sequence[OneMethod] = "gradcam", layer: Layers = None, **options: Any
     ) -> None:
         loaded, whole = to_loaded(model), get_module(model)  # an image tower has but a weak reference to the whole
-        settings = Settings(**{name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options})
-        check_settings(settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index)
-        check_choice("placement", settings.placement, get_args(Placement))
+        changed = {name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options}
+        settings = Settings(**changed)
+        if changed:
+            check_settings(
+                settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index
+            )
+            check_choice("placement", settings.placement, get_args(Placement))
+            merges.get_merge(settings.merge)  # refuses an unknown name
         if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         self._recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
@@ -336,11 +342,11 @@ class Explainer(Generic[Result]):
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
             layers=layers,
-            merge=merges.get_merge(settings.merge),
+            merge=settings.merge,
             labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,
             placement=settings.placement,
-            depths=find_asked_depths(methods, options),
+            depths=next((each.read_depths(options) for each in methods if each.reads_depths), 0),
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
 
@@ -406,7 +412,7 @@ class Explainer(Generic[Result]):
             self._batches,
             methods=methods,
             layers=None if layer is None else [layer],
-            depths=find_asked_depths(methods, {}),
+            depths=next((each.read_depths({}) for each in methods if each.reads_depths), 0),
             notes=(),
         )
 

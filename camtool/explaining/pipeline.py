@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.arguments.checks import to_list
+from camtool.arguments.explain_arguments import to_list
 from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import MethodError
@@ -97,7 +97,7 @@ class BatchExplainer:
         has_many_methods: True if each result is a list with one explanation per method.
         options: Options of the methods, by name.
         layers: The names of the layers; ``None`` to find the best ones.
-        merge: From the maps of several layers ``(L, R, *grid)`` to one.
+        merge: The name of a merge, or a function from the maps of several layers ``(L, R, *grid)`` to one.
         labels: The names of the classes; ``None`` to find them in the model.
         text: The model's text encoder, if it compares images with texts.
         placement: Placement of a layer's grid on the input.
@@ -111,7 +111,7 @@ class BatchExplainer:
     has_many_methods: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     layers: Sequence[str] | None = None
-    merge: Merge = field(default_factory=partial(merges.get_merge, "mean"))
+    merge: str | Merge = "mean"
     labels: Sequence[str] | None = None
     text: TextEncoder | None = None
     placement: Placement = "centers"
@@ -185,7 +185,7 @@ class BatchExplainer:
         forward_pass = self.run_forward_pass(observe, batch)
         rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link().link
         scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
-        by_class = forward_pass.compute_probabilities()
+        by_class = forward_pass.classify().probabilities
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         return [
             Prediction(
@@ -273,11 +273,11 @@ class BatchExplainer:
         merged, centers = self._compute_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
-        by_class = forward_pass.compute_probabilities()
+        by_class, predicted = forward_pass.classify()
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
-        detector = None if method.ignores_layer else find_detector_transform(self.model)
+        is_resized = forward_pass.plan.is_detector and not method.ignores_layer
+        detector = find_detector_transform(self.model) if is_resized else None
         layers, link = [each.layer for each in evidence], forward_pass.find_link().link
-        predicted = forward_pass.find_predicted_classes()
         explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
             item, top = batch.items[image], predicted[image]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.arguments.checks import check_choice, check_count, to_list
-from camtool.arguments.explain_arguments import get_module
+from camtool.arguments.checks import check_choice, check_count
+from camtool.arguments.explain_arguments import get_module, to_list
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from camtool.errors import GeometryError
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside, scale_to_cells
+from camtool.geometry.resampling import average_cells, build_interpolation_matrix, find_pixels_inside
 from camtool.hooks.structures.caches import cached_property
 
 
@@ -193,9 +193,9 @@ class Geometry:
         # At least float32, even under autocast: half precision shows as bands in the heatmap.
         with torch.autocast(maps.device.type, enabled=False):
             wide = maps if maps.dtype == torch.float64 else maps.float()
-            per_row, per_column = scale_to_cells(centers, maps.shape[-2:], self.size)
-            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, self.photo[0], *per_row).to(wide)
-            columns = build_interpolation_matrix(maps.shape[-1], left, right, self.photo[1], *per_column).to(wide)
+            (h, w), (height, width), (y, x) = self.size, self.photo, (None, None) if centers is None else centers.axes
+            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, height, y, h).to(wide)
+            columns = build_interpolation_matrix(maps.shape[-1], left, right, width, x, w).to(wide)
             return (rows @ wide @ columns.T).to(maps.dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.maps import resize
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -40,26 +40,28 @@ def weigh_cells(places: Floats, cells: int) -> Floats:
 
 @lru_cache(maxsize=32)
 def build_interpolation_matrix(
-    n_in: int, start: float, stop: float, n_out: int, offset: float = 0.5, stride: float = 1.0
+    cells: int, start: float, stop: float, points: int, axis: AxisCenters | None = None, pixels: int = 0
 ) -> Tensor:
-    """Return the matrix that interpolates ``n_in`` cells, which cover ``start`` to ``stop``, at ``n_out`` pixels.
+    """Return the matrix that interpolates cells, whose input covers ``start`` to ``stop``, at some points.
 
-    Its rows are those of :func:`weigh_cells`, and 0 outside of the cells.
+    Its rows are those of :func:`weigh_cells`, and 0 outside of the input.
 
     Args:
-        n_in: Number of cells.
-        start: Begin of the first cell, in output pixels.
-        stop: End of the last cell; smaller than ``start`` if the cells run backwards.
-        n_out: Number of output pixels.
-        offset: Center of the first cell, in lengths of a cell from ``start``.
-        stride: Distance between neighboring centers, in lengths of a cell. By default the cells tile the span.
+        cells: Number of cells.
+        start: Begin of the input, in lengths of a point.
+        stop: End of the input; smaller than ``start`` if it runs backwards.
+        points: Number of points, e.g. the pixels of a row of the photo.
+        axis: The centers of the cells in the input; None if the cells tile it.
+        pixels: Length of the input in pixels, for ``axis``.
 
     Returns:
-        (n_out, n_in) float64 on the CPU. Calls share it: do not change it in place.
+        (points, cells) float64 on the CPU. Calls share it: do not change it in place.
     """
-    centers = np.arange(n_out) + 0.5
-    weights = weigh_cells(((centers - start) / (stop - start) * n_in - offset) / stride, n_in)
-    weights[~find_pixels_inside(start, stop, n_out)] = 0
+    # Center of the first cell and distance between two, in lengths of a cell that tiles the input.
+    offset, stride = (0.5, 1.0) if axis is None else (axis.offset * cells / pixels, axis.stride * cells / pixels)
+    centers = np.arange(points) + 0.5
+    weights = weigh_cells(((centers - start) / (stop - start) * cells - offset) / stride, cells)
+    weights[~find_pixels_inside(start, stop, points)] = 0
     # The matrix is cached. A tensor that is created in inference mode can never be part of a graph.
     with torch.inference_mode(False):
         return torch.from_numpy(weights)
@@ -88,22 +90,6 @@ def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], ont
         weights = torch.from_numpy(weigh_cells(places, maps.shape[axis])).to(maps)
         maps = (maps.movedim(axis, -1) @ weights.T).movedim(-1, axis)
     return maps
-
-
-def scale_to_cells(centers: CellCenters | None, grid: Sequence[int], size: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the offset and the stride along each axis, in cells of the grid that is stretched over the input.
-
-    Args:
-        centers: The centers; None for a grid that is stretched, whose offset is 0.5 and whose stride is 1.
-        grid: Number of cells along each axis.
-        size: Size of the model's input in pixels.
-    """
-    if centers is None:
-        return [(0.5, 1.0)] * len(grid)
-    return [
-        (axis.offset * cells / pixels, axis.stride * cells / pixels)
-        for axis, cells, pixels in zip(centers.axes, grid, size, strict=True)
-    ]
 
 
 def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tuple[float, float]]:

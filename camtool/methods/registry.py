@@ -28,7 +28,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.structures.caches import cached_property
-from camtool.hooks.structures.modules import describe_unhookable, is_quantized
+from camtool.hooks.structures.modules import describe_unhookable, read_tree
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 
@@ -133,6 +133,16 @@ class Method:
     def reads_depths(self) -> bool:
         """True if the method reads other layers on the way to the layer, and may return maps on their grids."""
         return "depths" in self.options
+
+    def read_depths(self, options: Mapping[str, Any]) -> Depths:
+        """Return the option ``depths`` of a method that has it, or its default.
+
+        Raises:
+            MethodError: The option is neither a number of depths nor the names of layers.
+        """
+        depths: Depths = options.get("depths", self.options["depths"])
+        check_depths(depths)
+        return int(depths) if isinstance(depths, Integral) else depths
 
 
 @dataclass(frozen=True)
@@ -395,21 +405,6 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
         )
 
 
-def find_asked_depths(methods: Iterable[Method], options: Mapping[str, Any]) -> Depths:
-    """Return the option ``depths``, or its default, of the first method that has it; 0 if none has it.
-
-    Raises:
-        MethodError: The option is neither a number of depths nor the names of layers.
-    """
-    for method in methods:
-        if not method.reads_depths:
-            continue
-        depths: Depths = options.get("depths", method.options["depths"])
-        check_depths(depths)
-        return int(depths) if isinstance(depths, Integral) else depths
-    return 0
-
-
 def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
     """Check that the methods need no submodules of an unhookable model and no gradients of a quantized model.
 
@@ -424,7 +419,7 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
                 f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
                 f"read a layer; use one of {working}, or pass the original nn.Module."
             )
-        if method.needs & _GRADIENTS and is_quantized(model):
+        if method.needs & _GRADIENTS and read_tree(model).structure.is_quantized:
             working = ", ".join(name for name, each in METHODS.items() if _works_if_quantized(each))
             raise MethodError(
                 f"the model is quantized and has no gradients, which method {method.name!r} needs; "

@@ -9,7 +9,6 @@ from camtool.geometry.transform_output import Transform
 from camtool.models.declared_properties import (
     count_input_channels,
     find_input_size,
-    find_labels,
     find_text_processor,
     find_transform,
     read_input_size,
@@ -56,7 +55,6 @@ __all__ = [
     "check_fits_model",
     "count_input_channels",
     "find_input_size",
-    "find_labels",
     "find_text_processor",
     "find_transform",
     "is_model_name",

@@ -70,15 +70,6 @@ def count_input_channels(model: nn.Module) -> int:
     return next((channels for channels, _ in _list_square_images(model)), 3)
 
 
-def find_labels(model: nn.Module, classes: int) -> Sequence[str] | None:
-    """Return the class names that a model's source knows; None if it knows none, or another number than ``classes``."""
-    for source in SOURCES:
-        labels = source.find_labels(model)
-        if labels is not None:
-            return labels if len(labels) == classes else None
-    return None
-
-
 def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int | None) -> Sequence[str] | None:
     """Return the class names: those that were given, or else those that the model's source knows.
 
@@ -90,13 +81,14 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
         classes: The number of scores; None if the output does not show it, as that of a detector.
 
     Returns:
-        The names; None if there are none.
+        The names; None if there are none, or if the source knows another number of them.
 
     Raises:
         TargetError: The number of given names is not the number of classes.
     """
     if given is None:
-        return None if classes is None else find_labels(model, classes)
+        known = next((labels for labels in (each.find_labels(model) for each in SOURCES) if labels is not None), None)
+        return known if known is not None and len(known) == classes else None
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])
     if classes is not None and len(given) != classes:

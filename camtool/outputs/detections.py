@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import check_class_index
+from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import get_named_items
 from camtool.outputs.anchors import (

@@ -20,7 +20,7 @@ from camtool.errors import CamtoolError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.origins import Origin
-from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
+from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.hooks.structures.caches import cached_property
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -311,8 +311,8 @@ class Volume(_ImageStack):
 def _interpolate(raw: Map, size: Sequence[int], centers: CellCenters | None) -> Map:
     """Return a map on a finer grid, interpolated axis by axis as maps on photos are."""
     finer: NDArray[Any] = raw
-    in_cells = scale_to_cells(centers, raw.shape, size)
+    axes = [None] * raw.ndim if centers is None else centers.axes
     for axis, (cells, points) in enumerate(zip(raw.shape, size, strict=True)):
-        weights = build_interpolation_matrix(cells, 0.0, float(points), points, *in_cells[axis]).numpy()
+        weights = build_interpolation_matrix(cells, 0.0, float(points), points, axes[axis], points).numpy()
         finer = np.moveaxis(np.tensordot(weights, finer, axes=(1, axis)), 0, axis)
     return np.ascontiguousarray(finer, np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import check_class_index
+from camtool.arguments.explain_arguments import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
 from camtool.targets.base import (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import check_class_index
+from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import check_class_index
+from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells

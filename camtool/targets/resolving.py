@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from camtool.arguments.checks import check_class_index
+from camtool.arguments.explain_arguments import check_class_index
 from camtool.arguments.messages import suggest_names
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry

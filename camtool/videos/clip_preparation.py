@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camtool.errors import ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.geometry.resampling import build_interpolation_matrix, scale_to_cells
+from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
 from camtool.inputs.accepted_inputs import choose_example_shape, list_channels
@@ -97,7 +97,7 @@ def split_clip_map(
         centers: Where its cells lie in the clip.
         size: Size of the clip ``(T, H, W)``.
     """
-    in_time = scale_to_cells(centers, raw.shape, size)[0]
-    weights = build_interpolation_matrix(len(raw), 0.0, float(size[0]), size[0], *in_time).numpy()
+    in_time = None if centers is None else centers.axes[0]
+    weights = build_interpolation_matrix(len(raw), 0.0, float(size[0]), size[0], in_time, size[0]).numpy()
     frames = np.tensordot(weights, raw, axes=(1, 0)).astype(np.float32)
     return list(frames), None if centers is None else CellCenters(centers.size[1:], centers.axes[1:])

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from camtool.arguments import checks
-from camtool.arguments.checks import iterate_leaves, to_list
+from camtool.arguments.checks import iterate_leaves
+from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, TargetError
 
 

@@ -8,7 +8,7 @@ import torch
 
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.geometry.resampling import resample, scale_to_cells
+from camtool.geometry.resampling import build_interpolation_matrix, resample
 from camtool.maps import resize
 from camtool.rendering.views import Signal
 
@@ -94,6 +94,8 @@ def test_the_same_grid_is_unchanged() -> None:
     assert resample(maps, SHIFTED, (2, 4), SHIFTED) is maps
 
 
-def test_lengths_in_cells() -> None:
-    assert scale_to_cells(SHIFTED, (2, 4), (8, 16)) == [(0.125, 1.0), (0.625, 1.0)]
-    assert scale_to_cells(None, (2, 4), (8, 16)) == [(0.5, 1.0)] * 2
+def test_pixels_between_two_centers() -> None:
+    # The centers are 0.5 and 4.5, in pixels.
+    second = torch.tensor([0, 1 / 4, 1 / 2, 3 / 4, 1, 1, 1, 1], dtype=torch.float64)
+    matrix = build_interpolation_matrix(2, 0, 8, 8, SHIFTED.axes[0], 8)
+    torch.testing.assert_close(matrix, torch.stack([1 - second, second], 1))

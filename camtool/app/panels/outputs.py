@@ -76,7 +76,7 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
             return ModelOutput(scores, None, None)
         labels = resolve_labels(loaded.model, loaded.labels, scores.shape[1])
         # A single score becomes those of two classes.
-        return ModelOutput(compute_class_scores(scores, link), forward_pass.compute_probabilities(), labels)
+        return ModelOutput(compute_class_scores(scores, link), forward_pass.classify().probabilities, labels)
 
     output: ModelOutput = _ask_evidence(loaded, list(images), [_return_nothing] * len(images), read)
     return output

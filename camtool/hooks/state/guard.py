@@ -139,13 +139,6 @@ class _ModelUse:
     has_run: bool = False
     holders: dict[Cleanup, int] = field(default_factory=dict)
 
-    def restore_flags(self) -> None:
-        """Restore the training flags, including those that the model itself has set."""
-        for module, was_training in zip(self.modules, self.training, strict=True):
-            # A frozen TorchScript module has no training flag.
-            if getattr(module, "training", False) is not was_training:
-                module.training = was_training
-
 
 class _ModelUses:
     """The models in use in this process, by id."""
@@ -196,7 +189,11 @@ def _release_model(model: nn.Module, cleanup: Cleanup, thread: int) -> None:
             use.buffers.restore()
         use.holders = others
         if not others:
-            use.restore_flags()
+            # Also those that the model itself has set.
+            for module, was_training in zip(use.modules, use.training, strict=True):
+                # A frozen TorchScript module has no training flag.
+                if getattr(module, "training", False) is not was_training:
+                    module.training = was_training
             del _USES.by_model[id(model)]
 
 
@@ -235,12 +232,10 @@ def _forget_other_threads() -> None:
     """Release, in a forked child process, what other threads held: they may own the locks, but do not exist here."""
     _EAGER_MODE.lock, _USES.lock = threading.Lock(), threading.Lock()
     here = threading.get_ident()
-    for key, use in list(_USES.by_model.items()):
-        use.holders = {holder: thread for holder, thread in use.holders.items() if thread == here}
-        if not use.holders:
-            use.buffers.restore()
-            use.restore_flags()
-            del _USES.by_model[key]
+    for use in list(_USES.by_model.values()):
+        for holder, thread in use.holders.items():
+            if thread != here:
+                _release_model(use.model, holder, thread)
 
 
 # Windows has no fork.

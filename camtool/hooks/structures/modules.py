@@ -63,9 +63,10 @@ class Structure:
     Attributes:
         model: A weak reference to the model.
         modules: Weak references to its modules. Python may give the id of a deleted module to a new one.
+        is_quantized: True if one is a quantized module of torch, through which no gradient passes.
     """
 
-    __slots__ = ("_classes", "_counts", "_names", "_places", "model", "modules")
+    __slots__ = ("_classes", "_counts", "_names", "_places", "is_quantized", "model", "modules")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
@@ -74,6 +75,9 @@ class Structure:
         places = {id(module): place for place, module in enumerate(modules)}
         places[id(None)] = len(modules)
         self._places = [places[id(child)] for child in tree.children]
+        self.is_quantized = any(
+            ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in {*self._classes}
+        )
         tree.structure = self
 
     def fits(self, tree: ModuleTree) -> bool:
@@ -306,5 +310,4 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
 
 def is_quantized(model: nn.Module) -> bool:
     """Return True if the model has quantized modules of torch, through which no gradient passes."""
-    kinds = set(map(type, read_tree(model).modules))
-    return any(".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in kinds)
+    return read_tree(model).structure.is_quantized

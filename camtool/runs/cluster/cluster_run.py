@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from camtool.arguments.checks import to_list
+from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder

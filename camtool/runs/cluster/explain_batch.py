@@ -11,7 +11,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from camtool.arguments.checks import check_count, to_list
+from camtool.arguments.checks import check_count
+from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.photos import Photo, open_photo

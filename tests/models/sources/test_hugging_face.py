@@ -28,7 +28,7 @@ from camtool import Loaded, ModelError, TargetError
 from camtool.cli.app import app
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.unknown_transforms import probe_geometry
-from camtool.models import ImageTower, build_untrained, find_input_size, find_labels, find_transform, to_loaded
+from camtool.models import ImageTower, build_untrained, find_input_size, find_transform, resolve_labels, to_loaded
 from camtool.models.sources.hugging_face import ProcessorTransform
 from camtool.targets import Similarity
 from tests.helpers.photos import unseen
@@ -282,8 +282,8 @@ def test_a_bare_model_has_the_transform_of_its_folder(tmp_path):
     result, loaded = camtool.explain(bare, PHOTO, "dog"), camtool.explain(camtool.load(f"hf:{tmp_path}"), PHOTO, "dog")
     np.testing.assert_allclose(result.raw, loaded.raw, rtol=1e-5, atol=1e-9)
     assert result.warnings == loaded.warnings
-    assert find_labels(bare, 3) == ["cat", "dog", "cow"]
-    assert find_labels(bare, 4) is None
+    assert resolve_labels(bare, None, 3) == ["cat", "dog", "cow"]
+    assert resolve_labels(bare, None, 4) is None
     assert find_input_size(bare) == (SIZE, SIZE)
 
 

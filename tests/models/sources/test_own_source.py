@@ -20,10 +20,10 @@ from camtool.models import (
     Source,
     build_untrained,
     find_input_size,
-    find_labels,
     find_transform,
     is_model_name,
     register_source,
+    resolve_labels,
     to_loaded,
 )
 from camtool.models.sources import FACTORY, SOURCES
@@ -125,8 +125,8 @@ def test_a_bare_model_gets_the_transform_the_labels_and_the_size_of_its_source()
     explanation = camtool.explain(staged(), PHOTO, "bee")
     assert explanation.seen.sum() == SIZE[0] * SIZE[1]
     assert find_transform(staged()) is TRANSFORM
-    assert find_labels(staged(), 4) == LABELS
-    assert find_labels(staged(), 5) is None
+    assert resolve_labels(staged(), None, 4) == LABELS
+    assert resolve_labels(staged(), None, 5) is None
     assert find_input_size(staged()) == SIZE
     assert find_input_size(nn.Linear(2, 2)) == (224, 224)
 

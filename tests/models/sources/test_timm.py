@@ -22,7 +22,7 @@ from camtool import ModelError
 from camtool.cli.app import app
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.unknown_transforms import probe_geometry
-from camtool.models import build_untrained, find_input_size, find_labels, find_transform
+from camtool.models import build_untrained, find_input_size, find_transform, resolve_labels
 
 NAME = "test_resnet"
 """Name of timm's smallest network with an ordinary head."""
@@ -211,7 +211,7 @@ def test_a_bare_model_uses_the_transform_of_its_configuration_without_a_warning(
 
 def test_imagenet_classes_have_torchvisions_names():
     names = zoo.ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
-    assert find_labels(build_configured(), 1000) == names
+    assert resolve_labels(build_configured(), None, 1000) == names
     described = timm.data.ImageNetInfo("imagenet-1k").label_descriptions()
     shared = sum(name.casefold() in each.casefold() for name, each in zip(names, described, strict=True))
     # The order is the same in timm; a few classes have other names.
@@ -220,7 +220,7 @@ def test_imagenet_classes_have_torchvisions_names():
 
 def test_labels_of_larger_imagenet_sets_are_those_of_wordnet():
     model = timm.create_model(NAME, num_classes=11821, pretrained_cfg_overlay={"num_classes": 11821})
-    labels = find_labels(model, 11821)
+    labels = resolve_labels(model, None, 11821)
     assert len(labels) == 11821
     assert labels == timm.data.ImageNetInfo("imagenet-12k").label_descriptions()
 
@@ -228,13 +228,13 @@ def test_labels_of_larger_imagenet_sets_are_those_of_wordnet():
 def test_labels_in_a_configuration_come_first():
     own = {"num_classes": 2, "label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat", "n2": "dog"}}
     model = timm.create_model(NAME, num_classes=2, pretrained_cfg_overlay=own)
-    assert find_labels(model, 2) == ["cat", "dog"]
+    assert resolve_labels(model, None, 2) == ["cat", "dog"]
 
 
 def test_a_replaced_head_has_no_labels():
-    assert find_labels(timm.create_model(NAME, num_classes=3), 3) is None
-    assert find_labels(timm.create_model(NAME, num_classes=0), 1000) is None
-    assert find_labels(timm.create_model(NAME, features_only=True), 1000) is None
+    assert resolve_labels(timm.create_model(NAME, num_classes=3), None, 3) is None
+    assert resolve_labels(timm.create_model(NAME, num_classes=0), None, 1000) is None
+    assert resolve_labels(timm.create_model(NAME, features_only=True), None, 1000) is None
 
 
 # ---------------------------------------------------------------------------------------------- the command line

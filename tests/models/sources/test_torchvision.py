@@ -16,7 +16,7 @@ from torch.hub import HASH_REGEX
 
 import camtool
 from camtool import ModelError
-from camtool.models import build_default_transform, build_untrained, find_labels
+from camtool.models import build_default_transform, build_untrained, resolve_labels
 from camtool.outputs.class_scores import find_logits
 from tests.models.torchvision_nets import BATCH, NAME, OPTIONS, PHOTO, assert_one_line, build_net, save_weights
 
@@ -166,6 +166,6 @@ def test_the_default_transform_equals_torchvisions_for_classifiers():
 
 def test_imagenet_labels_are_found_only_for_torchvision_models_with_a_thousand_classes():
     model = build_net()
-    assert find_labels(model, 1000) == (*zoo.ResNet18_Weights.IMAGENET1K_V1.meta["categories"],)
-    assert find_labels(model, 999) is None
-    assert find_labels(nn.Linear(2, 1000), 1000) is None
+    assert resolve_labels(model, None, 1000) == (*zoo.ResNet18_Weights.IMAGENET1K_V1.meta["categories"],)
+    assert resolve_labels(model, None, 999) is None
+    assert resolve_labels(nn.Linear(2, 1000), None, 1000) is None

@@ -20,7 +20,7 @@ from camtool import ModelError
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.unknown_transforms import probe_geometry
-from camtool.models import find_input_size, find_labels, find_transform, may_run_code
+from camtool.models import find_input_size, find_transform, may_run_code, resolve_labels
 from camtool.models.sources.ultralytics import Letterbox
 from camtool.targets import Box, Detection
 
@@ -80,7 +80,7 @@ def test_each_kind_of_model_has_its_preparation() -> None:
         assert transform is not None
         assert tuple(transform(PHOTO).shape[1:]) == size
         assert find_input_size(model) == (640, 640)
-        assert find_labels(model, 80) is None, "numbers are no names"
+        assert resolve_labels(model, None, 80) is None, "numbers are no names"
         model.args = {"imgsz": [320, 256]}
         assert find_input_size(model) == (320, 320)
 
