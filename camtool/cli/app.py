@@ -21,16 +21,15 @@ from camtool.cli import (
     demo_command,
     evaluate_command,
     export_command,
-    features_command,
-    kernels_command,
+    figure_commands,
     layers_command,
     methods_command,
     run_command,
+    slide_and_video_commands,
     terminal,
 )
 from camtool.cli.options import photo_options
 from camtool.cli.run_folders import replay_command, report_command
-from camtool.cli.slides_and_videos import slide_command, video_command
 from camtool.errors import CamtoolError
 
 
@@ -72,13 +71,13 @@ app.command("run")(run_command.run)
 app.command("cluster")(run_command.run_on_cluster)
 app.command("report")(report_command.report)
 app.command("replay")(replay_command.replay)
-app.command("video")(video_command.explain_videos)
-app.command("slide")(slide_command.explain_slides)
+app.command("video")(slide_and_video_commands.explain_videos)
+app.command("slide")(slide_and_video_commands.explain_slides)
 app.command("app")(app_command.serve_app)
 app.command("methods")(methods_command.list_methods)
 app.command("layers")(layers_command.list_layers)
-app.command("features")(features_command.draw_features)
-app.command("kernels")(kernels_command.draw_kernels)
+app.command("features")(figure_commands.draw_features)
+app.command("kernels")(figure_commands.draw_kernels)
 app.command("evaluate")(evaluate_command.evaluate_methods)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_command.show_demo)

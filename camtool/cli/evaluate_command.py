@@ -107,7 +107,7 @@ def _parse_names(texts: list[str] | None, default: str | None) -> Any:
 
 def _read_truth(truth: str | None, photos: list[Path], labels: Any) -> tuple[Any, Any]:
     """Return the classes of the photos, and what is known of their objects."""
-    from camtool.evaluation.leaderboard.truth_files import find_classes, read_boxes, read_masks
+    from camtool.evaluation.annotations import find_classes, read_boxes, read_masks
 
     if truth is None:
         return None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.run_folders import cluster_options, run_request
+from camtool.cli.run_folders import run_request
 from camtool.runs import process_settings
 
 
@@ -24,14 +24,14 @@ def run(context: typer.Context, options: run_request.RunOptions, local: run_requ
 
 @takes_options
 def run_on_cluster(
-    context: typer.Context, options: run_request.RunOptions, cluster: cluster_options.ClusterOptions
+    context: typer.Context, options: run_request.RunOptions, cluster: run_request.ClusterOptions
 ) -> None:
     """Explain photos on a Ray cluster, or on the cores of this machine, and write Parquet. See docs/scale.md.
 
     PATH may also be a URI, or a .tar or .parquet file. The same command again continues a run that was stopped.
     """
     process_settings.tune_process()  # before torch is loaded
-    from camtool.cli.run_folders import cluster_run
+    from camtool.cli.run_folders import cluster_command
 
     request = run_request.read_request(context, options)
-    raise typer.Exit(cluster_run.run_on_cluster(context, request, cluster))
+    raise typer.Exit(cluster_command.run_on_cluster(context, request, cluster))

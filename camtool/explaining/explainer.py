@@ -70,7 +70,7 @@ from camtool.models import Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
-from camtool.rendering.device_overlay import blend_batch
+from camtool.rendering.overlay import blend_batch
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:

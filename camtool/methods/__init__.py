@@ -14,13 +14,13 @@ from camtool.methods.families import (
     attention,
     averaged_gradient,
     competition,
-    eigencam,
     fullgrad,
     gradient,
     input_gradient,
     opticam,
     rise,
     scorecam,
+    text_tokens,
 )
 from camtool.methods.method_wrappers import eigen, noise, sess, tta
 from camtool.methods.registry import (
@@ -37,7 +37,6 @@ from camtool.methods.registry import (
     wrap_method,
     wrapper,
 )
-from camtool.methods.vision_language import text_tokens
 
 __all__ = [
     "COSTS",
@@ -53,7 +52,6 @@ __all__ = [
     "check_options",
     "competition",
     "eigen",
-    "eigencam",
     "find_method",
     "fullgrad",
     "gradient",

@@ -7,21 +7,21 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from camtool.methods import families, vision_language
+from camtool.methods import families
 from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, find_method, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
 
 _FAMILIES = {
     "Gradients at a layer": ("gradient", "competition"),
     "Gradients averaged over changed images": ("averaged_gradient",),
-    "Patterns in the activations": ("activation", "eigencam"),
+    "Patterns in the activations": ("activation",),
     "Attention of a transformer": ("attention",),
     "Changes to the activations": ("ablation",),
     "Masks on the image": ("scorecam", "rise", "opticam"),
     "Gradients at the pixels": ("input_gradient", "fullgrad"),
     "Words of a vision-language model": ("text_tokens",),
 }
-"""Heading → the modules of :mod:`camtool.methods.families` and its neighbors whose methods are listed below it."""
+"""Heading → the modules of :mod:`camtool.methods.families` whose methods are listed below it."""
 
 _BEGIN = {
     "gradcam": "most models, in one backward pass; the default",
@@ -118,7 +118,7 @@ def _group_by_family() -> dict[str, list[Method | Wrapper]]:
 
 def _find_family(method: Method) -> str:
     package, _, module = method.function.__module__.rpartition(".")
-    if package not in (families.__name__, vision_language.__name__):
+    if package != families.__name__:
         return _OWN
     return next((heading for heading, modules in _FAMILIES.items() if module in modules), _OWN)
 

@@ -21,7 +21,7 @@ from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
 from camtool.maps import resize, scale_min_max, upcast
-from camtool.methods.families.eigencam import compute_first_component
+from camtool.methods.families.activation import compute_first_component
 from camtool.methods.options import (
     check_count,
     check_no_local_targets,
@@ -263,9 +263,9 @@ def eigen(evidence: Evidence, method: Method) -> Tensor:
 
     ``M = relu(X v)``, where ``X = w A`` is a matrix of positions by channels with the method's weights ``w``, and ``v``
     is the first right singular vector of ``X``, with the sign of
-    :func:`~camtool.methods.families.eigencam.compute_first_component`. It is pytorch-grad-cam's ``eigen_smooth``, which
-    has no paper; that centers ``X``, and its sign is arbitrary. A pattern has no sign: evidence against the target in
-    all its channels looks like evidence for it.
+    :func:`~camtool.methods.families.activation.compute_first_component`. It is pytorch-grad-cam's ``eigen_smooth``,
+    which has no paper; that centers ``X``, and its sign is arbitrary. A pattern has no sign: evidence against the
+    target in all its channels looks like evidence for it.
 
     Returns:
         Maps ``(R, *grid)``.

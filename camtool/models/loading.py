@@ -21,8 +21,7 @@ from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.loaded import Loaded
-from camtool.models.preprocessing import StatedPreprocessing, check_fits_model
-from camtool.models.preprocessing_files import read_transform_beside
+from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line

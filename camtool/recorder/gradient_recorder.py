@@ -15,8 +15,7 @@ from camtool.hooks.private_torch import remove_gradient_hook
 from camtool.hooks.registration import add_gradient_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.nested_tensors import replace_main_tensor
-from camtool.recorder.edit_hooks import apply_gradient_edit, get_editable_tensor
-from camtool.recorder.edits import Edit
+from camtool.recorder.edits import Edit, apply_gradient_edit, get_editable_tensor
 from camtool.recorder.storage import RecordedTensors, Storage
 
 

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camtool.runs.job_list import Job
-from camtool.runs.photo_batches.explaining import explain_batch
-from camtool.runs.photo_batches.preparing import prepare_photo
+from camtool.runs.manifest import parse_row, to_row
+from camtool.runs.photo_batches import Workers, count_workers, explain_batch, prepare_photo
 from camtool.runs.process_settings import release_memory
-from camtool.runs.report_rows import parse_row, to_row
 from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
-from camtool.runs.workers import Workers, count_workers
 
 if TYPE_CHECKING:
     from camtool.explaining.explainer import Explainer

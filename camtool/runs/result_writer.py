@@ -15,7 +15,7 @@ import numpy as np
 from camtool.errors import CamtoolError
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
-from camtool.runs.report_rows import ManifestLine, build_line, is_correct
+from camtool.runs.manifest import ManifestLine, build_line, is_correct
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 

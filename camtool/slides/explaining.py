@@ -21,12 +21,19 @@ from camtool.explaining.explainer import Explainer
 from camtool.hooks.chunks import iterate_chunks
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
-from camtool.slides.background import Background, check_background, select_tissue
 from camtool.slides.opening import open_slide
 from camtool.slides.readers import SlideReader, read_scaled
 from camtool.slides.slide_explanation import SlideExplanation, TileFailure, TileRow
 from camtool.slides.stitching import Stitcher, place_on_tile
-from camtool.slides.tiling import Tile, TileGrid, choose_scale, find_seen_part
+from camtool.slides.tiling import (
+    Background,
+    Tile,
+    TileGrid,
+    check_background,
+    choose_scale,
+    find_seen_part,
+    select_tissue,
+)
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from camtool.arguments.foreign_names import raise_missing_name
 from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
 from camtool.targets.classes import ClassScore, Probability
-from camtool.targets.contrasts import AgainstRest, Contrast, Finer
+from camtool.targets.contrasts import AgainstRest, Contrast, Finer, Negated
 from camtool.targets.detections import Box, Detection, MatchedDetection
-from camtool.targets.negation import Negated
 from camtool.targets.places import Point, Region
 from camtool.targets.resolving import (
     AllDetections,
@@ -31,9 +30,8 @@ from camtool.targets.resolving import (
     resolve_targets,
     score_request,
 )
-from camtool.targets.text_tokens import TextTokens
 from camtool.targets.user_functions import Custom
-from camtool.targets.values import Similarity, Value
+from camtool.targets.values import Similarity, TextTokens, Value
 
 __all__ = [
     "AgainstRest",

@@ -1,9 +1,12 @@
-"""Targets that compare a class with others: with named ones, with the most similar ones, or with all of them."""
+"""Targets that set classes against each other, and the negative of a target.
+
+A class is compared with named ones, with the most similar ones, or with all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
@@ -14,7 +17,16 @@ from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import ImageOutput, Target, Traits, flatten_positions, get_class_label, select_class
+from camtool.targets.base import (
+    Corners,
+    ImageOutput,
+    ScoreContext,
+    Target,
+    Traits,
+    flatten_positions,
+    get_class_label,
+    select_class,
+)
 from camtool.targets.checks import check_choice, check_integer
 from camtool.targets.classes import ClassScore
 
@@ -220,3 +232,56 @@ _AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "logsumexp": lambda rest: rest.logsumexp(1),
 }
 """From the other classes' logits ``(N, K - 1, *size)`` to ``(N, *size)``."""
+
+
+@dataclass(frozen=True)
+class Negated(Target):
+    """The negative of another target: the map shows what speaks against it.
+
+    With the score of a class it gives the counterfactual explanations of Grad-CAM, arXiv 1610.02391 (section
+    "Counterfactual Explanations"): the regions whose removal would make the model more confident in the class.
+
+    Attributes:
+        target: The other target.
+    """
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, Target):
+            raise TargetError(
+                f"Negated takes a target such as ClassScore(3), or Custom(function), got {type(self.target).__name__}."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the other target, but another score, which speaks against what that one speaks for."""
+        of_other = self.target.traits
+        return replace(of_other, is_class_score=False, is_similarity=False, opposes_class=not of_other.opposes_class)
+
+    def __call__(self, output: Any) -> Tensor:
+        return -self.target(output)
+
+    def resolve_on(self, image: ImageOutput) -> Negated:
+        """Return the negative of the other target, resolved."""
+        return Negated(self.target.resolve_on(image))
+
+    def get_class_index(self) -> int | None:
+        """Return the class of the other target."""
+        return self.target.get_class_index()
+
+    def describe(self, labels: Sequence[str] | None) -> str:
+        """Return "not" and the label of the other target."""
+        return f"not {self.target.describe(labels)}"
+
+    def get_probability(self, context: ScoreContext) -> float | None:
+        """Return the probability of the other target."""
+        return self.target.get_probability(replace(context, score=-context.score))
+
+    def get_box(self) -> Corners | None:
+        """Return the box of the other target."""
+        return self.target.get_box()
+
+    def get_warnings(self, context: ScoreContext) -> Sequence[str]:
+        """Return the warnings of the other target."""
+        return self.target.get_warnings(replace(context, score=-context.score))

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -25,7 +27,6 @@ from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.image_writing import open_atomically
-from camtool.videos.map_store import MapStore
 from camtool.videos.reading import Frame, VideoReader
 from camtool.videos.writing import open_video
 
@@ -256,3 +257,34 @@ class VideoExplanation:
         warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
         explained = sum(row.reason is None for row in self.rows)
         return f"<VideoExplanation: {self.method}, {explained:,} of {self.frame_count:,} frames explained{warned}>"
+
+
+class MapStore:
+    """Maps ``(h, w)`` float32 of any sizes, in the order in which they are added.
+
+    Attributes:
+        limits: The lowest and the highest value of all maps.
+    """
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115  it is closed, and thereby removed, when the store is freed
+        finalize(self, self._file.close)
+        self._places: list[tuple[int, tuple[int, ...]]] = []
+        self.limits = (float("inf"), float("-inf"))
+
+    def add(self, values: Map) -> int:
+        """Add a map; return its number."""
+        place = self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
+        self._places.append((place, values.shape))
+        low, high = self.limits
+        self.limits = min(low, float(values.min())), max(high, float(values.max()))
+        return len(self._places) - 1
+
+    def get(self, number: int) -> Map:
+        """Return a map by its number."""
+        place, shape = self._places[number]
+        self._file.seek(place)
+        count = int(np.prod(shape))
+        values: Map = np.frombuffer(self._file.read(4 * count), np.float32).reshape(shape).copy()
+        return values

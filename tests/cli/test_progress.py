@@ -14,14 +14,14 @@ from rich.console import Console
 
 import camtool
 from camtool.cli import terminal
-from camtool.cli.progress import activity, image_lines
+from camtool.cli.progress import activity, run_summary
 from camtool.cli.progress.activity import format_duration, show_activity
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.hooks import chunks
 from camtool.progress import Stage, send_progress
 from camtool.runs.job_list import Job
-from camtool.runs.report_rows import ManifestLine
+from camtool.runs.manifest import ManifestLine
 from camtool.runs.result_writer import Failure, Success
 from tests.cli.test_commands import posix, start_process, write_photo
 from tests.cli.test_stopped_runs import ODD, SHOWN
@@ -235,25 +235,25 @@ def show(markup: str) -> str:
 def test_a_line_tells_size_labels_methods_and_time():
     lines = [make_line(method=method, label=label) for label in ("boxer", "pug") for method in ("gradcam", "layercam")]
     job = Job(Path("photos/dog.jpg"), Path("dog"))
-    assert show(image_lines.build_success_line(Success(job, lines, size=(375, 500)), "image 3/120", 0.01234)) == (
+    assert show(run_summary.build_success_line(Success(job, lines, size=(375, 500)), "image 3/120", 0.01234)) == (
         "image 3/120 photos/dog.jpg: 375x500 boxer 94.1%, pug 94.1%, gradcam, layercam, 12.3ms"
     )
     text = make_line(probability=None, label="a dog")
-    assert show(image_lines.build_success_line(Success(job, [text]), "image 1/1", None)) == (
+    assert show(run_summary.build_success_line(Success(job, [text]), "image 1/1", None)) == (
         "image 1/1 photos/dog.jpg: a dog, gradcam"
     )
     wrong = make_line(correct=False, predicted_label="pug", true_label="[b]tabby")
-    assert show(image_lines.build_success_line(Success(job, [wrong], correct=False), "image 1/1", None)) == (
+    assert show(run_summary.build_success_line(Success(job, [wrong], correct=False), "image 1/1", None)) == (
         "image 1/1 photos/dog.jpg: boxer 94.1%, gradcam, wrong, true: [b]tabby, predicted: pug"
     )
-    assert show(image_lines.build_success_line(Success(job, [], size=(2, 3), correct=True), "image 1/1", None)) == (
+    assert show(run_summary.build_success_line(Success(job, [], size=(2, 3), correct=True), "image 1/1", None)) == (
         "image 1/1 photos/dog.jpg: 2x3 right"
     )
 
 
 def test_a_failure_has_a_line():
     failure = Failure(Job(Path("bad.png"), Path("bad")), "bad.png: the file is \x1b[2Jempty")
-    assert show(image_lines.build_failure_line(failure, "image 2/3")) == (
+    assert show(run_summary.build_failure_line(failure, "image 2/3")) == (
         "image 2/3 bad.png: failed: the file is \\x1b[2Jempty"
     )
 
@@ -262,7 +262,7 @@ def test_a_failure_has_a_line():
 def test_a_line_fits_the_terminal_by_a_shorter_path(monkeypatch, folder):
     monkeypatch.setattr(terminal, "out", Console(force_terminal=True, width=80))
     success = Success(Job(Path(folder, "dog.jpg"), Path("dog")), [make_line()], size=(375, 500))
-    shown = show(image_lines.build_success_line(success, "image 3/120", 0.0123))
+    shown = show(run_summary.build_success_line(success, "image 3/120", 0.0123))
     assert len(shown) <= 80
     assert shown.startswith("image 3/120 …")
     assert shown.endswith(f"{folder[-4:]}dog.jpg: 375x500 boxer 94.1%, gradcam, 12.3ms")

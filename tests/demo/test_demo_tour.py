@@ -13,8 +13,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from camtool.demo.scenes import Scene, SceneObject
 from camtool.demo.shapes import LABELS
-from camtool.demo.sheet import CaptionedImage, ImageGroup, draw_page
-from camtool.demo.tour import draw_tour_scenes, evaluate_method, run_tour
+from camtool.demo.tour import CaptionedImage, ImageGroup, draw_page, draw_tour_scenes, evaluate_method, run_tour
 from camtool.errors import CamtoolError, MethodError
 from camtool.models import Loaded
 

@@ -16,9 +16,8 @@ from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError, MetricError
 from camtool.evaluation import recommendation, trials
 from camtool.evaluation.candidates import Candidate
-from camtool.evaluation.pointing import prepare_pointing
 from camtool.evaluation.subject import Subject
-from camtool.evaluation.trials import REFERENCE, Tried
+from camtool.evaluation.trials import REFERENCE, Tried, prepare_pointing
 from camtool.trust.metrics.mosaics import compute_grid_pointing
 
 IMAGES = torch.rand(10, 3, 32, 32, generator=torch.Generator().manual_seed(1))

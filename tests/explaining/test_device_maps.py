@@ -17,7 +17,7 @@ from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, MethodError, OverlayError, TargetError
 from camtool.rendering import blend
 from camtool.rendering.colormaps import COLORMAPS
-from camtool.rendering.device_overlay import blend_batch
+from camtool.rendering.overlay import blend_batch
 from tests.hooks.state.test_no_trace import unchanged
 
 

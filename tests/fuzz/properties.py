@@ -31,12 +31,12 @@ from safetensors.torch import save as encode_safetensors
 from torch import nn
 
 import camtool
-from camtool.cli import app
-from camtool.cli.options import figure_options, map_options, preprocessing_options
+from camtool.cli import app, figure_commands
+from camtool.cli.options import map_options, preprocessing_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, build_preprocessing, read_state
-from camtool.models.preprocessing_files import read_transform_beside
+from camtool.models.preprocessing import read_transform_beside
 from camtool.slides.opening import open_slide
 from camtool.videos.reading import VideoReader
 from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
@@ -284,7 +284,7 @@ def texts_of_options(data: Draw) -> None:
         lambda: preprocessing_options.parse_image_size(data.draw(TEXTS)),
         lambda: map_options.parse_targets([data.draw(TEXTS)]),
         lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
-        lambda: figure_options.parse_width(data.draw(TEXTS)),
+        lambda: figure_commands.parse_width(data.draw(TEXTS)),
         lambda: map_options.split_names([data.draw(TEXTS)]),
         lambda: options(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).parse().build_alone(),
         lambda: camtool.models.load_transform(data.draw(TEXTS)),

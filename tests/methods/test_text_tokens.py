@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 import camtool
 from camtool.errors import MethodError
-from camtool.methods.vision_language.text_tokens import _filter_by_rank
+from camtool.methods.families.text_tokens import _filter_by_rank
 from camtool.targets import TextTokens
 from tests.helpers.text_processors import make_llava_processor, make_qwen_processor
 from tests.hooks.state.test_no_trace import unchanged

@@ -21,7 +21,7 @@ from camtool.inputs import image_files
 from camtool.rendering import image_writing, overlay
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.report_rows import MANIFEST
+from camtool.runs.manifest import MANIFEST
 from camtool.runs.result_writer import Failure, Success
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings

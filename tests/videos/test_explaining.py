@@ -17,7 +17,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 import camtool
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.videos import reading
-from camtool.videos.clip_preparation import choose_window, prepare_clip, read_clip_geometry
+from camtool.videos.explaining import choose_window, prepare_clip, read_clip_geometry
 from camtool.videos.reading import VideoReader
 from tests.videos.video_files import (
     draw_crossing_star,

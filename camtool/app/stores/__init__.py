@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from camtool.app.stores.disk_space import DiskSpace
-from camtool.app.stores.image_folder import ImageFolder
-from camtool.app.stores.image_store import ImageStore, StoredImage
+from camtool.app.stores.image_store import ImageFolder, ImageStore, StoredImage
 from camtool.app.stores.model_store import DEMO, ModelStore
 from camtool.app.stores.result_cache import ResultCache
 

@@ -1,27 +1,28 @@
-"""The request of ``camtool run``: its options, read and checked as far as that is possible without the model."""
+"""The request of ``camtool run`` and ``camtool cluster``: options, read and checked without the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from camtool.cli.options import (
     config_files,
+    format_options,
     map_options,
     model_options,
     output_options,
     photo_options,
     preprocessing_options,
-    reading_options,
 )
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
     from camtool.models import StatedPreprocessing
+
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -43,7 +44,7 @@ class RunOptions:
     model: model_options.ModelOptions
     truth: photo_options.TruthOptions
     preprocessing: preprocessing_options.PreprocessingOptions
-    pixels: reading_options.PixelOptions
+    pixels: format_options.PixelOptions
     map: map_options.MapOptions
     output: output_options.OutputOptions
     pictures: output_options.PictureOptions
@@ -207,3 +208,43 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Return True if the user set an option, on the command line, in the environment or in a file of options."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options of the cluster, and of how the photos are divided."""
+
+    panel: ClassVar[str] = "Cluster"
+
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address of the cluster.", show_default="RAY_ADDRESS, or this machine"),
+    ] = None
+    gpus_per_worker: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0,
+            help="GPUs of a worker; 0.5 for two workers on each.",
+            show_default="1 if there are any",
+        ),
+    ] = None
+    cpus_per_worker: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Cores of a worker.", show_default="1")
+    ] = None
+    cluster_workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Workers at most, e.g. of a cluster that grows.",
+            show_default="as many as fit now",
+        ),
+    ] = None
+    shard_size: Annotated[int, typer.Option(metavar="N", min=1, help="Photos in a shard, one Parquet file.")] = 1000
+    image_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Column of Parquet files with the bytes of images.", show_default="found by type"
+        ),
+    ] = None

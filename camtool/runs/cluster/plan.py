@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 
 from camtool.errors import CamtoolError, ImageError
-from camtool.runs.cluster.photos import Photo
 from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri
 from camtool.runs.cluster.sources import (
     ARCHIVE_SUFFIXES,
     FileList,
     ParquetRows,
+    Photo,
     Source,
     TarArchive,
     find_image_column,

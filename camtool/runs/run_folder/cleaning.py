@@ -12,7 +12,7 @@ from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import is_temporary_name
 from camtool.runs import file_names
 from camtool.runs.file_names import is_inside, resolve
-from camtool.runs.report_rows import MANIFEST, parse_row
+from camtool.runs.manifest import MANIFEST, parse_row
 from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
 from camtool.runs.save_kinds import list_endings

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_weights, remove_addresses
-from camtool.runs.run_folder.user_code import hash_user_code
+from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_user_code, hash_weights, remove_addresses
 from camtool.runs.stored_files import parse_object
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
 from camtool.runs.file_names import is_encodable, is_inside
-from camtool.runs.report_rows import parse_row
+from camtool.runs.manifest import parse_row
 from camtool.runs.stored_files import build_checked, parse_object
 from camtool.runs.text_escapes import to_json
 

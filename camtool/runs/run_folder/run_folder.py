@@ -15,7 +15,7 @@ from camtool.rendering.image_writing import name_path_in_errors, open_atomically
 from camtool.runs.file_names import check_inside
 from camtool.runs.job_list import Job
 from camtool.runs.locking import LockedError, hold_lock
-from camtool.runs.report_rows import MANIFEST
+from camtool.runs.manifest import MANIFEST
 from camtool.runs.run_folder.cleaning import (
     FAILURES,
     find_result_files,

@@ -9,8 +9,8 @@ import pytest
 
 import camtool
 from camtool.runs.cluster import sources
-from camtool.runs.cluster.photos import open_photo
 from camtool.runs.cluster.plan import plan_shards
+from camtool.runs.cluster.sources import open_photo
 from tests.runs.cluster.photos import write_scenes, write_tar
 
 pa = pytest.importorskip("pyarrow")

@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from camtool.runs.report.links import find_photo, link_to
+from camtool.runs.report.pictures import find_photo, link_to
 
 NAMES = ["a b.png", "50%.png", "a#b.png", "a?b.png", "a\"b'.png", "a\nb.png", "é.png", "<b>.png", "javascript:x", "a&b"]
 posix = pytest.mark.skipif(os.name != "posix", reason="names that Windows does not allow")

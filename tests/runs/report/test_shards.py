@@ -15,8 +15,8 @@ from torchvision import transforms
 import camtool
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
-from camtool.runs.cluster.photos import Photo
 from camtool.runs.cluster.rows import COLUMNS, build_rows, encode_parquet, to_columns
+from camtool.runs.cluster.sources import Photo
 from camtool.runs.report import shards
 from camtool.runs.report.pictures import PictureSettings, prepare_pictures
 from camtool.runs.report.rows import ReportFailure, RowWarning

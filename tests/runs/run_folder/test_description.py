@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import camtool
-from camtool.runs.report_rows import ManifestLine, parse_row, to_row
+from camtool.runs.manifest import ManifestLine, parse_row, to_row
 from camtool.runs.run_folder.description import (
     check_directory,
     check_unchanged,

@@ -18,7 +18,7 @@ import camtool
 from camtool.rendering import image_writing
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.report_rows import MANIFEST
+from camtool.runs.manifest import MANIFEST
 from camtool.runs.result_writer import Failure, Success
 from camtool.runs.run_folder import run_folder
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, read_records

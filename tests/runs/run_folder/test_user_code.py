@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from camtool.runs.run_folder.user_code import hash_user_code
+from camtool.runs.run_folder.hashes import hash_user_code
 from tests.cli.test_commands import Command, camtool_, photos
 from tests.runs.run_folder.test_run_folder import read_files
 

@@ -1,8 +1,9 @@
-"""Command ``camtool features``: draw the feature maps of a photo."""
+"""Commands ``camtool features`` and ``camtool kernels``: feature maps of a photo, filters of a model."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,55 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import figure_options, map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.activity import show_activity
+
+
+class FigureFormat(str, Enum):
+    """File format of figures."""
+
+    png = "png"
+    pdf = "pdf"
+    svg = "svg"
+
+
+class Scale(str, Enum):
+    """Color scale of panels that stand together: one for each, or one for all."""
+
+    each = "each"
+    shared = "shared"
+
+
+LAYERS = typer.Option(
+    "--layer",
+    "--layers",
+    metavar="NAME",
+    help="Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use commas, "
+    "for several.",
+)
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """Options of the figures that a command draws."""
+
+    scale: Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")] = Scale.shared
+    width: Annotated[
+        str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
+    ] = "double"
+    out: Out = Path("figures")
+    format: Annotated[FigureFormat, typer.Option(help="File format of the figures.")] = FigureFormat.png
+
+    def get_style(self) -> dict[str, Any]:
+        """Return the scale and the width, as functions of :mod:`camtool.figures` take them."""
+        return {"scale": self.scale.value, "width": parse_width(self.width)}
+
+
+def parse_width(text: str) -> float | str:
+    """Return the inches of a number, or else the name of a width."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
 
 
 class Order(str, Enum):
@@ -32,7 +78,7 @@ def draw_features(
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    layer: Annotated[list[str], figure_options.LAYERS] = ["conv"],  # noqa: B006
+    layer: Annotated[list[str], LAYERS] = ["conv"],  # noqa: B006
     maps: Annotated[int, typer.Option(metavar="N", min=1, help="Most maps drawn of a layer.")] = 16,
     order: Annotated[
         Order, typer.Option(help="Which maps: the first, the strongest, or those that matter for the class.")
@@ -41,7 +87,7 @@ def draw_features(
         str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
     ] = None,
     one_page: Annotated[bool, typer.Option("--one-page", help="Draw all layers in one figure.")] = False,
-    drawing: figure_options.FigureOptions,
+    drawing: FigureOptions,
     printed: PrintOptions,
 ) -> None:
     """Draw the feature maps of a photo: one figure for each layer, or one for all."""
@@ -88,3 +134,33 @@ def print_drawn(files: list[Path], folder: Path, printed: PrintOptions) -> None:
         where = f": {files[0]}" if len(files) == 1 else f" in {folder}"
         figures = format_count(len(files), "figure")
         terminal.print_line(f"[bold green]{figures} drawn[/][bold]{terminal.escape(where)}[/]")
+
+
+@takes_options
+def draw_kernels(
+    *,
+    loading: model_options.ModelOptions,
+    layer: Annotated[list[str] | None, LAYERS] = None,
+    filters: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Most filters drawn.", show_default="64, or 16 of several input channels"
+        ),
+    ] = None,
+    inputs: Annotated[int, typer.Option(metavar="N", min=1, help="Most input channels drawn of a filter.")] = 16,
+    drawing: FigureOptions,
+    printed: PrintOptions,
+) -> None:
+    """Draw the filters of a model's convolutions, by default of the first one: a figure for each layer."""
+    from camtool import figures
+    from camtool.figures.saving import load_canvas
+
+    load_canvas()  # raises if matplotlib is missing, before the model is loaded
+    loaded = loading.load(is_quiet=printed.hides_progress)
+    style, out, suffix = drawing.get_style() | {"filters": filters, "inputs": inputs}, drawing.out, drawing.format.value
+    if layer:
+        pages = figures.kernel_pages(loaded, map_options.split_names(layer), **style)
+        drawn = [save_figure(figure, out, f"kernels-{build_file_name(name)}.{suffix}") for name, figure in pages]
+    else:
+        drawn = [save_figure(figures.kernels(loaded, **style), out, f"kernels.{suffix}")]
+    print_drawn(drawn, out, printed)

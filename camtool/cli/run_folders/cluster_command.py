@@ -1,4 +1,4 @@
-"""A run on a cluster: from the request to its shards, with progress and summary."""
+"""The command ``camtool cluster``: from the request to its shards, with progress and summary."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from camtool.cli.options import model_options
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
-from camtool.cli.run_folders.cluster_options import ClusterOptions
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
-from camtool.cli.run_folders.run_request import RunRequest, is_given
+from camtool.cli.run_folders.run_request import ClusterOptions, RunRequest, is_given
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 

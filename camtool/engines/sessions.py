@@ -1,4 +1,4 @@
-"""The runtimes that execute graphs: ONNX files, each by a class that is imported when it is used, and torch's own."""
+"""Sessions that run graphs: of ONNX Runtime and OpenVINO, each imported when it is used, and of torch itself."""
 
 from __future__ import annotations
 

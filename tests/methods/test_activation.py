@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from camtool.errors import MethodError
 from camtool.methods import METHODS
-from camtool.methods.families.eigencam import KERNELS, compute_first_component
+from camtool.methods.families.activation import KERNELS, compute_first_component
 
 EIGEN = ("eigencam", "eigengradcam", "segeigencam", "kpcacam")
 FAMILY = (*EIGEN, "fem", "random")

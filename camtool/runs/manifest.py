@@ -1,4 +1,4 @@
-"""The rows of a run's manifest: one JSON line for each explanation."""
+"""The manifest of a run: one JSON line for each explanation."""
 
 from __future__ import annotations
 

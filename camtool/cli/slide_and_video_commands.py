@@ -1,0 +1,217 @@
+"""Commands ``camtool slide`` and ``camtool video``: explain whole slides and the frames of videos."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.options import map_options, model_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import (
+    DrawingOptions,
+    Out,
+    PrintOptions,
+    check_output_folder,
+    choose_colormap,
+)
+from camtool.cli.progress import run_summary
+from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.terminal import escape, print_line
+from camtool.errors import ImageError
+from camtool.runs.file_names import make_distinct
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """Result for one file.
+
+    Attributes:
+        text: What was explained.
+        layer: The layer; empty for methods at the input.
+        saved: Where the results are.
+        warnings: The warnings.
+    """
+
+    text: str
+    layer: str
+    saved: Path
+    warnings: Sequence[str]
+
+
+def explain_files(paths: list[str], printed: PrintOptions, explain: Callable[[str, str], FileResult]) -> None:
+    """Explain each file, and print what was explained, how long it took, where the results are, and each warning.
+
+    Args:
+        paths: The files.
+        printed: Options of what is printed.
+        explain: Explains a file, given its path and the name for its results, and saves them.
+
+    Raises:
+        typer.Exit: Always: with 0, 1 if a file could not be explained, 130 at Ctrl-C and 143 at SIGTERM. Files are
+            complete or absent.
+    """
+    lines: list[dict[str, Any]] = []
+    # The name of a file without its suffix, and a number if two are alike.
+    names = make_distinct([Path(path).stem for path in paths])
+    try:
+        with run_summary.stop_at_sigterm():
+            for path, name in zip(paths, names, strict=True):
+                started = time.perf_counter()
+                try:
+                    with FileProgress(Path(path).name, is_quiet=printed.hides_progress):
+                        result = explain(path, name)
+                except ImageError as error:
+                    lines.append({"path": path, "failure": str(error)})
+                    text = str(error) if path in str(error) else f"{path}: {error}"
+                    terminal.err.print(f"[bold red]Failed:[/] {escape(text)}", soft_wrap=True)
+                    continue
+                seconds = time.perf_counter() - started
+                lines.append({"path": path, **vars(result), "saved": str(result.saved), "seconds": round(seconds, 2)})
+                if not printed.hides_progress:
+                    _print_result(result, seconds)
+    except KeyboardInterrupt as stop:
+        raise typer.Exit(143 if isinstance(stop, run_summary.Terminated) else 130) from None
+    if printed.as_json:
+        terminal.print_json(lines)
+    raise typer.Exit(1 if any("failure" in line for line in lines) else 0)
+
+
+def _print_result(result: FileResult, seconds: float) -> None:
+    where = f", at layer [bold]{escape(result.layer)}[/]" if result.layer else ""
+    print_line(f"[bold green]{escape(result.text)}[/] in {seconds:.1f} s{where}.")
+    print_line(f"Saved to [bold]{escape(str(result.saved))}[/]")
+    for warning in result.warnings:
+        print_line(f"[yellow]{escape(warning)}[/]")
+
+
+class Background(str, Enum):
+    """Rule by which tiles of background are skipped."""
+
+    bright = "bright"
+    dark = "dark"
+    none = "none"
+
+
+@takes_options
+def explain_slides(
+    *,
+    slides: Annotated[list[str], typer.Argument(metavar="SLIDE", help="Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...")],
+    target: Annotated[str, typer.Option(metavar="CLASS", help="Class index or name, explained on all tiles.")],
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    map_: map_options.MethodOptions,
+    mpp: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Resolution that the model sees, in micrometers per pixel: that of its training.",
+            show_default="that of the finest level",
+        ),
+    ] = None,
+    level: Annotated[int | None, typer.Option(metavar="N", help="Level that the model sees, instead of --mpp.")] = None,
+    tile: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", min=8, help="Side of a tile.", show_default="what fills the model's input"),
+    ] = None,
+    overlap: Annotated[
+        float, typer.Option(metavar="X", min=0, max=0.9, help="Share of a tile that the next one has in common.")
+    ] = 0.25,
+    background: Annotated[
+        Background, typer.Option(help="Tiles to skip: bright glass, the dark of fluorescence, or none.")
+    ] = Background.bright,
+    min_tissue: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1, help="Smallest share of tissue in a tile.")
+    ] = 0.05,
+    batch_size: model_options.BatchSize = 32,
+    engine: model_options.EngineOption = model_options.Engine.eager,
+    out: Out = Path("out"),
+    drawing: DrawingOptions,
+    printed: PrintOptions,
+) -> None:
+    """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
+    from camtool.slides.explaining import explain_slide
+
+    style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
+    check_output_folder(out)
+    settings: dict[str, Any] = {
+        "layer": map_.layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
+        "batch_size": batch_size, "background": background.value, "engine": engine.value,
+    }  # fmt: skip
+    settings |= map_options.parse_method_options(map_.option, tuple(settings))
+    loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
+    (asked,) = map_options.parse_targets([target])
+
+    def explain(path: str, name: str) -> FileResult:
+        result = explain_slide(loaded, path, asked, method=map_.method, **settings)  # type: ignore[arg-type]
+        (out / name).mkdir(parents=True, exist_ok=True)  # a name with a dot would be that of a file
+        tiles = f"{result.label}: {format_count(len(result.tiles), 'tile')} explained, {result.skipped:,} skipped"
+        return FileResult(tiles, result.layer, result.save(out / name, **style), result.warnings)
+
+    explain_files(slides, printed, explain)
+
+
+@takes_options
+def explain_videos(
+    *,
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Videos: MP4, MOV, MKV, WebM, AVI, ...")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS", help="Class index or name, explained in all frames.", show_default="each frame's top class"
+        ),
+    ] = None,
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    map_: map_options.MethodOptions,
+    every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Explain each N-th frame; those between keep its heatmap.")
+    ] = 1,
+    fps: Annotated[
+        float | None, typer.Option(metavar="X", help="Explain X frames per second, instead of --every.")
+    ] = None,
+    smooth: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Average maps over N explained frames; odd, 1 for none.")
+    ] = 1,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Frames that the model takes at once.",
+            show_default="16 for a model of clips, none for others",
+        ),
+    ] = None,
+    batch_size: model_options.BatchSize = 8,
+    engine: model_options.EngineOption = model_options.Engine.eager,
+    out: Out = Path("out"),
+    drawing: DrawingOptions,
+    printed: PrintOptions,
+) -> None:
+    """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame."""
+    from camtool.videos.explaining import explain_video
+
+    style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
+    check_output_folder(out)
+    settings: dict[str, Any] = {
+        "layer": map_.layer, "every": every, "fps": fps, "smooth": smooth, "window": window, "batch_size": batch_size,
+        "engine": engine.value,
+    }  # fmt: skip
+    settings |= map_options.parse_method_options(map_.option, tuple(settings))
+    loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
+    asked: Any = None if target is None else map_options.parse_targets([target])[0]
+
+    def explain(path: str, name: str) -> FileResult:
+        result = explain_video(loaded, path, asked, method=map_.method, **settings)
+        saved = result.save(out / f"{name}.{result.method}.mp4", **style)
+        frames = f"{len(result.rows):,} of {format_count(result.frame_count, 'frame')} explained"
+        return FileResult(frames, result.layer, saved, result.warnings)
+
+    explain_files(videos, printed, explain)

@@ -1,1 +1,0 @@
-"""Commands that explain one file of many images: slides and videos."""

@@ -1,1 +1,0 @@
-"""Methods for models of images and texts."""
