@@ -29,6 +29,7 @@ from camtool.cli.progress import activity
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
 from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny
+from tests.helpers.warm_processes import IS_POSSIBLE, ForkedCommand
 from tests.targets.test_detections import TWO as SQUARES
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
@@ -106,17 +107,20 @@ def explained(camtool_) -> Command:
     return command
 
 
-def start_process(*args: object, **options: Any) -> subprocess.Popen[str]:
+def start_process(*args: object, is_fresh: bool = not IS_POSSIBLE, **options: Any) -> subprocess.Popen[str]:
+    """Start the real command in a process of its own: a fork of a warm one, unless what a start does is tested."""
     places = [
         Path(__file__).parents[2],
         Path(camtool.__file__).parents[1],
     ]  # the camtool under test, in any working directory
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    options = {"env": environment, "text": True, **streams, **options}
+    if not is_fresh:
+        return ForkedCommand([*map(str, args)], **options)
     if os.name == "posix":  # a process that a shell starts in the background ignores Ctrl-C
         options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    command = [sys.executable, "-m", "camtool", *map(str, args)]
-    return subprocess.Popen(command, env=environment, text=True, **{**streams, **options})  # type: ignore[call-overload]
+    return subprocess.Popen([sys.executable, "-m", "camtool", *map(str, args)], **options)
 
 
 def write_photo(path: Path, level: int | None = None) -> Path:
@@ -823,7 +827,7 @@ def test_a_model_that_cannot_run_on_the_image_raises_an_error(camtool_, model):
 )
 def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args, code):
     (photos / "sub" / "bad.png").write_bytes(b"")
-    process = start_process(*args, "--model", TINY, cwd=tmp_path)
+    process = start_process(*args, "--model", TINY, cwd=tmp_path, is_fresh=code == 1)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, "Traceback" in err) == (code, False)
     assert (bool(out), bool(split_notes(drop_progress(err))[0])) == (code != 2, code != 0)
@@ -844,7 +848,7 @@ def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
 
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
-        process = start_process("photos", "--model", TINY, "--verbose", cwd=tmp_path, stderr=theirs)
+        process = start_process("photos", "--model", TINY, "--verbose", cwd=tmp_path, stderr=theirs, is_fresh=True)
         os.close(theirs)
         drawn = b""
         try:

@@ -280,9 +280,8 @@ def test_on_a_terminal_of_80_columns_nothing_is_wider_and_nothing_is_interpreted
     odd = write_photo(tmp_path / "photos" / f"{ODD}{'x' * 60}.png")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = start_process(
-        "photos", "--model", "tests.helpers.tiny_models:tiny", cwd=tmp_path, stdout=theirs, stderr=theirs
-    )
+    args = ("photos", "--model", "tests.helpers.tiny_models:tiny")
+    process = start_process(*args, cwd=tmp_path, stdout=theirs, stderr=theirs, is_fresh=True)
     os.close(theirs)
     drawn = b""
     with os.fdopen(ours, "rb", buffering=0) as screen:

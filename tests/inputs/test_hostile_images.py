@@ -73,7 +73,7 @@ def write_png(path: Path, width: int, height: int) -> None:
 def run_and_watch(photos: Path) -> tuple[dict[str, Any], int]:
     """Explain a folder by the real command; return its summary and its largest memory in KiB."""
     command = ("run", photos, "--model", "demo", "--batch-size", 1, "--workers", 0, "--json")
-    process, peak = start_process(*command, cwd=photos.parent), 0
+    process, peak = start_process(*command, cwd=photos.parent, is_fresh=True), 0
     while process.poll() is None:  # ru_maxrss would begin with the memory of this process
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         peak = max(peak, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

@@ -108,7 +108,7 @@ def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_pat
     if safe:
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
     ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
-    process = start_process("photos", "--model", model, cwd=tmp_path)
+    process = start_process("photos", "--model", model, cwd=tmp_path, is_fresh=True)
     assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 
@@ -132,7 +132,7 @@ def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(p
     (tmp_path / "nets_of_mine.py").write_text(
         "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
     )
-    process = start_process("photos", "--model", "nets_of_mine:make", cwd=tmp_path)
+    process = start_process("photos", "--model", "nets_of_mine:make", cwd=tmp_path, is_fresh=True)
     assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 

@@ -1,0 +1,105 @@
+"""Processes of the real command that are forked from one that has imported torch, which takes a fresh one seconds.
+
+A fork has the arguments, working directory, environment, streams, single thread and signal handlers of a fresh process,
+and imports the command line itself. It does not show what a start does: variables that are read when torch is imported,
+modules in the working directory, the largest memory, a terminal that the streams are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+IS_POSSIBLE = sys.platform == "linux"
+IMPORTED = (
+    *("cv2", "jinja2", "pydantic", "rich.progress", "torchvision.transforms.v2", "typer"),
+    *("camtool.demo.bundled", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.report.page"),
+)
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+
+
+class ForkedCommand(subprocess.Popen):
+    """A process of ``python -m camtool``: ``subprocess.Popen``, with a fork of the warm process for its start."""
+
+    def _execute_child(self, args: list[str], *others: Any) -> None:
+        cwd, env, pipes = others[4], others[5], others[9:15]
+        streams = [stream if stream != -1 else number for number, stream in enumerate((pipes[0], *pipes[3::2]))]
+        request = {"arguments": args, "cwd": str(cwd or Path.cwd()), "environment": dict(env or os.environ)}
+        server = _start_server(os.getpid())
+        socket.send_fds(server, [json.dumps(request).encode()], streams)
+        self.pid = int(server.recv(100))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+@cache
+def _start_server(_process: int) -> socket.socket:
+    """Start the warm process; what it forks becomes a child of this process, which can wait for it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    root = str(Path(__file__).parents[2])
+    program = f"from {__name__} import serve; serve()"
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=theirs,
+            stdout=subprocess.PIPE,  # what sys.stdout is in a fork: a stream without a position
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": root},
+            cwd="/",
+        )
+
+    def stop() -> None:
+        ours.close()
+        server.communicate(timeout=60)
+
+    atexit.register(stop)
+    return ours
+
+
+def serve() -> None:
+    """Fork a process for each request; in the fork, run the command."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    server = socket.socket(fileno=os.dup(0))
+    while True:
+        text, streams, *_ = socket.recv_fds(server, 1 << 20, 3)
+        if not text:
+            return
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            forked = os.fork()
+            if forked == 0:
+                break
+            os.write(writing, str(forked).encode())
+            os._exit(0)  # the fork loses its parent, and is adopted
+        os.waitpid(between, 0)
+        server.send(os.read(reading, 100))
+        for opened in (reading, writing, *streams):
+            os.close(opened)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    server.close()
+    os.closerange(3, max(reading, writing, *streams) + 1)
+    _run(**json.loads(text))
+
+
+def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = ["camtool", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    runpy.run_module("camtool", run_name="__main__", alter_sys=True)
