@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
 
 
-QUICK_CASES = 4
+QUICK_CASES = 2
 """Number of cases that plain `pytest` runs of a test with more, spread over its parameters; all with ``every_case``."""
 
 
@@ -86,6 +86,7 @@ IN_ONE_PROCESS = {
     "tests/app/panels/test_page.py": "browser",
     "tests/app/test_safety.py": "server",
     "tests/runs/cluster/test_ray_run.py": "Ray",
+    "tests/test_architecture.py": "parsed files",
     "tests/test_readme.py": "weights of the pages",
     "tests/test_typing.py": "mypy",
 }

@@ -204,6 +204,7 @@ def test_importing_camtool_loads_nothing_heavy():
     assert not list_loaded("import camtool") & {*HEAVY, "torch", "numpy", "PIL", "typer", "rich"}
 
 
+@pytest.mark.slow
 def test_explain_loads_torch_but_no_library_that_it_may_not_need():
     loaded = list_loaded("import camtool; camtool.explain, camtool.Explainer, camtool.load, camtool.METHODS")
     assert "torch" in loaded

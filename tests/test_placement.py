@@ -67,7 +67,11 @@ def explain_spots(model: nn.Module, size: tuple[int, ...], placement: str, count
     return np.array(found) / CELL
 
 
-@pytest.mark.parametrize("size", [(64,), (64, 96), (48, 56, 64)], ids=["signals", "images", "volumes"])
+@pytest.mark.parametrize(
+    "size",
+    [(64,), (64, 96), pytest.param((48, 56, 64), marks=pytest.mark.slow)],
+    ids=["signals", "images", "volumes"],
+)
 def test_heat_lies_on_the_planted_spot(size: tuple[int, ...]) -> None:
     model = Spot(len(size))
     centered, stretched = (explain_spots(model, size, placement) for placement in ("centers", "stretch"))

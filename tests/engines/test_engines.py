@@ -126,6 +126,7 @@ def test_several_classes_of_an_image_share_one_backward_pass(
 LAYERS = ["block.conv", ["stem", "block.pool"], "stem", "stem.0", "block.norm", "block", ["block", "last"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_layers_in_the_middle_and_several_layers(engine: str, net: nn.Module) -> None:
     x = torch.randn(2, 3, 16, 20)
@@ -195,6 +196,7 @@ class Fixed(Net):
         return super().forward(x.reshape(int(x.shape[0]), 3, 16, 20)) + torch.zeros(x.shape[0] + 0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_a_model_for_a_fixed_number_of_images(engine: str) -> None:
     net = build(Fixed)
@@ -204,6 +206,7 @@ def test_a_model_for_a_fixed_number_of_images(engine: str) -> None:
             assert_agree(our, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
@@ -214,6 +217,7 @@ def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
     assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
@@ -231,6 +235,7 @@ def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatc
     check(falls_back=True)
 
 
+@pytest.mark.slow
 def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build(), torch.randn(1, 3, 16, 20)
     expected = camtool.explain(copy.deepcopy(net), x, 1, method="faithcam")[0]

@@ -143,6 +143,7 @@ class Planes(Net):
         return self.last(self.block(self.stem(x)))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_with_the_reason(net: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     for model, method, reason in (
@@ -209,6 +210,7 @@ def find_center(heat: Any) -> tuple[float, float]:
     return float((columns * heat).sum() / heat.sum()), float((rows * heat).sum() / heat.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resize", [False, True])
 def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Path, net: nn.Module) -> None:
     x, classes = torch.randn(5, 3, *SIZE), [1, -2, 5, 99, -1]
@@ -232,6 +234,7 @@ def test_a_single_logit_has_no_third_class(tmp_path: Path) -> None:
     assert np.isnan(maps).all((1, 2)).tolist() == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

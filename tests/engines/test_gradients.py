@@ -77,6 +77,7 @@ MASKS = {
 RUNTIMES = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 
 
+@pytest.mark.slow
 @RUNTIMES
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_in_windows(runtime: str, mask: str, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_hooks_on_the_backward_pass_are_not_compiled_either(net: nn.Module, capl
     assert any("the model has hooks" in line for line in get_lines(caplog))
 
 
+@pytest.mark.slow
 def test_a_single_image_is_compared_by_itself() -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
     net.alone = True
@@ -190,6 +191,7 @@ def test_an_engine_that_differs_is_given_up(
     assert f"engine {engine!r} is not used: its score is" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_an_engine_that_fails_is_given_up(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

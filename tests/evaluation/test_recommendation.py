@@ -155,6 +155,7 @@ def test_each_candidate_has_the_single_deletion_that_evaluate_finds():
     assert result.method == choice.method
 
 
+@pytest.mark.slow
 def test_slow_ones_are_left_out_and_the_time_is_kept():
     net = build_net()
     fastest = min(each.milliseconds for each in camtool.recommend(net, IMAGES).tried)

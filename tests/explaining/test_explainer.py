@@ -224,6 +224,7 @@ def test_results_are_nested_as_the_arguments(model, photo) -> None:
     assert len(explain(model, photo, targets.Top(3))) == 3
 
 
+@pytest.mark.slow
 def test_several_targets_and_methods_equal_single_calls(model, photo) -> None:
     methods = FOR_CLASSIFIERS
     wanted = [["cat", "dog"], "ox"]

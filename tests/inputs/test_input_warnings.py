@@ -84,6 +84,7 @@ def test_a_nearly_black_photo_gives_a_warning() -> None:
     assert list_warnings((twelve_bits / 4095).astype(np.float32), transform=CROPPED) == []
 
 
+@pytest.mark.slow
 def test_real_photos_give_no_warning(mobilenet: Any, shared: Any) -> None:
     photos = sorted((shared / "images").glob("*.jpg"))
     assert len(photos) >= 23

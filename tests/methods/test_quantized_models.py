@@ -199,6 +199,7 @@ def test_ablation_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str
     np.testing.assert_allclose(result.raw, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode", "layer"), TORCHVISION)
 def test_reciprocam_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str, mode: str, layer: str) -> None:
     model, x = quantize_torchvision(name, mode, engine), make_images(1, 64)

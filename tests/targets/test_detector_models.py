@@ -93,6 +93,7 @@ def test_torchvision_detectors_are_explained_unchanged(name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_every_level_of_a_backbone_depends_on_the_chosen_layer() -> None:
     model = make_untrained_detector("ssdlite320_mobilenet_v3_large")
     photo = torch.rand(1, 3, 96, 140)

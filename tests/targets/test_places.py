@@ -278,6 +278,7 @@ def test_torchvision_segmenters_are_explained_unchanged(name: str) -> None:
         assert not result.layer.startswith("aux")
 
 
+@pytest.mark.slow
 def test_torchvision_segmenters_get_the_whole_photo() -> None:
     model = zoo.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3).eval()
     photo = Image.fromarray(torch.randint(0, 255, (60, 130, 3), dtype=torch.uint8).numpy())
