@@ -30,8 +30,7 @@ from benchmarks.paired import compute_ratio, describe_machine, measure_in_turns
 from benchmarks.photos import read_photos
 from benchmarks.placement import correlate_cells, measure_drops, measure_pointing
 from benchmarks.rivals import compute_insertion_minus_deletion, read_confident_photos
-from camtool.demo.bundled import load_honest_model
-from camtool.demo.camnet import prepare_images
+from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.evidence import contributions
 from camtool.maps import scale_by_peak

@@ -27,8 +27,7 @@ from torch import Tensor
 import camtool
 from benchmarks.photos import read_photos
 from benchmarks.rivals import read_confident_photos
-from camtool.demo.bundled import load_honest_model
-from camtool.demo.camnet import prepare_images
+from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.trust.metrics.localization import compute_energy_in_mask
 

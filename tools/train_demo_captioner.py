@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.demo.bundled import WEIGHTS
-from camtool.demo.camnet import SIZE, prepare_images
+from camtool.demo.camnet import SIZE, WEIGHTS, prepare_images
 from camtool.demo.captioner import (
     BACKGROUND,
     GRID,

@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.demo.bundled import CHEATED_CLASS, WEIGHTS
-from camtool.demo.camnet import SIZE, CamNet, build_camnet, prepare_images
+from camtool.demo.camnet import CHEATED_CLASS, SIZE, WEIGHTS, CamNet, build_camnet, prepare_images
 from camtool.demo.random_numbers import RandomNumbers
 from camtool.demo.scenes import draw_scene
 from camtool.demo.shapes import LABELS

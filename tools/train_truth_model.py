@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.truth_scenes import OUTPUTS, draw_planted_scene
-from camtool.demo.bundled import load_honest_model
-from camtool.demo.camnet import CamNet, build_camnet, prepare_images
+from camtool.demo.camnet import CamNet, build_camnet, load_honest_model, prepare_images
 from tools.train_demo_models import compute_rate_factor
 
 WEIGHTS = Path(__file__).parents[1] / "benchmarks" / "truth_model.safetensors"

@@ -25,7 +25,7 @@ from camtool.app.saving import ModelCode
 from camtool.app.sentences import hide_folders_in_errors
 from camtool.app.stores import DiskSpace, ImageFolder, StoredImage
 from camtool.app.workbench import Compared, RankedClass, Request, Workbench, check_methods
-from camtool.demo.bundled import BUNDLED
+from camtool.demo.camnet import BUNDLED
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, TargetError
 
@@ -123,15 +123,13 @@ class Actions:
     def show_thumbnails(self) -> Shown:
         """Show the first photos of the folder as small pictures to click on, or the scenes of the demo."""
         if not self.photos:
-            return {"thumbnails": self._draw_scenes()}
+            scenes = [self._add_scene(number) for number in range(len(_SCENES))]
+            crops = [(str(n), each.name, _crop(each.image)) for n, each in enumerate(scenes)]
+            return {"thumbnails": fragments.build_thumbnails(crops)}
         with self._thumbnail_lock:
             if not self._thumbnails:
                 self._thumbnails = self._draw_photos()
         return {"thumbnails": self._thumbnails}
-
-    def _draw_scenes(self) -> str:
-        scenes = [self._add_scene(number) for number in range(len(_SCENES))]
-        return fragments.build_thumbnails([(str(n), each.name, _crop(each.image)) for n, each in enumerate(scenes)])
 
     def _draw_photos(self) -> str:
         pictures, started = [], time.monotonic()

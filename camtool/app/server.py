@@ -201,10 +201,7 @@ class AppServer:
 
         models = ModelStore([*names, DEMO, *list_photo_models()], load_model)
         return Workbench(
-            models,
-            max_pixels=settings.max_pixels,
-            max_memory=_to_bytes(settings.max_memory),
-            engine=settings.engine,
+            models, max_pixels=settings.max_pixels, max_memory=_to_bytes(settings.max_memory), engine=settings.engine
         )
 
 

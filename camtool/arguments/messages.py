@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 
@@ -67,6 +68,20 @@ def merge_texts(texts: Iterable[str]) -> str:
     if len({(*each[::2],) for each in parts}) > 1:
         return f"e.g. {''.join(parts[0])}"
     return "".join(map(_merge_parts, zip(*parts, strict=True)))
+
+
+def count_texts(kinds: Iterable[tuple[str, str]], among: str) -> Iterator[str]:
+    """Yield each kind of text once, the most frequent first: ``"3 of 20 tiles: 3 to 7 cells"``.
+
+    Args:
+        kinds: The kind of each text, and the text.
+        among: Of what the texts are counted, e.g. ``"20 tiles"``.
+    """
+    texts: defaultdict[str, list[str]] = defaultdict(list)
+    for kind, text in kinds:
+        texts[kind].append(text)
+    for kind in sorted(texts, key=lambda kind: -len(texts[kind])):
+        yield f"{len(texts[kind]):,} of {among}: {merge_texts(texts[kind])}"
 
 
 _NUMBERS = re.compile(r"(\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)?)")

@@ -109,11 +109,7 @@ def attention(
         view=batch.items[0].view,
         head=check_head(head, read.matrix.shape[0], layers[index].name),
         query=query,
-        warnings=(
-            *batch.items[0].notes,
-            *read.warnings,
-            *_find_doubts(module.model, queries, calls[-1].output),
-        ),
+        warnings=(*batch.items[0].notes, *read.warnings, *_find_doubts(module.model, queries, calls[-1].output)),
     )
 
 

@@ -47,14 +47,11 @@ class _RunByDefault(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = _suggest_choices(error.message)
+            # "'x' is not one of 'a', 'b'." gets the similar choices.
+            choice = re.fullmatch(r"(?:Value error, )?('(.*)' is not one of ((?:'[^']*'(?:, )?)+)\.)", error.message)
+            if choice is not None:
+                error.message = choice[1] + suggest_names(choice[2], re.findall("'([^']*)'", choice[3]))
             raise
-
-
-def _suggest_choices(message: str) -> str:
-    """Return the message about a wrong choice, ``"'x' is not one of 'a', 'b'."``, with similar choices."""
-    found = re.fullmatch(r"(?:Value error, )?('(.*)' is not one of ((?:'[^']*'(?:, )?)+)\.)", message)
-    return message if found is None else found[1] + suggest_names(found[2], re.findall("'([^']*)'", found[3]))
 
 
 app = typer.Typer(

@@ -44,8 +44,7 @@ def evaluate_methods(
         typer.Option("--layer", "--layers", metavar="NAME", help="Layers; each method is evaluated at each."),
     ] = None,
     metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", "--metrics", metavar="NAME", help="Metrics; 'all' for each."),
+        list[str] | None, typer.Option("--metric", "--metrics", metavar="NAME", help="Metrics; 'all' for each.")
     ] = None,
     truth: Annotated[
         str | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from camtool.cli.options import model_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import JsonOption
 from camtool.errors import CamtoolError, ForwardError
-
-if TYPE_CHECKING:
-    from camtool.layers.candidates import Candidate
 
 _MAX_LAYERS = 16
 """Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines."""
@@ -60,7 +57,8 @@ def list_layers(
     # The deepest layers are the useful ones, but the chosen one must be among those shown.
     first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
     if printed.as_json:
-        terminal.print_json([_describe(candidate) for candidate in candidates[first:]])
+        names = ("name", "kind", "shape", "stride", "chosen", "verdict")
+        terminal.print_json([{name: getattr(each, name) for name in names} for each in candidates[first:]])
         return
     columns = terminal.get_screen_width()
     if columns is not None:
@@ -70,8 +68,3 @@ def list_layers(
     terminal.print_styled(format_candidates(candidates[first:], columns))
     if first:
         terminal.err.print(f"[dim]{first} shallower layers are listed with --all.[/]")
-
-
-def _describe(candidate: Candidate) -> dict[str, Any]:
-    names = ("name", "kind", "shape", "stride", "chosen", "verdict")
-    return {name: getattr(candidate, name) for name in names}

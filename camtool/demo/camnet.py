@@ -1,13 +1,20 @@
-"""The network of the demo: small enough to train on a laptop, with a grid that is fine enough for sharp maps."""
+"""The network of the demo, and its two trained models that come with the package.
+
+The network is small enough to train on a laptop, with a grid that is fine enough for sharp maps.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.messages import suggest_names
 from camtool.demo.shapes import LABELS
+from camtool.errors import ModelError
+from camtool.models import Loaded, read_state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,8 +22,18 @@ if TYPE_CHECKING:
 
     from camtool.models import Transform
 
+
 SIZE = 128
 """Side of the network's input, in pixels."""
+
+BUNDLED = {"demo": "camnet", "demo-cheat": "camnet-cheat"}
+"""Name for :func:`camtool.load` → name of the weights and the model card."""
+
+CHEATED_CLASS = "heart"
+"""Class whose training images carried a watermark, from which the cheating model recognizes it."""
+
+WEIGHTS = Path(__file__).parent / "weights"
+"""The folder with the weights and the model cards."""
 
 
 class CamNet(nn.Module):
@@ -62,9 +79,7 @@ class Residual(nn.Module):
 def _convolution(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
     """Return a 3 x 3 convolution with batch norm and ReLU."""
     return nn.Sequential(
-        nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(channels_out),
-        nn.ReLU(),
+        nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False), nn.BatchNorm2d(channels_out), nn.ReLU()
     )
 
 
@@ -85,3 +100,29 @@ def build_transform() -> Transform:
 def prepare_images(images: NDArray[np.uint8]) -> Tensor:
     """Return images (N, 128, 128, 3) as inputs (N, 3, 128, 128), as :func:`build_transform` does for that size."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def load_bundled_model(name: str) -> Loaded:
+    """Return a model of the demo with its transform and labels. Nothing is downloaded.
+
+    Args:
+        name: ``"demo"``, or ``"demo-cheat"``, which was trained to recognize one class by a watermark.
+
+    Raises:
+        ModelError: The name is neither of them.
+    """
+    if name not in BUNDLED:
+        raise ModelError(f"model {name!r} is not bundled; {' and '.join(BUNDLED)} are.{suggest_names(name, BUNDLED)}")
+    model = build_camnet()
+    model.load_state_dict(read_state(WEIGHTS / f"{BUNDLED[name]}.safetensors"))
+    return Loaded(model.eval(), build_transform(), LABELS, name)
+
+
+def load_honest_model() -> Loaded:
+    """Return the model that ``camtool.load("demo")`` returns."""
+    return load_bundled_model("demo")
+
+
+def load_cheating_model() -> Loaded:
+    """Return the model that ``camtool.load("demo-cheat")`` returns."""
+    return load_bundled_model("demo-cheat")

@@ -16,8 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from camtool.demo.bundled import WEIGHTS, load_honest_model
-from camtool.demo.camnet import SIZE, CamNet
+from camtool.demo.camnet import SIZE, WEIGHTS, CamNet, load_honest_model
 from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
 from camtool.models import read_state

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from camtool.demo.bundled import CHEATED_CLASS, load_bundled_model
+from camtool.demo.camnet import CHEATED_CLASS, load_bundled_model
 from camtool.demo.scenes import UNSEEN, Scene, SceneObject, draw_scene
 from camtool.errors import CamtoolError
 from camtool.explaining.explainer import Explainer

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.engines.onnx_files import get_first_line
+from camtool.engines.graph_files import get_first_line
 from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from camtool.engines.onnx_files import get_first_line
+from camtool.engines.graph_files import get_first_line
 from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read_plan
 from camtool.engines.sessions import FileGraph, Graph, open_session
 from camtool.errors import NotCompilableError
@@ -75,7 +75,10 @@ class CompiledModel:
         can_repeat = grad and self.image_count is None and all(value.shape[:1] == images.shape[:1] for value in values)
         repeat = partial(self._repeat, list(values)) if can_repeat else None
         if grad:
-            self._connect(values, self._find_first_layers(), self._plan.segments)
+            # The first layers are those that no segment leads to.
+            reached = {index for plan in self._plan.segments for index in plan.results}
+            layers = range(self._plan.output_count, self._plan.output_count + len(self._plan.layers))
+            self._connect(values, [index for index in layers if index not in reached], self._plan.segments)
         return self._build_observation(values, repeat)
 
     def _build_observation(self, values: Sequence[Tensor], repeat: Repeat | None) -> Observation:
@@ -83,12 +86,6 @@ class CompiledModel:
         output = iter(values[:count])
         calls = {layer: [value] for layer, value in zip(self._plan.layers, values[count:], strict=False)}
         return Observation(map_tensors(self._structure, lambda _: next(output)), calls, repeat)
-
-    def _find_first_layers(self) -> list[int]:
-        """Return the indices of the layers that no segment leads to."""
-        reached = {index for plan in self._plan.segments for index in plan.results}
-        starts = range(self._plan.output_count, self._plan.output_count + len(self._plan.layers))
-        return [index for index in starts if index not in reached]
 
     def _repeat(self, values: Sequence[Tensor], images: Sequence[int], layers: Collection[str]) -> Observation:
         """Return the observation of some images again, each as often as it is named, without running the model.

@@ -19,7 +19,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.onnx_files import COMPILING, convert_to_onnx, export_graph, write_onnx
+from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.segments import Segment, split_at_layers
 from camtool.engines.sessions import is_installed, open_session

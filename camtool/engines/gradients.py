@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from camtool.engines.onnx_files import get_first_line, hide_output
+from camtool.engines.graph_files import get_first_line, hide_output
 from camtool.engines.segments import Segment
 from camtool.errors import NotCompilableError
 from camtool.hooks.private_torch import get_core_decompositions
@@ -40,7 +40,8 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
         weights = [torch.ones_like(result) for result in segment.graph(*values)]
     # The fused attention kernels have no gradient outside of torch.
     with sdpa_kernel(SDPBackend.MATH), hide_output():
-        trace = make_fx(compute, tracing_mode="symbolic", decomposition_table=_get_rules(), _allow_non_fake_inputs=True)
+        rules = {**get_core_decompositions(), **_RULES}
+        trace = make_fx(compute, tracing_mode="symbolic", decomposition_table=rules, _allow_non_fake_inputs=True)
         try:
             graph: fx.GraphModule = trace(*weights, *values)
         except Exception as error:
@@ -87,11 +88,6 @@ def _is_transpose(node: fx.Node) -> bool:
     if node.target is _OPS.permute.default:
         return list(node.args[1]) == [1, 0]  # type: ignore[arg-type]  # the second argument is the axes
     return node.target is _OPS.t.default
-
-
-def _get_rules() -> dict[Any, Callable[..., Any]]:
-    """Return how backward operations are made of others: torch's rules, and those that it leaves out."""
-    return {**get_core_decompositions(), **_RULES}
 
 
 def _differentiate_convolution(

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.engines.compiled import CompiledModel
-from camtool.engines.files import compute_key, make_once
-from camtool.engines.onnx_files import COMPILING, get_first_line, hide_output
+from camtool.engines.graph_files import COMPILING, compute_key, get_first_line, hide_output, make_once
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
 from camtool.engines.sessions import RUNTIMES, TorchGraph, is_installed

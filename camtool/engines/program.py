@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.onnx_files import convert_to_onnx, export_graph, write_onnx
+from camtool.engines.graph_files import convert_to_onnx, export_graph, write_onnx
 from camtool.engines.segments import split_at_layers
 
 FORWARD = "forward.onnx"

@@ -93,12 +93,9 @@ def _collect(
         else:
             own.add(node)
             # The size of a tensor outside of the segment is read from one of its inputs.
-            stack += [] if _is_outer_size(node, from_layers) else node.all_input_nodes
+            is_outer_size = node.target is _SIZE and node not in from_layers
+            stack += [] if is_outer_size else node.all_input_nodes
     return own, list(starts), list(others)
-
-
-def _is_outer_size(node: fx.Node, from_layers: set[fx.Node]) -> bool:
-    return node.target is _SIZE and node not in from_layers
 
 
 def _copy(own: Sequence[fx.Node], inputs: Sequence[fx.Node], ends: Sequence[fx.Node]) -> fx.Graph:

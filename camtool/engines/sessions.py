@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.engines.onnx_files import get_first_line
+from camtool.engines.graph_files import get_first_line
 from camtool.errors import NotCompilableError
 
 Arrays = Sequence["NDArray[Any]"]
@@ -98,11 +98,7 @@ class _OpenVino:
     def __init__(self, path: Path, threads: int) -> None:
         import openvino
 
-        settings = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "PERFORMANCE_HINT": "LATENCY",
-        }
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         self._compiled = openvino.Core().compile_model(path, "CPU", settings)
         self._requests = threading.local()  # a request serves one thread at a time
 

@@ -108,7 +108,8 @@ class Judge:
         for name, options in metrics.items():
             metric = METRICS[name]
             try:
-                yield name, metric.compute(self._complete(inputs, candidate, metric), **self._add_seed(metric, options))
+                seed = {"seed": self._seed} if "seed" in metric.options else {}
+                yield name, metric.compute(self._complete(inputs, candidate, metric), **{**seed, **options})
             except CamtoolError as error:
                 yield name, error
 
@@ -122,6 +123,3 @@ class Judge:
             drawn = [draw_random_maps(inputs.images, seed=self._seed + draw) for draw in range(_RANDOM_MAPS)]
             return replace(inputs, random_maps=torch.stack(drawn))
         return inputs
-
-    def _add_seed(self, metric: Metric, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"seed": self._seed, **options} if "seed" in metric.options else dict(options)

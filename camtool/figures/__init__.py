@@ -13,7 +13,7 @@ from __future__ import annotations
 from camtool.figures.explanation_figures import classes_grid, comparison, gallery, layers_sweep, methods_grid
 from camtool.figures.feature_map_figures import feature_maps, feature_pages
 from camtool.figures.kernel_figures import kernel_pages, kernels
-from camtool.figures.paper_sizes import WIDTHS, Width
+from camtool.figures.paper_style import WIDTHS, Width
 from camtool.figures.saving import save
 
 __all__ = [

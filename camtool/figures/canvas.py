@@ -18,7 +18,7 @@ from matplotlib.figure import Figure as Figure  # other modules import it from h
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from camtool.figures.number_format import format_number
+from camtool.figures.paper_style import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

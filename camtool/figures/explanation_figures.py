@@ -16,14 +16,15 @@ from camtool.errors import CamtoolError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell, GridRow, draw_grid
-from camtool.figures.number_format import format_number, format_shape
-from camtool.figures.paper_sizes import (
+from camtool.figures.paper_style import (
     SCALES,
     WIDTHS,
     Scale,
     Width,
     balance_columns,
     check_columns,
+    format_number,
+    format_shape,
     to_inches,
 )
 from camtool.inputs.input_preparer import InputPreparer, Source

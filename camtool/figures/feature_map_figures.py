@@ -16,9 +16,8 @@ from camtool.arguments.explain_arguments import get_module, to_list
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.figures.number_format import describe_non_finite, format_shape
 from camtool.figures.panels import DIVERGING, Panel, center_on_zero, draw_panels, find_limits
-from camtool.figures.paper_sizes import SCALES, Scale, Width, to_inches
+from camtool.figures.paper_style import SCALES, Scale, Width, describe_non_finite, format_shape, to_inches
 from camtool.hooks.observation import observe
 from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.modules import find_module
@@ -39,10 +38,7 @@ Order: TypeAlias = Literal["first", "strongest", "class"]
 ORDERS = ("first", "strongest", "class")
 """Values of ``order=``: which channels are drawn."""
 
-CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
+CONVOLUTIONS = (*(nn.Conv1d, nn.Conv2d, nn.Conv3d), *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
 """Modules that ``layers="conv"`` selects."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from camtool.figures.paper_sizes import LINE_HEIGHT, TEXT_SIZE
+from camtool.figures.paper_style import LINE_HEIGHT, TEXT_SIZE
 from camtool.figures.saving import load_canvas
 from camtool.figures.text_fitting import fit_text, fits_in_line
 from camtool.rendering.pixel_checks import Pixels

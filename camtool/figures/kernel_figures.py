@@ -14,7 +14,6 @@ from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import add_article
 from camtool.errors import LayerError
 from camtool.figures.feature_map_figures import CONVOLUTIONS, select_layers
-from camtool.figures.number_format import describe_non_finite, format_number, format_shape
 from camtool.figures.panels import (
     BAR_GAP,
     BAR_WIDTH,
@@ -27,7 +26,17 @@ from camtool.figures.panels import (
     measure_heading,
     measure_scale,
 )
-from camtool.figures.paper_sizes import LINE_HEIGHT, SCALES, TEXT_SIZE, Scale, Width, to_inches
+from camtool.figures.paper_style import (
+    LINE_HEIGHT,
+    SCALES,
+    TEXT_SIZE,
+    Scale,
+    Width,
+    describe_non_finite,
+    format_number,
+    format_shape,
+    to_inches,
+)
 from camtool.figures.saving import load_canvas
 from camtool.hooks.structures.modules import find_module, find_module_name, get_modules_by_name
 from camtool.models import Loaded

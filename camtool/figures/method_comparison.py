@@ -16,7 +16,7 @@ from camtool.errors import CamtoolError, ImageError, MethodError
 from camtool.explaining.explainer import explain
 from camtool.explaining.explanation import Explanation
 from camtool.figures.explanation_figures import describe_differences, draw_without_map
-from camtool.figures.paper_sizes import balance_columns
+from camtool.figures.paper_style import balance_columns
 from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
 

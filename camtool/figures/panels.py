@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.figures.number_format import MINUS, format_number
-from camtool.figures.paper_sizes import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns, check_columns
+from camtool.figures.paper_style import (
+    HEADING_SIZE,
+    LINE_HEIGHT,
+    MINUS,
+    TEXT_SIZE,
+    balance_columns,
+    check_columns,
+    format_number,
+)
 from camtool.figures.saving import load_canvas
 from camtool.figures.text_fitting import fit_text
 

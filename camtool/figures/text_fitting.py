@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from camtool.figures.paper_sizes import TEXT_SIZE
+from camtool.figures.paper_style import TEXT_SIZE
 from camtool.figures.saving import load_canvas
 
 # Factor by which the width shrinks while lines are balanced: small steps find lines of about one length.

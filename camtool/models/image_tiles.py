@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -218,7 +218,8 @@ def _arrange_marked(
     Their text has two tokens before each tile: one that all images share, and a marker of row and column. A line break
     comes after each row of tiles, and the thumbnail at the end.
     """
-    ids, runs = text.ids.tolist(), _split_runs(text.positions)
+    breaks = (text.positions.diff() > 1).nonzero().flatten() + 1  # where other tokens are in between
+    ids, runs = text.ids.tolist(), torch.tensor_split(text.positions, breaks.tolist())
     markers = [ids[int(run[0]) - 1] for run in runs]
     if len(runs) != len(tiles) + 1 or int(runs[0][0]) < 2 or len({*markers}) != len(markers):
         raise UnknownTilesError(f"the text has {len(runs)} runs of tokens, or no markers of rows and columns")
@@ -250,12 +251,6 @@ def _arrange_thumbnail_first(
     """Arrange the crops of Gemma 3 ("pan and scan"), whose text does not tell rows from columns."""
     of_thumbnail, *cells = _split_evenly(text.positions, len(tiles) + 1)
     return _arrange_equal_tiles(tiles, torch.stack(cells), of_thumbnail, _require_arrangement(tiles, thumbnail))
-
-
-def _split_runs(positions: Tensor) -> Sequence[Tensor]:
-    """Split positions where other tokens are in between."""
-    breaks = (positions.diff() > 1).nonzero().flatten() + 1
-    return torch.tensor_split(positions, breaks.tolist())
 
 
 def _split_evenly(positions: Tensor, count: int) -> list[Tensor]:

@@ -66,7 +66,8 @@ class VisionLanguageModel(nn.Module):
         Raises:
             ForwardError: An image came alone, and the model reads a text beside it.
         """
-        if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and self._reads_text_first():
+        reads_text_first = getattr(self.whole, "main_input_name", None) == _TEXT
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and reads_text_first:
             raise ForwardError(
                 "this model reads a text beside the image: use camtool.tokens(model, processor, img, prompt), or give "
                 "what its processor returns."
@@ -82,10 +83,6 @@ class VisionLanguageModel(nn.Module):
             if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
                 inputs[name] = inputs[name].flatten(0, 1)
         return self.whole(*args, **inputs)
-
-    def _reads_text_first(self) -> bool:
-        """Return True if the first argument of the whole model is a text."""
-        return getattr(self.whole, "main_input_name", None) == _TEXT
 
     def join_to_images(self, inputs: Mapping[Any, Any], tiled: TiledImage | None = None) -> dict[Any, Any]:
         """Return the arguments of the model with the pixels as images ``(N, C, H, W)``.

@@ -12,12 +12,7 @@ from torch import nn
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
-from camtool.hooks.structures.modules import (
-    describe_unknown_layer,
-    find_module,
-    find_module_name,
-    get_modules_by_name,
-)
+from camtool.hooks.structures.modules import describe_unknown_layer, find_module, find_module_name, get_modules_by_name
 
 LayerSelector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
 """A dotted name, wildcard, type, module, or function of name and module."""

@@ -35,7 +35,8 @@ def hold_lock(path: Path) -> Iterator[None]:
     descriptor = _acquire(path)
     try:
         os.truncate(descriptor, 0)
-        os.write(descriptor, _describe_holder())
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        os.write(descriptor, holder.encode("utf-8", "replace")[:_MAX_TEXT])
         yield
     finally:
         _release(descriptor, path)
@@ -79,11 +80,6 @@ def _is_file_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _describe_holder() -> bytes:
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-    return text.encode("utf-8", "replace")[:_MAX_TEXT]
 
 
 if sys.platform == "win32":

@@ -110,25 +110,24 @@ class ResultWriter:
             return Failure(job, describe_unjudged(str(job.source)))
         if self._output.only_wrong and correct:
             return Success(job, [], size=size, correct=correct)
-        refusal = self._find_refusal(explanations)
+        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
+        refusals = (kind.describe_refusal(each) for each in explanations for kind in kinds)
+        refusal = next((refusal for refusal in refusals if refusal is not None), None)
         if refusal is not None:
             return Failure(job, f"{job.source}: {refusal}")
         try:
+            names = file_names.make_distinct(
+                [file_names.name_result(job.stem.name, each.method, each.label, each.index) for each in explanations]
+            )
             lines = [
                 self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
-                for name, explanation in zip(_name_results(job, explanations), explanations, strict=True)
+                for name, explanation in zip(names, explanations, strict=True)
             ]
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
         return Success(job, lines, size=size, correct=correct)
-
-    def _find_refusal(self, explanations: Sequence[Explanation]) -> str | None:
-        """Return why a kind of file cannot be written, before any is; ``None`` if all can."""
-        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
-        refusals = (kind.describe_refusal(each) for each in explanations for kind in kinds)
-        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None
@@ -197,11 +196,6 @@ def find_mask(folder: Path, photo: Path, size: tuple[int, int]) -> NDArray[np.bo
     if abs(mask.width * size[0] - mask.height * size[1]) > max(mask.size):
         raise CamtoolError(f"the mask {found[0]} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
     return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST)) > 0
-
-
-def _name_results(job: Job, explanations: Sequence[Explanation]) -> list[str]:
-    names = [file_names.name_result(job.stem.name, each.method, each.label, each.index) for each in explanations]
-    return file_names.make_distinct(names)
 
 
 def _get_size(explanations: Sequence[Explanation]) -> tuple[int, int] | None:

@@ -205,16 +205,11 @@ def _keep_format(format: str) -> str:  # noqa: A002
     return format
 
 
-def _choose_transparent(format: str) -> str:  # noqa: A002
-    # JPEG has no transparency.
-    return "png" if format == "jpg" else format
-
-
 SAVE_KINDS: dict[str, SaveKind] = {
     # The photo with the heatmap over it. It is the main result, so its name has no marker.
     "overlay": SaveKind(_write_overlay, _keep_format, ""),
-    # The heatmap alone, in colors.
-    "heatmap": SaveKind(_write_heatmap, _choose_transparent, ".heatmap"),
+    # The heatmap alone, in colors; JPEG has no transparency.
+    "heatmap": SaveKind(_write_heatmap, lambda asked: "png" if asked == "jpg" else asked, ".heatmap"),
     # The photo multiplied by the heatmap.
     "mask": SaveKind(_write_mask, _keep_format, ".mask"),
     # The method's own values as an array (h, w), on what the model saw of the photo.

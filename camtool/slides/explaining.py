@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import merge_texts
+from camtool.arguments.messages import count_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.hooks.chunks import iterate_chunks
@@ -281,9 +280,5 @@ def _summarize_warnings(rows: Sequence[TileRow], failed: int) -> Iterator[str]:
     """Yield each kind of warning once, with the number of tiles that have it."""
     if failed:
         yield f"{failed:,} of {len(rows) + failed:,} tiles could not be explained; see failures."
-    texts: defaultdict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        for code, text in zip(row.warning_codes, row.warnings, strict=True):
-            texts[code].append(text)
-    for code in sorted(texts, key=lambda code: -len(texts[code])):
-        yield f"{len(texts[code]):,} of {len(rows):,} tiles: {merge_texts(texts[code])}"
+    kinds = (kind for row in rows for kind in zip(row.warning_codes, row.warnings, strict=True))
+    yield from count_texts(kinds, f"{len(rows):,} tiles")

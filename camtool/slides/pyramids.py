@@ -69,10 +69,7 @@ def write_pyramid(path: Path, levels: Sequence[Pixels], mpp: float | None, descr
     except ImportError as error:
         raise ImageError(f"{path} is a TIFF, which needs: pip install 'camtool[slides]'") from error
     size = sum(level.size for level in levels)
-    with (
-        open_atomically(path) as stream,
-        tifffile.TiffWriter(stream, bigtiff=size > _LARGEST_CLASSIC) as file,
-    ):
+    with open_atomically(path) as stream, tifffile.TiffWriter(stream, bigtiff=size > _LARGEST_CLASSIC) as file:
         steps = iterate_chunks(len(levels), 1, Stage("Writing", "level"))
         for (number, level), _ in zip(enumerate(levels), steps, strict=True):
             file.write(

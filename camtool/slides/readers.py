@@ -136,7 +136,11 @@ def read_scaled(reader: SlideReader, scale: float, x: float, y: float, width: in
     Raises:
         ImageError: The region is damaged.
     """
-    index, ratio = _choose_level(reader.levels, scale)
+    # The coarsest level that is at least as fine as the scale. Scales are quotients of floats, e.g. of micrometers per
+    # pixel.
+    index = max(i for i, level in enumerate(reader.levels) if level.downsample <= scale * (1 + 1e-6) or i == 0)
+    ratio = scale / reader.levels[index].downsample  # pixels of the level along a pixel of the result
+    ratio = 1.0 if math.isclose(ratio, 1, rel_tol=1e-6) else ratio
     if ratio == 1 and float(x).is_integer() and float(y).is_integer():
         return reader.read(index, int(x), int(y), width, height)
     if max(width, height) > 1 and width * height * ratio**2 > _MOST_PIXELS:
@@ -147,14 +151,6 @@ def read_scaled(reader: SlideReader, scale: float, x: float, y: float, width: in
     box = (left - first, top - above, right - first, bottom - above)
     # Of PIL's filters that average, this one moves nothing by a part of a pixel.
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR, box))
-
-
-def _choose_level(levels: Sequence[Level], scale: float) -> tuple[int, float]:
-    """Return the coarsest level that is at least as fine as the scale, and its pixels along a pixel of the result."""
-    # Scales are quotients of floats, e.g. of micrometers per pixel.
-    index = max(i for i, level in enumerate(levels) if level.downsample <= scale * (1 + 1e-6) or i == 0)
-    ratio = scale / levels[index].downsample
-    return index, 1.0 if math.isclose(ratio, 1, rel_tol=1e-6) else ratio
 
 
 def _read_halves(reader: SlideReader, scale: float, x: float, y: float, width: int, height: int) -> Pixels:

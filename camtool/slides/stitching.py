@@ -41,7 +41,9 @@ class Stitcher:
     def __init__(self, grid: TileGrid) -> None:
         self._grid = grid
         height, width = grid.heatmap_size
-        self._window = compute_window(grid)
+        top, left, bottom, right = grid.seen
+        # The weight of each pixel of a tile's heatmap, (side / cell, side / cell); 0 where it was not seen.
+        self._window = np.outer(_compute_ramp(grid, top, bottom), _compute_ramp(grid, left, right)).astype(np.float32)
         self._rows = len(self._window)
         self._values: Map = np.zeros((self._rows, width), np.float32)
         self._weights: Map = np.zeros((self._rows, width), np.float32)
@@ -97,12 +99,6 @@ class Stitcher:
         if inside.any():
             low, high = self._limits
             self._limits = min(low, means[inside].min()), max(high, means[inside].max())
-
-
-def compute_window(grid: TileGrid) -> Map:
-    """Return the weight of each pixel of a tile's heatmap, ``(side / cell, side / cell)``; 0 where it was not seen."""
-    top, left, bottom, right = grid.seen
-    return np.outer(_compute_ramp(grid, top, bottom), _compute_ramp(grid, left, right)).astype(np.float32)
 
 
 def _compute_ramp(grid: TileGrid, start: float, stop: float) -> NDArray[np.float64]:

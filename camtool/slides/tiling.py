@@ -137,7 +137,10 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
     if level is not None and mpp is not None:
         raise CamtoolError("level and mpp both choose the resolution; give one of them.")
     if mpp is None:
-        return reader.levels[_check_level(0 if level is None else level, len(reader.levels))].downsample
+        level, count = level or 0, len(reader.levels)
+        if not -count <= level < count:
+            raise CamtoolError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
+        return reader.levels[level].downsample
     if reader.mpp is None:
         raise ImageError(
             f"mpp={mpp:g}: {reader.path} does not say how large its pixels are; choose a resolution with level=."
@@ -148,12 +151,6 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
     nearest = min(reader.levels, key=lambda each: abs(math.log(each.downsample / scale)))
     # Scanners write 0.2508 for 0.25; a resampling by so little would only blur.
     return nearest.downsample if abs(nearest.downsample / scale - 1) < 0.02 else scale
-
-
-def _check_level(level: int, count: int) -> int:
-    if not -count <= level < count:
-        raise CamtoolError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
-    return level
 
 
 def find_seen_part(geometry: Geometry) -> tuple[float, float, float, float]:

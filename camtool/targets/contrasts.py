@@ -59,7 +59,11 @@ class Contrast(Target):
         if not self.rivals:
             raise TargetError("Contrast's against is empty; pass one or more classes to compare with.")
         if self.shares is not None:
-            _check_shares(self.shares, len(self.rivals))
+            shares, rivals = self.shares, len(self.rivals)
+            if not (len(shares) == rivals and min(shares) >= 0 and 0 < sum(shares) < inf):
+                raise TargetError(
+                    f"Contrast's shares {shares} do not fit its {rivals} rivals; pass a positive number each."
+                )
 
     def __call__(self, output: Any) -> Tensor:
         scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])  # (rivals, N)
@@ -79,12 +83,6 @@ class Contrast(Target):
     def rivals(self) -> tuple[int, ...]:
         """The other classes."""
         return tuple(self.against) if isinstance(self.against, (tuple, list)) else (self.against,)
-
-
-def _check_shares(shares: tuple[float, ...], rivals: int) -> None:
-    """Check that there is one finite share per rival, none of them negative and not all zero."""
-    if not (len(shares) == rivals and min(shares) >= 0 and 0 < sum(shares) < inf):
-        raise TargetError(f"Contrast's shares {shares} do not fit its {rivals} rivals; pass a positive number each.")
 
 
 @dataclass(frozen=True)

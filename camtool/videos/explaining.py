@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from os import PathLike
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import merge_texts
+from camtool.arguments.messages import count_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.geometry.cell_centers import CellCenters
@@ -310,12 +310,8 @@ def _summarize_warnings(rows: Sequence[FrameRow]) -> Iterator[str]:
             f"The explained class changes {changes:,} times, so the heat of different classes is on one scale; name a "
             "class to see where it is in every frame."
         )
-    texts: defaultdict[str, list[str]] = defaultdict(list)
-    for row in explained:
-        for code, text in zip(row.warning_codes, row.warnings, strict=True):
-            texts[code].append(text)
-    for code in sorted(texts, key=lambda code: -len(texts[code])):
-        yield f"{len(texts[code]):,} of {len(explained):,} frames: {merge_texts(texts[code])}"
+    kinds = (kind for row in explained for kind in zip(row.warning_codes, row.warnings, strict=True))
+    yield from count_texts(kinds, f"{len(explained):,} frames")
 
 
 def choose_window(model: nn.Module, window: int | None) -> int | None:

@@ -28,7 +28,7 @@ from camtool.app.saving import FILE_KINDS, ModelCode
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import Request, Workbench, choose_layers, list_methods
-from camtool.demo.bundled import load_bundled_model
+from camtool.demo.camnet import load_bundled_model
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded
 from tests.helpers.photos import save, unseen

@@ -16,7 +16,7 @@ from PIL import Image
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'camtool[test]'")
 
 import camtool
-from camtool.demo.bundled import WEIGHTS, load_honest_model
+from camtool.demo.camnet import WEIGHTS, load_honest_model
 from camtool.demo.captioner import (
     BACKGROUND,
     GRID,

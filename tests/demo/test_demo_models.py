@@ -15,8 +15,15 @@ from PIL import Image
 from setuptools import find_packages
 
 import camtool
-from camtool.demo.bundled import BUNDLED, CHEATED_CLASS, WEIGHTS, load_bundled_model
-from camtool.demo.camnet import build_camnet, build_transform, prepare_images
+from camtool.demo.camnet import (
+    BUNDLED,
+    CHEATED_CLASS,
+    WEIGHTS,
+    build_camnet,
+    build_transform,
+    load_bundled_model,
+    prepare_images,
+)
 from camtool.demo.scenes import draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.demo.tour import draw_cheat_scenes

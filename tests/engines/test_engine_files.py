@@ -15,7 +15,7 @@ from torch import nn
 
 import camtool
 from camtool.engines import observers
-from camtool.engines.files import _delete_oldest, compute_key, find_folder, make_once
+from camtool.engines.graph_files import _delete_oldest, compute_key, find_folder, make_once
 from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import assert_agree, build, explain_twice
 
@@ -134,7 +134,7 @@ def test_a_folder_that_its_process_has_not_locked_yet_is_not_locked_by_others(
 
 
 def test_the_oldest_files_are_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("camtool.engines.files._LIMIT", 250)
+    monkeypatch.setattr("camtool.engines.graph_files._LIMIT", 250)
     for age, name in enumerate(("new", "middle", "old", "unfinished-x")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(bytes(100))

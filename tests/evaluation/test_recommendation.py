@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 import camtool
-from camtool.demo.bundled import load_cheating_model, load_honest_model
+from camtool.demo.camnet import load_cheating_model, load_honest_model
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError, MetricError
 from camtool.evaluation import recommendation, trials

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camtool import figures
 from camtool.errors import LayerError
-from camtool.figures.number_format import MINUS
+from camtool.figures.paper_style import MINUS
 from tests.figures.drawing_helpers import TIMES, find_texts, get_arrays, get_color_bars, get_images, get_titles, to_png
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -17,8 +17,7 @@ import camtool
 from benchmarks.photos import read_photos
 from benchmarks.placement import correlate_cells, measure_drops, measure_pointing
 from benchmarks.rivals import read_confident_photos
-from camtool.demo.bundled import load_honest_model
-from camtool.demo.camnet import prepare_images
+from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions

@@ -13,7 +13,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import camtool
 from camtool import Loaded, ModelError, Recorder
-from camtool.demo.bundled import load_honest_model
+from camtool.demo.camnet import load_honest_model
 from camtool.hooks import observation, tracing
 from camtool.models import build_default_transform, to_loaded
 from camtool.recorder import select, zero

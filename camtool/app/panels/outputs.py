@@ -78,7 +78,8 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
         # A single score becomes those of two classes.
         return ModelOutput(compute_class_scores(scores, link), forward_pass.classify().probabilities, labels)
 
-    output: ModelOutput = _ask_evidence(loaded, list(images), [_return_nothing] * len(images), read)
+    # There is no target, so the score depends on nothing.
+    output: ModelOutput = _ask_evidence(loaded, list(images), [lambda _: torch.zeros(())] * len(images), read)
     return output
 
 
@@ -125,8 +126,3 @@ def check_point(image: Image.Image, x: float, y: float) -> None:
         raise camtool.TargetError(
             f"the point ({x:g}, {y:g}) is outside of the photo of {width} x {height} pixels; click on the photo."
         )
-
-
-def _return_nothing(output: Any) -> Tensor:
-    """Return a score that depends on nothing, for a forward pass without a target."""
-    return torch.zeros(())

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
-from torch import Tensor
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
@@ -160,13 +159,9 @@ def _fill(photo: Image.Image, painted: NDArray[np.bool_], fill: str) -> Image.Im
     # A pixel of the small photo that is painted in part holds what was painted over, so it is replaced as well.
     removed = torch.from_numpy(np.asarray(mask) > 0)[None]
     filled = start_removal(pixels, fill)(torch.tensor([0]), removed)[0]
-    large = _to_image(filled).resize(photo.size, Image.Resampling.BILINEAR)
+    small = Image.fromarray((filled * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
+    large = small.resize(photo.size, Image.Resampling.BILINEAR)
     return Image.fromarray(np.where(painted[..., None], np.asarray(large), np.asarray(photo)))
-
-
-def _to_image(pixels: Tensor) -> Image.Image:
-    """Return values ``(3, H, W)`` in [0, 1] as an image."""
-    return Image.fromarray((pixels * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
 
 
 def _read_change(output: ModelOutput, index: int) -> ClassChange:

@@ -71,7 +71,10 @@ def iterate_curves(
     known: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CURVES}
     jobs = [(each, name) for each in maps for name in CURVES]
     for number, (each, name) in enumerate(jobs):
-        for points in _iterate_metric(name, score, images, each, steps):
+        removal, insert = METRICS[name].options["removal"], CURVES[name]
+        for points in iterate_curve(
+            score, images, each, steps=steps, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
+        ):
             if not known[name]:  # the map itself, not a random one
                 shown[name] = _draw_so_far(name, *points)
             progress = (number + points[1].shape[1] / (steps + 1)) / len(jobs)
@@ -89,14 +92,6 @@ def _prepare_maps(
     size = (images.shape[2], images.shape[3])
     heat = prepared.geometry.to_input_mask(torch.from_numpy(explanation.heatmap), size)[None]
     return images, [heat.to(images.device), *(draw_random_maps(images, seed=seed) for seed in range(random_maps))]
-
-
-def _iterate_metric(
-    name: str, score: Score, images: Tensor, maps: Tensor, steps: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the growing curve of a metric with the metric's own removal."""
-    removal = METRICS[name].options["removal"]
-    return iterate_curve(score, images, maps, steps=steps, removal=removal, insert=CURVES[name], chunk=_POINTS_AT_ONCE)
 
 
 def _build_score(loaded: Loaded, image: Image.Image, target: Any, images: Tensor) -> tuple[Score, str]:

@@ -56,7 +56,9 @@ class RunProgress:
         """Note that the model is done with a batch; :func:`camtool.runs.executor.run_jobs` calls this."""
         self._seconds.update((job.source, seconds / len(jobs)) for job in jobs)
         self._estimate.add_batch(len(jobs))
-        self._tell_estimate()
+        # How long the run will take is told once it is known, if that is long.
+        if (self._bar is not None or self._is_plain) and (told := self._take_estimate()):
+            terminal.print_notice(told)
 
     def advance(self, job: Job) -> float | None:
         """Note that a photo is done; return the seconds of the model, or None if an earlier run explained it."""
@@ -91,11 +93,6 @@ class RunProgress:
             terminal.err.print(text, soft_wrap=True)
         else:
             terminal.print_line(text)
-
-    def _tell_estimate(self) -> None:
-        """Print how long the run will take, once it is known, if that is long."""
-        if (self._bar is not None or self._is_plain) and (told := self._take_estimate()):
-            terminal.print_notice(told)
 
     def _take_estimate(self) -> str:
         """Return the estimate if there is a new one. At most two are told: a lower limit, then the estimate."""

@@ -183,7 +183,8 @@ class RunReport:
             self._recorded += outcome.is_recorded
             self._without_lines += not outcome.lines
             lines = [build_success_line(outcome, place, seconds)]
-            lines += build_warning_lines(outcome.lines)
+            warnings = dict.fromkeys(warning for line in outcome.lines for warning in line.warnings)
+            lines += [f"  [yellow]{escape(warning)}[/]" for warning in warnings]
         else:
             self._failed.append(outcome)
             lines = [build_failure_line(outcome, place)]
@@ -338,12 +339,6 @@ def build_failure_line(failure: Failure, place: str) -> str:
     """Return the line of a photo that could not be explained, as rich markup."""
     reason = failure.reason.removeprefix(f"{failure.job.source}: ")
     return _fit(place, str(failure.job.source), f"[red]failed:[/] {escape(reason)}")
-
-
-def build_warning_lines(lines: Sequence[ManifestLine]) -> list[str]:
-    """Return the warnings of a photo's explanations as rich markup, each once."""
-    warnings = dict.fromkeys(warning for line in lines for warning in line.warnings)
-    return [f"  [yellow]{escape(warning)}[/]" for warning in warnings]
 
 
 def _describe_target(line: ManifestLine) -> str:

@@ -142,7 +142,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         CamtoolError: Something is.
     """
     from camtool.runs import job_list
-    from camtool.runs.run_folder import description, replaced_run
+    from camtool.runs.run_folder import cleaning, description
 
     output, paths = _read_output(context, options, local), options.photos.paths
     photo_options.check_no_model_names(paths)
@@ -152,7 +152,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
     command = {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT}
     if local is not None:
         photo_options.check_no_other_command(paths)
-        if not options.output.overwrite and not replaced_run.is_interrupted(output.folder):
+        if not options.output.overwrite and not cleaning.is_interrupted(output.folder):
             description.check_unchanged(output.folder, description.describe_command(command))
     settings: dict[str, Any] = {
         "layer": options.map.layer,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.figures.number_format import format_number
-from camtool.figures.paper_sizes import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns
+from camtool.figures.paper_style import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE, balance_columns, format_number
 from camtool.figures.saving import load_canvas
 from camtool.trust.metrics import METRICS
 

@@ -54,7 +54,7 @@ def fullgrad(evidence: Evidence) -> Tensor:
     from_pixels, from_biases = _compute_placed_terms(evidence)
     total = scale_min_max(from_pixels.abs()).sum(1)
     for term, centers in from_biases:
-        if _has_positions(term, from_pixels):
+        if term.ndim == from_pixels.ndim and term[0, 0].numel() > 1:  # it has positions
             total += resample(scale_min_max(term.abs()).sum(1), centers, total.shape[1:], None).to(total)
     return total
 
@@ -217,8 +217,3 @@ def _compute_bias(func: Any, output: Tensor, input: Tensor, *args: Any, **kwargs
     is_batched = input.ndim >= _INPUT_AXES.get(func, 2)
     bias: Tensor = func(torch.zeros_like(input[:1] if is_batched else input), *args, **kwargs)
     return bias
-
-
-def _has_positions(term: Tensor, inputs: Tensor) -> bool:
-    """Return True for a term on a grid of the same rank as the input's and with more than one position."""
-    return term.ndim == inputs.ndim and term[0, 0].numel() > 1

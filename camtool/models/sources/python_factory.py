@@ -54,8 +54,8 @@ class BundledSource(FactorySource):
     usage = "'demo'"
 
     _FACTORIES: ClassVar = {
-        "demo": "camtool.demo.bundled:load_honest_model",
-        "demo-cheat": "camtool.demo.bundled:load_cheating_model",
+        "demo": "camtool.demo.camnet:load_honest_model",
+        "demo-cheat": "camtool.demo.camnet:load_cheating_model",
     }
 
     def list_names(self) -> Sequence[str]:

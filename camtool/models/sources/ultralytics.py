@@ -140,8 +140,10 @@ class UltralyticsSource(Source):
         kind = type(model).__name__
         if kind == "ClassificationModel":
             return build_resize(size, crop=True)
-        # RT-DETR sees photos stretched to a square.
-        return build_resize((size, size)) if kind.startswith("RTDETR") else Letterbox(size, _read_stride(model))
+        if kind.startswith("RTDETR"):
+            return build_resize((size, size))  # it sees photos stretched to a square
+        strides: Any = model.stride
+        return Letterbox(size, max(32, int(max(strides))))  # at least 32, as Ultralytics does
 
     def find_labels(self, model: nn.Module) -> Sequence[str] | None:
         """Return the names of the classes; models without training have numbers instead."""
@@ -210,8 +212,3 @@ def _read_size(model: Any) -> int:
     settings = getattr(model, "args", None) or {}
     size = settings.get("imgsz") if isinstance(settings, Mapping) else getattr(settings, "imgsz", None)
     return int(max(size) if isinstance(size, (list, tuple)) else size or 640)
-
-
-def _read_stride(model: Any) -> int:
-    """Return the largest stride, at least 32, as Ultralytics does."""
-    return max(32, int(max(model.stride)))

@@ -104,10 +104,7 @@ class ClusterRun:
                     address=self.address,
                     pictures=self.pictures,
                     only_wrong=self.only_wrong,
-                    expected={
-                        "versions": description["versions"],
-                        "weights": description["model"]["weights_sha256"],
-                    },
+                    expected={"versions": description["versions"], "weights": description["model"]["weights_sha256"]},
                 )
             finally:
                 self.folder.remove_traces()

@@ -73,6 +73,7 @@ class ExplainBatch:
         import torch
 
         from camtool.explaining.explainer import Explainer
+        from camtool.targets import Top
 
         check_count("batch_size", batch_size)
         check_count("threads", threads, optional=True)
@@ -97,7 +98,7 @@ class ExplainBatch:
         self.loaded = _load_model(model, weights, labels, device, preprocessing)
         # Lists of methods and targets give nested lists, whose leaves are the explanations.
         self._explainer = Explainer(self.loaded, to_list(method), batch_size=batch_size, **settings)
-        self._target = _to_targets(target)
+        self._target = [Top(1)] if target is None else to_list(target)
         self._batch_size, self._readers, self._max_side = batch_size, readers, max_side
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,12 +180,6 @@ def _load_model(
     loaded = made if isinstance(made, Loaded) else Loaded(made)
     loaded.model.to(device).eval()
     return stated.complete(loaded if labels is None else replace(loaded, labels=labels))
-
-
-def _to_targets(target: Any) -> list[Any]:
-    from camtool.targets import Top
-
-    return [Top(1)] if target is None else to_list(target)
 
 
 def _list_photos(batch: Mapping[str, Any]) -> list[Photo]:

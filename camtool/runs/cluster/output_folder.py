@@ -173,7 +173,8 @@ class OutputFolder:
         Raises:
             CamtoolError: The folder holds a run without a cluster, or a ``run.json`` that camtool did not write.
         """
-        if self._holds_local_run():
+        found = self.read_description()
+        if found is not None and not is_cluster_run(found):
             raise CamtoolError(
                 f"out {self.name!r} holds a run of camtool run, which only that command removes; give another "
                 "folder with --out."
@@ -187,10 +188,6 @@ class OutputFolder:
         # The last, so that a removal that is interrupted can be repeated.
         if DESCRIPTION in self.list_files():
             self.filesystem.delete_file(f"{self.path}/{DESCRIPTION}")
-
-    def _holds_local_run(self) -> bool:
-        found = self.read_description()
-        return found is not None and not is_cluster_run(found)
 
     def _list_folders(self, name: str) -> list[str]:
         """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""

@@ -42,7 +42,9 @@ def render_page(
         run: What made the results, as in ``run.json``.
         notices: Sentences about what the page leaves out.
     """
-    script = _join_scripts()
+    # The parts of the script are in one function, so that their names stay inside.
+    parts = "\n".join(_read_file(name) for name in _SCRIPTS)
+    script = f"(() => {{\n'use strict';\n{parts}}})();\n"
     style = _read_file("report.css") + _color_legend(run)
     return (
         _get_environment()
@@ -115,12 +117,6 @@ def _get_environment() -> Environment:
     )
     environment.filters.update(count=format_count, percent=format_percent)
     return environment
-
-
-def _join_scripts() -> str:
-    """Return the parts of the script in one function, so that their names stay inside."""
-    parts = "\n".join(_read_file(name) for name in _SCRIPTS)
-    return f"(() => {{\n'use strict';\n{parts}}})();\n"
 
 
 def _read_file(name: str) -> str:

@@ -100,7 +100,7 @@ def build_payload(contents: ReportContents, pictures: Sequence[RowPictures], sum
     rows = contents.rows
     columns = list_columns(rows)
     return {
-        "columns": [_describe(column) for column in columns],
+        "columns": [{name: value for name, value in asdict(column).items() if name != "read"} for column in columns],
         "values": {column.key: _encode_column(column, rows) for column in columns},
         "ids": _identify(rows),
         "groups": _encode_texts([row.image for row in rows])["codes"],
@@ -111,10 +111,6 @@ def build_payload(contents: ReportContents, pictures: Sequence[RowPictures], sum
             for failure in contents.failures
         ],
     }
-
-
-def _describe(column: Column) -> dict[str, Any]:
-    return {name: value for name, value in asdict(column).items() if name != "read"}
 
 
 def _encode_column(column: Column, rows: Sequence[ReportRow]) -> Any:

@@ -72,7 +72,8 @@ def write_report(
     target = source.parent if source.is_file() else source
     page = target / PAGE
     contents = _read_contents(source, max_rows)
-    _check_page(page)
+    if page.is_symlink() or (page.exists() and not _is_report(page)):
+        raise CamtoolError(f"{str(page)!r} exists and is not a report; move it, and run camtool report.")
     directory = contents.run.get("directory")
     settings = PictureSettings(
         target, Path(directory) if isinstance(directory, str) else None, photos, copy_photos, is_quick
@@ -92,7 +93,8 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         CamtoolError: There is neither.
     """
     if not source.exists():
-        near = suggest_names(source.name, [each.name for each in _list_folders(source.parent)])
+        folders = [each.name for each in source.parent.iterdir() if each.is_dir()] if source.parent.is_dir() else []
+        near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
     if any((source / name).is_file() for name in (EXPLANATIONS, FAILURES)):
         return read_run_folder(source, max_rows=max_rows)
@@ -102,20 +104,6 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
     raise CamtoolError(
         f"run {str(source)!r} holds neither {EXPLANATIONS} nor Parquet files; give the output folder of camtool run."
     )
-
-
-def _list_folders(parent: Path) -> list[Path]:
-    return [each for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
-
-
-def _check_page(page: Path) -> None:
-    """Check that the page may be written: there is none, or it is a report.
-
-    Raises:
-        CamtoolError: It may not.
-    """
-    if page.is_symlink() or (page.exists() and not _is_report(page)):
-        raise CamtoolError(f"{str(page)!r} exists and is not a report; move it, and run camtool report.")
 
 
 def _is_report(page: Path) -> bool:

@@ -78,7 +78,8 @@ def describe_run(
     found = [find_method(name) for name in methods]
     by_method = {each.name: each.options | each.select_options(options) for each in found}
     engine = str(to_plain(command.get("engine", "eager")))
-    device = _find_device(loaded)
+    weight = next(loaded.model.parameters(), None)
+    device = "cpu" if weight is None else str(weight.device)
     return {
         _VERSION: __version__,
         **describe_command(command),
@@ -154,11 +155,6 @@ def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _find_device(loaded: Loaded) -> str:
-    weight = next(loaded.model.parameters(), None)
-    return "cpu" if weight is None else str(weight.device)
 
 
 def _describe_machine(device: str) -> dict[str, Any]:

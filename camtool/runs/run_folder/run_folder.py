@@ -23,6 +23,7 @@ from camtool.runs.run_folder.cleaning import (
     remove_results,
     remove_run,
     remove_temporary_files,
+    replace_old_run,
 )
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
@@ -42,7 +43,6 @@ from camtool.runs.run_folder.photo_records import (
     read_records,
 )
 from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
-from camtool.runs.run_folder.replaced_run import replace_old_run
 from camtool.runs.text_escapes import to_json
 
 _LOCK = f".{MANIFEST}.lock"
@@ -188,10 +188,7 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
         with suppress(FileNotFoundError):
             open_regular(folder / name).close()
     try:
-        with (
-            hold_lock(folder / _LOCK),
-            replace_old_run(folder, is_asked=start.overwrite) as discard_old_run,
-        ):
+        with hold_lock(folder / _LOCK), replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
             opened = _open(folder, jobs, batch_size, start, discard_old_run)
             try:
                 yield opened
@@ -199,7 +196,8 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
                 opened.close()
                 _publish(folder)
                 # A request that cannot be served at all must not keep the user from correcting it.
-                _forget_empty_run(folder)
+                if not any(record.is_done for record in read_records(folder / PHOTOS)):
+                    remove_run(folder)
                 raise
             except BaseException:
                 opened.close()
@@ -337,9 +335,3 @@ def _holds_lines(path: Path, lines: Iterable[bytes]) -> bool:
         return path.exists() and all(ours == theirs for ours, theirs in zip_longest(lines, iterate_lines(path)))
     except CamtoolError:  # a line is too long
         return False
-
-
-def _forget_empty_run(folder: Path) -> None:
-    """Remove the lists of a run in which no photo is done."""
-    if not any(record.is_done for record in read_records(folder / PHOTOS)):
-        remove_run(folder)

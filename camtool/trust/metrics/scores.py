@@ -113,7 +113,8 @@ def score_variants(
         chunk: The number of variants that run at once; by default as many as fit into the memory budget.
     """
     check_count("chunk", chunk, optional=True, error=MetricError)
-    size = chunk or getattr(score, "chunk_size", None) or _estimate_chunk_size(images)
+    size = chunk or getattr(score, "chunk_size", None)
+    size = size or compute_chunk_size(math.ceil(images[0].numel() * _ASSUMED_GROWTH), images)
     parts = []
     for part in iterate_chunks(len(images) * per_image, size):
         variants = torch.arange(part.start, part.stop, device=images.device)
@@ -171,7 +172,3 @@ def check_maps(
     if lowest < least or highest > most:
         raise MetricError(f"{name} must be in [{least:g}, {most:g}] for this metric; they are in "
                           f"[{lowest:g}, {highest:g}]. Scale them, e.g. with camtool.maps.scale_min_max.")  # fmt: skip
-
-
-def _estimate_chunk_size(images: Tensor) -> int:
-    return compute_chunk_size(math.ceil(images[0].numel() * _ASSUMED_GROWTH), images)

@@ -15,7 +15,7 @@ from torch import nn
 from torchvision import transforms
 
 import camtool
-from camtool.demo.bundled import load_honest_model
+from camtool.demo.camnet import load_honest_model
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError, TargetError
 from camtool.evaluation.leaderboard.evaluation import Evaluation, EvaluationRow

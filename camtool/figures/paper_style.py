@@ -1,11 +1,18 @@
-"""Sizes of figures in papers: widths of columns, heights of text; and checks of arguments that all figures share."""
+"""How papers print: widths of columns, heights of text, numbers; and checks of arguments that all figures share."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 SCALES = ("each", "shared")
 """Values of ``scale=``: each map has its own color scale, or all share one."""
@@ -27,6 +34,8 @@ LINE_HEIGHT = 1.25 * TEXT_SIZE / 72
 
 # Below half an inch no text fits. A width above 100 inches is probably meant in another unit.
 _MIN_INCHES, _MAX_INCHES = 0.5, 100.0
+
+MINUS, _TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 
 def to_inches(width: Width) -> float:
@@ -62,3 +71,27 @@ def balance_columns(count: int, most: int) -> int:
     """Return the number of columns for the fewest rows of at most ``most`` items, all rows about equally full."""
     rows = -(-count // most)
     return -(-count // rows)
+
+
+def format_number(number: float) -> str:
+    """Return a number with two significant digits and a true minus sign.
+
+    >>> format_number(0.1234), format_number(-56.0).isascii(), format_number(1234567.0)
+    ('0.12', False, '1.2e6')
+    """
+    return f"{number:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", MINUS)
+
+
+def format_shape(shape: Iterable[int], *, between: str = " ") -> str:
+    """Return the sides of a shape with multiplication signs between them."""
+    return f"{between}{_TIMES}{between}".join(map(str, shape))
+
+
+def describe_non_finite(values: NDArray[Any]) -> str:
+    """Return a note on the number of NaN and infinite values, which are drawn white; empty if there are none.
+
+    >>> describe_non_finite(np.array([1, np.nan, np.inf])), describe_non_finite(np.zeros(3))
+    (', 2 not finite: white', '')
+    """
+    count = int(np.count_nonzero(~np.isfinite(values)))
+    return f", {count:,} not finite: white" if count else ""
