@@ -34,8 +34,8 @@ def serve_app(
         list[Path] | None,
         typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
     ] = None,
-    device: model_options.Device = model_options.Device.auto,
-    engine: model_options.EngineOption = model_options.Engine.eager,
+    device: model_options.Device = "auto",
+    engine: model_options.EngineOption = "eager",
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
@@ -65,15 +65,13 @@ def serve_app(
         ),
     ] = None,
     auth_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.", rich_help_panel=_SAFETY),
+        Path | None, typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.", rich_help_panel=_SAFETY)
     ] = None,
     max_pixels: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most pixels of an image.", rich_help_panel=_SAFETY)
     ] = 40_000_000,
     max_upload: Annotated[
-        float,
-        typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.", rich_help_panel=_SAFETY),
+        float, typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.", rich_help_panel=_SAFETY)
     ] = 50,
     max_disk: Annotated[
         float,
@@ -110,8 +108,8 @@ def serve_app(
             max_upload=max_upload,
             max_disk=max_disk,
             max_memory=max_memory,
-            engine=engine.value,
-            device=model_options.choose_device(device.value),
+            engine=engine,
+            device=model_options.choose_device(device),
         )
         exposure = describe_exposure(settings.host, settings.auth)
         server = AppServer(settings)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,22 +15,6 @@ from camtool.cli.options import map_options, model_options, photo_options, prepr
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.activity import show_activity
-
-
-class FigureFormat(str, Enum):
-    """File format of figures."""
-
-    png = "png"
-    pdf = "pdf"
-    svg = "svg"
-
-
-class Scale(str, Enum):
-    """Color scale of panels that stand together: one for each, or one for all."""
-
-    each = "each"
-    shared = "shared"
-
 
 LAYERS = typer.Option(
     "--layer",
@@ -46,29 +29,23 @@ LAYERS = typer.Option(
 class FigureOptions:
     """Options of the figures that a command draws."""
 
-    scale: Annotated[Scale, typer.Option(help="Color scale: shared by all panels, or each its own.")] = Scale.shared
+    scale: Annotated[
+        Literal["each", "shared"], typer.Option(help="Color scale: shared by all panels, or each its own.")
+    ] = "shared"
     width: Annotated[
         str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
     ] = "double"
     out: Out = Path("figures")
-    format: Annotated[FigureFormat, typer.Option(help="File format of the figures.")] = FigureFormat.png
+    format: Annotated[Literal["png", "pdf", "svg"], typer.Option(help="File format of the figures.")] = "png"
 
     def get_style(self) -> dict[str, Any]:
         """Return the scale and the width, as functions of :mod:`camtool.figures` take them."""
-        return {"scale": self.scale.value, "width": parse_width(self.width)}
+        return {"scale": self.scale, "width": parse_width(self.width)}
 
 
 def parse_width(text: str) -> float | str:
     """Return the inches of a number, or else the name of a width."""
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
-
-
-class Order(str, Enum):
-    """Choice of the maps that are drawn."""
-
-    first = "first"
-    strongest = "strongest"
-    of_class = "class"
 
 
 @takes_options
@@ -81,8 +58,9 @@ def draw_features(
     layer: Annotated[list[str], LAYERS] = ["conv"],  # noqa: B006
     maps: Annotated[int, typer.Option(metavar="N", min=1, help="Most maps drawn of a layer.")] = 16,
     order: Annotated[
-        Order, typer.Option(help="Which maps: the first, the strongest, or those that matter for the class.")
-    ] = Order.first,
+        Literal["first", "strongest", "class"],
+        typer.Option(help="Which maps: the first, the strongest, or those that matter for the class."),
+    ] = "first",
     target: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
     ] = None,
@@ -97,14 +75,14 @@ def draw_features(
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     photo_options.check_no_model_names([image])
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    names, out, suffix = map_options.split_names(layer), drawing.out, drawing.format.value
+    names, out, suffix = map_options.split_names(layer), drawing.out, drawing.format
     style = drawing.get_style() | {"target_class": None if target is None else map_options.parse_targets([target])[0]}
     with show_activity("Drawing", is_quiet=printed.hides_progress):
         if one_page:
-            figure = figures.feature_maps(loaded, image, names, maps, order.value, **style)
+            figure = figures.feature_maps(loaded, image, names, maps, order, **style)
             drawn = [save_figure(figure, out, f"features.{suffix}")]
         else:
-            pages = figures.feature_pages(loaded, image, names, maps, order.value, **style)
+            pages = figures.feature_pages(loaded, image, names, maps, order, **style)
             drawn = [
                 save_figure(figure, out, f"{number:03}-{build_file_name(name)}.{suffix}")
                 for number, (name, figure) in enumerate(pages, 1)
@@ -157,7 +135,7 @@ def draw_kernels(
 
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     loaded = loading.load(is_quiet=printed.hides_progress)
-    style, out, suffix = drawing.get_style() | {"filters": filters, "inputs": inputs}, drawing.out, drawing.format.value
+    style, out, suffix = drawing.get_style() | {"filters": filters, "inputs": inputs}, drawing.out, drawing.format
     if layer:
         pages = figures.kernel_pages(loaded, map_options.split_names(layer), **style)
         drawn = [save_figure(figure, out, f"kernels-{build_file_name(name)}.{suffix}") for name, figure in pages]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -15,13 +14,7 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import (
-    DrawingOptions,
-    Out,
-    PrintOptions,
-    check_output_folder,
-    choose_colormap,
-)
+from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions, check_output_folder, choose_colormap
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
@@ -92,12 +85,8 @@ def _print_result(result: FileResult, seconds: float) -> None:
         print_line(f"[yellow]{escape(warning)}[/]")
 
 
-class Background(str, Enum):
-    """Rule by which tiles of background are skipped."""
-
-    bright = "bright"
-    dark = "dark"
-    none = "none"
+Background: TypeAlias = Literal["bright", "dark", "none"]
+"""Rule by which tiles of background are skipped."""
 
 
 @takes_options
@@ -126,12 +115,12 @@ def explain_slides(
     ] = 0.25,
     background: Annotated[
         Background, typer.Option(help="Tiles to skip: bright glass, the dark of fluorescence, or none.")
-    ] = Background.bright,
+    ] = "bright",
     min_tissue: Annotated[
         float, typer.Option(metavar="X", min=0, max=1, help="Smallest share of tissue in a tile.")
     ] = 0.05,
     batch_size: model_options.BatchSize = 32,
-    engine: model_options.EngineOption = model_options.Engine.eager,
+    engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
     drawing: DrawingOptions,
     printed: PrintOptions,
@@ -143,7 +132,7 @@ def explain_slides(
     check_output_folder(out)
     settings: dict[str, Any] = {
         "layer": map_.layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
-        "batch_size": batch_size, "background": background.value, "engine": engine.value,
+        "batch_size": batch_size, "background": background, "engine": engine,
     }  # fmt: skip
     settings |= map_options.parse_method_options(map_.option, tuple(settings))
     loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
@@ -190,7 +179,7 @@ def explain_videos(
         ),
     ] = None,
     batch_size: model_options.BatchSize = 8,
-    engine: model_options.EngineOption = model_options.Engine.eager,
+    engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
     drawing: DrawingOptions,
     printed: PrintOptions,
@@ -202,7 +191,7 @@ def explain_videos(
     check_output_folder(out)
     settings: dict[str, Any] = {
         "layer": map_.layer, "every": every, "fps": fps, "smooth": smooth, "window": window, "batch_size": batch_size,
-        "engine": engine.value,
+        "engine": engine,
     }  # fmt: skip
     settings |= map_options.parse_method_options(map_.option, tuple(settings))
     loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import tifffile
@@ -297,7 +297,7 @@ def texts_of_options(data: Draw) -> None:
         assert str(error)  # noqa: PT017
 
 
-ORDERS = st.sampled_from([None, *preprocessing_options.ChannelOrder])
+ORDERS = st.sampled_from([None, *get_args(preprocessing_options.ChannelOrder)])
 
 
 @prop

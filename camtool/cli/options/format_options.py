@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import typer
 
@@ -15,13 +14,8 @@ from camtool.errors import CamtoolError
 DEFAULT_MAX_PIXELS = 200_000_000
 
 
-class Axis(str, Enum):
-    """Direction of the slices of a NIfTI volume."""
-
-    axial = "axial"
-    coronal = "coronal"
-    sagittal = "sagittal"
-    ras = "ras"
+Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
+"""Direction of the slices of a NIfTI volume."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class PixelOptions:
             "slice": self.slice
             if self.slice in (None, "middle")
             else _parse_numbers("--slice", self.slice, "45", int)[0],
-            "axis": None if self.axis is None else self.axis.value,
+            "axis": self.axis,
             "frame": self.frame,
             "max_pixels": self.max_pixels,
             "max_memory": RUN_MEMORY if self.max_pixels <= DEFAULT_MAX_PIXELS else None,

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import typer
 
@@ -17,12 +16,8 @@ if TYPE_CHECKING:
     from camtool.targets import AllDetections, Top
 
 
-class Placement(str, Enum):
-    """Placement of a layer's grid on the model's input."""
-
-    centers = "centers"
-    stretch = "stretch"
-
+Placement: TypeAlias = Literal["centers", "stretch"]
+"""Placement of a layer's grid on the model's input."""
 
 _OPTION = typer.Option(
     metavar="NAME=VALUE",
@@ -78,7 +73,7 @@ class MapOptions:
     ] = "mean"
     placement: Annotated[
         Placement, typer.Option(help="Draw each cell at the center of its receptive field, or stretch the grid.")
-    ] = Placement.centers
+    ] = "centers"
     option: Annotated[list[str] | None, _OPTION] = None
 
 

@@ -8,10 +8,9 @@ import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import typer
 
@@ -31,25 +30,11 @@ _MAX_PYTHON = 2**22
 """Characters of names that are written in Python: its parser takes a hundred bytes for each."""
 
 
-class Device(str, Enum):
-    """Device that the model runs on."""
+Device: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
+"""Device that the model runs on."""
 
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
-
-
-class Engine(str, Enum):
-    """Engine that runs the model."""
-
-    eager = "eager"
-    prepared = "prepared"
-    torch_compile = "torch.compile"
-    onnxruntime = "onnxruntime"
-    openvino = "openvino"
-    auto = "auto"
-
+Engine: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
+"""Engine that runs the model."""
 
 # Written out, because the sources of models import torch, and the help must be shown at once.
 MODEL_HELP = (
@@ -63,7 +48,7 @@ EngineOption = Annotated[
     Engine,
     typer.Option(
         metavar="NAME",
-        help=f"How the model runs: {', '.join(Engine)}. See docs/engines.md.",
+        help=f"How the model runs: {', '.join(get_args(Engine))}. See docs/engines.md.",
         rich_help_panel="Model",
     ),
 ]
@@ -96,7 +81,7 @@ class ModelOptions:
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
     ] = None
-    device: Annotated[Device, typer.Option(help="Device the model runs on.")] = Device.auto
+    device: Annotated[Device, typer.Option(help="Device the model runs on.")] = "auto"
 
     def load(
         self, labels: Path | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False
@@ -111,7 +96,7 @@ class ModelOptions:
         from camtool.models.weights import WeightsWarning
 
         stated = preprocessing or StatedPreprocessing()
-        where = choose_device(self.device.value)
+        where = choose_device(self.device)
         label_names = None if labels is None else read_labels(labels)
         if not is_quiet:
             announce_user_code(self.model, stated.transform)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
 
 import typer
 
@@ -18,14 +17,8 @@ if TYPE_CHECKING:
     from camtool.rendering.regions import PhotoRegion
 
 
-class Format(str, Enum):
-    """File format of the results: images, or arrays."""
-
-    png = "png"
-    jpg = "jpg"
-    webp = "webp"
-    npz = "npz"
-
+Format: TypeAlias = Literal["png", "jpg", "webp", "npz"]
+"""File format of the results: images, or arrays."""
 
 Out = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the results.")]
 
@@ -80,9 +73,10 @@ class OutputOptions:
         Format,
         typer.Option(
             metavar="FORMAT",
-            help=f"File format of the images: {', '.join(Format)}; npz writes the arrays instead, as --save npz.",
+            help=f"File format of the images: {', '.join(get_args(Format))}; npz writes the arrays instead, as --save "
+            "npz.",
         ),
-    ] = Format.png
+    ] = "png"
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove the run that is in the folder, and start anew.")
     ] = False
@@ -175,7 +169,7 @@ def parse_kinds(save: str, format: Format) -> list[str]:  # noqa: A002
             raise CamtoolError(
                 f"--save {kind!r} is unknown. Known kinds: {', '.join(SAVE_KINDS)}.{suggest_names(kind, SAVE_KINDS)}"
             )
-    if format is not Format.npz:
+    if format != "npz":
         return kinds
     pictures = [kind for kind in kinds if SAVE_KINDS[kind].is_picture]
     if pictures:

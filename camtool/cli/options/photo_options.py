@@ -48,8 +48,7 @@ class TruthOptions(LabelOptions):
         ),
     ] = None
     only_wrong: Annotated[
-        bool,
-        typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --labels-csv."),
+        bool, typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --labels-csv.")
     ] = False
 
 

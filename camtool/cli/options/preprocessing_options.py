@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 import typer
 
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from camtool.models import Channels, StatedPreprocessing
+    from camtool.models import StatedPreprocessing
 
-
-class ChannelOrder(str, Enum):
-    """Order of the channels that a model takes."""
-
-    rgb = "rgb"
-    bgr = "bgr"
-    gray = "gray"
+ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
+"""Order of the channels that a model takes."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +67,8 @@ class PreprocessingOptions:
         stds = _parse_numbers("--std", self.std, self.channels)
         if means is not None and stds is not None:
             scale_statistics(means, stds)
-        order: Channels | None = None if self.channels is None else self.channels.value
         size = None if self.size is None else parse_image_size(self.size)
-        return StatedPreprocessing(self.transform, size, means, stds, order)
+        return StatedPreprocessing(self.transform, size, means, stds, self.channels)
 
 
 def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:
@@ -90,10 +83,10 @@ def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None)
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    allowed = (1,) if channels is ChannelOrder.gray else (1, 3)
+    allowed = (1,) if channels == "gray" else (1, 3)
     if len(numbers) not in allowed:
-        example = "0.449" if channels is ChannelOrder.gray else "0.485,0.456,0.406"
-        kind = "one number for gray" if channels is ChannelOrder.gray else "one number or three"
+        example = "0.449" if channels == "gray" else "0.485,0.456,0.406"
+        kind = "one number for gray" if channels == "gray" else "one number or three"
         raise CamtoolError(f"{option} {text!r} is not {kind}; give e.g. {example}.")
     return numbers
 

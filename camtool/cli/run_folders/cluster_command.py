@@ -55,7 +55,7 @@ def run_on_cluster(context: typer.Context, request: RunRequest, cluster: Cluster
         folder.check_unchanged(describe_command(request.command))
     listed = _list_inputs(request, cluster.image_column)
     # On this machine, which may lack the device of the workers.
-    model = replace(options.model, device=model_options.Device.auto)
+    model = replace(options.model, device="auto")
     loaded = model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
     true_classes = read_true_classes(options.truth.labels_csv, listed.files, loaded)
     inputs = replace(listed, files=select_photos(options, listed.files, true_classes))
@@ -102,7 +102,7 @@ def _build_settings(request: RunRequest) -> dict[str, Any]:
         "model": model.model,
         "weights": None if model.weights is None else str(Path(model.weights).absolute()),
         "labels": None if labels is None else model_options.read_labels(labels),
-        "device": model.device.value,
+        "device": model.device,
         "max_side": request.output.max_side,
         "preprocessing": request.preprocessing,
     }

@@ -29,12 +29,10 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
     image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
     allow_code: Annotated[
-        bool,
-        typer.Option("--allow-code", help="Run the code, and load the models and URLs, that the run names."),
+        bool, typer.Option("--allow-code", help="Run the code, and load the models and URLs, that the run names.")
     ] = False,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The model of the run, if you trust it: code, or one of a hub."),
+        str | None, typer.Option(metavar="NAME", help="The model of the run, if you trust it: code, or one of a hub.")
     ] = None,
     transform: Annotated[
         str | None, typer.Option(metavar="NAME", help="The transform of the run, if it is code that you trust.")

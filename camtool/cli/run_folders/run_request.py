@@ -50,7 +50,7 @@ class RunOptions:
     pictures: output_options.PictureOptions
     printed: output_options.PrintOptions
     batch_size: model_options.BatchSize = 8
-    engine: model_options.EngineOption = model_options.Engine.eager
+    engine: model_options.EngineOption = "eager"
     config: config_files.Config = None
 
 
@@ -158,8 +158,8 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         "layer": options.map.layer,
         "merge": options.map.merge,
         "batch_size": options.batch_size,
-        "placement": options.map.placement.value,
-        "engine": options.engine.value,
+        "placement": options.map.placement,
+        "engine": options.engine,
         "reading": options.pixels.parse(),
     }
     settings |= map_options.parse_method_options(options.map.option, _SETTINGS)
@@ -177,7 +177,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
 def _read_output(context: typer.Context, options: RunOptions, local: LocalOptions | None) -> OutputSettings:
     """Return what is written, and check that what options ask for is written at all."""
     output, pictures, has_kinds = options.output, options.pictures, is_given(context, "save")
-    as_arrays = output.format is output_options.Format.npz
+    as_arrays = output.format == "npz"
     kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
     if local is None and kinds != ["overlay"]:
         raise CamtoolError(
@@ -192,7 +192,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     return OutputSettings(
         folder=output.out,
         kinds=kinds,
-        format="png" if as_arrays else output.format.value,
+        format="png" if as_arrays else output.format,
         alpha=pictures.alpha,
         colormap=output_options.choose_colormap(pictures.colormap),
         enlarge=pictures.enlarge,
@@ -223,10 +223,7 @@ class ClusterOptions:
     gpus_per_worker: Annotated[
         float | None,
         typer.Option(
-            metavar="X",
-            min=0,
-            help="GPUs of a worker; 0.5 for two workers on each.",
-            show_default="1 if there are any",
+            metavar="X", min=0, help="GPUs of a worker; 0.5 for two workers on each.", show_default="1 if there are any"
         ),
     ] = None
     cpus_per_worker: Annotated[
@@ -235,10 +232,7 @@ class ClusterOptions:
     cluster_workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="Workers at most, e.g. of a cluster that grows.",
-            show_default="as many as fit now",
+            metavar="N", min=1, help="Workers at most, e.g. of a cluster that grows.", show_default="as many as fit now"
         ),
     ] = None
     shard_size: Annotated[int, typer.Option(metavar="N", min=1, help="Photos in a shard, one Parquet file.")] = 1000

@@ -9,7 +9,6 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -120,8 +119,6 @@ def _is_hashed(path: str | Path, *, is_weights: bool) -> bool:
 
 def to_plain(value: Any) -> Any:
     """Return a value as values of JSON; what JSON lacks becomes text."""
-    if isinstance(value, Enum):
-        return to_plain(value.value)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, PurePath):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
-from camtool.cli.options.format_options import Axis, PixelOptions
+from camtool.cli.options.format_options import PixelOptions
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
 from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
@@ -182,7 +182,7 @@ def test_the_texts_of_the_command_line_become_options() -> None:
     assert PixelOptions(max_pixels=10**8).parse() == limits
     raised = PixelOptions(max_pixels=10**9).parse()
     assert raised == {"max_pixels": 10**9, "max_drawn": MAX_DRAWN}
-    given = PixelOptions("4,3,2", "40,400", slice="middle", axis=Axis.coronal, frame=1, max_pixels=10**8)
+    given = PixelOptions("4,3,2", "40,400", slice="middle", axis="coronal", frame=1, max_pixels=10**8)
     assert given.parse() == {
         "bands": (4, 3, 2),
         "window": (40, 400),

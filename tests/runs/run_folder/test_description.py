@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
@@ -29,10 +28,6 @@ from camtool.runs.run_folder.hashes import hash_file, hash_photo, hash_weights, 
 from tests.runs.photos import posix
 
 
-class Engine(str, Enum):
-    eager = "eager"
-
-
 def build_loaded(bias: float = 0.0, labels: tuple[str, ...] = ("ant", "bee")) -> camtool.Loaded:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -41,7 +36,7 @@ def build_loaded(bias: float = 0.0, labels: tuple[str, ...] = ("ant", "bee")) ->
 
 
 def describe(loaded: camtool.Loaded | None = None, options: dict | None = None, **command: object) -> dict:
-    given = {"paths": ["photos"], "engine": Engine.eager, "method": ["rise"], **command}
+    given = {"paths": ["photos"], "engine": "eager", "method": ["rise"], **command}
     return describe_run(loaded or build_loaded(), ["rise", "gradcam"], options or {}, given)
 
 
