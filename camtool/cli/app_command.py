@@ -10,7 +10,6 @@ import typer
 
 from camtool.cli import terminal
 from camtool.cli.options import model_options
-from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
@@ -93,7 +92,7 @@ def serve_app(
         raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
     for name in names:
         model_options.announce_user_code(name)
-    with show_activity("Starting the page"):
+    with terminal.show_activity("Starting the page"):
         from camtool.app.server import AppServer, ServerSettings, describe_exposure
 
         settings = ServerSettings(

@@ -12,7 +12,6 @@ from rich.table import Table
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
-from camtool.cli.progress.activity import show_activity
 
 
 @takes_options
@@ -23,7 +22,7 @@ def show_demo(
     scenes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of scenes.")] = 12,
 ) -> None:
     """Show camtool at work, offline, on generated scenes whose right answer is known."""
-    with show_activity("Explaining bundled scenes", is_quiet=printed.hides_progress):
+    with terminal.show_activity("Explaining bundled scenes", is_quiet=printed.hides_progress):
         from camtool.demo.tour import run_tour
 
         shown = run_tour(out, scenes)

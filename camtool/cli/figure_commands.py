@@ -14,7 +14,6 @@ from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
-from camtool.cli.progress.activity import show_activity
 
 LAYERS = typer.Option(
     "--layer",
@@ -77,7 +76,7 @@ def draw_features(
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     names, out, suffix = map_options.split_names(layer), drawing.out, drawing.format
     style = drawing.get_style() | {"target_class": None if target is None else map_options.parse_targets([target])[0]}
-    with show_activity("Drawing", is_quiet=printed.hides_progress):
+    with terminal.show_activity("Drawing", is_quiet=printed.hides_progress):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, maps, order, **style)
             drawn = [save_figure(figure, out, f"features.{suffix}")]

@@ -1,14 +1,22 @@
-"""Output of the command line: the two streams, escaped text, lines and errors."""
+"""Output of the command line: the two streams, escaped text, lines and errors, and signs of life.
+
+While one thing takes its time, a terminal shows a spinner, and elsewhere plain lines come in intervals.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from rich import markup
 from rich.console import Console
+from rich.text import Text
 
+from camtool.progress import format_duration
 from camtool.runs.text_escapes import escape_hidden
 
 # Neither console highlights numbers or replaces ":smile:", as names of files and labels must be shown unchanged.
@@ -17,6 +25,12 @@ out = Console(highlight=False, emoji=False)
 
 err = Console(stderr=True, highlight=False, emoji=False)
 """Standard error: progress and errors."""
+
+SECONDS_BEFORE_FIRST_LINE = 2.0
+"""Time before the first line off a terminal."""
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Time between two lines off a terminal: no log is silent for longer, and a run of an hour adds 360 lines."""
 
 
 def escape(text: str) -> str:
@@ -68,3 +82,44 @@ def print_styled(lines: Iterable[tuple[str, str]]) -> None:
 def get_screen_width() -> int | None:
     """Return the number of characters on a line of the terminal; None if standard output is not a terminal."""
     return out.width if out.is_terminal else None
+
+
+class Heartbeat:
+    """A ``with`` block during which a line is printed to standard error after two seconds and then every ten.
+
+    Args:
+        describe: Returns the line, from the seconds since the start. Another thread calls it.
+    """
+
+    def __init__(self, describe: Callable[[float], str]) -> None:
+        self._describe = describe
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, name="camtool-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _print_lines(self) -> None:
+        started, wait = time.monotonic(), SECONDS_BEFORE_FIRST_LINE
+        while not self._ended.wait(wait):
+            print_notice(self._describe(time.monotonic() - started))
+            wait = SECONDS_BETWEEN_LINES
+
+
+@contextmanager
+def show_activity(what: str, *, is_quiet: bool = False) -> Iterator[None]:
+    """Show on standard error that something goes on, e.g. ``"Loading resnet50"``."""
+    if is_quiet:
+        yield
+        return
+    if err.is_terminal:
+        sign = err.status(Text(f"{escape_hidden(what)} ..."))
+        with sign:
+            yield
+        return
+    with Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}"):
+        yield

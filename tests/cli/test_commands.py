@@ -25,7 +25,6 @@ from torch import nn
 
 import camtool
 from camtool.cli import app, terminal
-from camtool.cli.progress import activity
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
 from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny
@@ -65,7 +64,7 @@ def split_notes(err: str) -> tuple[str, list[str]]:
 def camtool_(monkeypatch, capsys, tmp_path, request) -> Command:
     """Run the command in this process, in an empty folder: ``camtool_("photos", "--json")``."""
     if "fast_lines" not in request.fixturenames:  # a machine under load must not add lines of progress
-        monkeypatch.setattr(activity, "SECONDS_BEFORE_FIRST_LINE", 600)
+        monkeypatch.setattr(terminal, "SECONDS_BEFORE_FIRST_LINE", 600)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 

@@ -14,12 +14,12 @@ from rich.console import Console
 
 import camtool
 from camtool.cli import terminal
-from camtool.cli.progress import activity, run_summary
-from camtool.cli.progress.activity import format_duration, show_activity
+from camtool.cli.progress import run_summary
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import RunProgress
+from camtool.cli.terminal import show_activity
 from camtool.hooks import chunks
-from camtool.progress import Stage, send_progress
+from camtool.progress import Stage, format_duration, send_progress
 from camtool.runs.job_list import Job
 from camtool.runs.manifest import ManifestLine
 from camtool.runs.result_writer import Failure, Success
@@ -171,8 +171,8 @@ def test_a_listener_gets_all_passes_and_the_end_of_a_loop_that_breaks():
 
 @pytest.fixture
 def fast_lines(monkeypatch) -> None:
-    monkeypatch.setattr(activity, "SECONDS_BEFORE_FIRST_LINE", 0.02)
-    monkeypatch.setattr(activity, "SECONDS_BETWEEN_LINES", 0.02)
+    monkeypatch.setattr(terminal, "SECONDS_BEFORE_FIRST_LINE", 0.02)
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
 
 
 def test_off_a_terminal_plain_lines_show_that_a_thing_goes_on(fast_lines, capsys):

@@ -17,7 +17,6 @@ import typer
 from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import read_regular
 from camtool.cli import terminal
-from camtool.cli.progress.activity import show_activity
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class ModelOptions:
             announce_user_code(self.model, stated.transform)
         # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
         with (
-            redirect_stderr(StringIO()) if is_quiet else show_activity(f"Loading {self.model}"),
+            redirect_stderr(StringIO()) if is_quiet else terminal.show_activity(f"Loading {self.model}"),
             redirect_stdout(sys.stderr),
             warnings.catch_warnings(record=True) as caught,
         ):

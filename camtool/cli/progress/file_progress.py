@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.progress.activity import Heartbeat
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import build_bar
 from camtool.progress import format_duration
@@ -48,7 +47,7 @@ class FileProgress:
             self._stack.enter_context(self._bar)
             self._task = self._bar.add_task("Opening", total=None)
         elif not self._is_quiet:
-            self._stack.enter_context(Heartbeat(self.describe))
+            self._stack.enter_context(terminal.Heartbeat(self.describe))
         return self
 
     def __exit__(self, *_: object) -> None:

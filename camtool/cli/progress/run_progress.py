@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from camtool.cli import terminal
-from camtool.cli.progress.activity import Heartbeat
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.progress import format_duration
 
@@ -46,7 +45,7 @@ class RunProgress:
             self._stack.enter_context(self._bar)
             self._task = self._bar.add_task("Explaining", total=self._photos)
         if self._is_plain:
-            self._stack.enter_context(Heartbeat(self.describe))
+            self._stack.enter_context(terminal.Heartbeat(self.describe))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,6 @@ from rich.cells import cell_len
 
 from camtool.arguments.messages import format_count, format_percent, merge_texts
 from camtool.cli import terminal
-from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.text_escapes import escape_hidden
@@ -197,7 +196,7 @@ class RunReport:
             return
         from camtool.runs.run_folder.sheets import write_sheets
 
-        with show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
+        with terminal.show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
             images = (str(job.source) for job in self._jobs)
             self._sheets = write_sheets(self._output.folder, images, has_captions=self._output.has_captions)
 

@@ -17,7 +17,6 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.progress import run_summary
-from camtool.cli.progress.activity import show_activity
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
 from camtool.cli.run_folders.run_request import ClusterOptions, RunRequest, is_given
@@ -82,7 +81,7 @@ def _list_inputs(request: RunRequest, image_column: str | None) -> ClusterInputs
     from camtool.runs.cluster.plan import list_inputs
 
     photos, truth = request.options.photos, request.options.truth
-    with show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
+    with terminal.show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
         listed = list_inputs(
             photos.paths, recursive=photos.recursive, out=request.output.folder, image_column=image_column
         )

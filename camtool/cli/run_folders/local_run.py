@@ -12,7 +12,6 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.progress import run_summary
-from camtool.cli.progress.activity import show_activity
 from camtool.cli.run_folders import report_command
 from camtool.cli.run_folders.run_request import LocalOptions, RunOptions, RunRequest
 from camtool.runs.run_folder import description, sheets
@@ -39,7 +38,7 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
         sheets.check_sheets(out)
     printed, is_quiet = options.printed, options.printed.hides_progress
     # Photos are listed before the model is loaded, which may take minutes.
-    with show_activity("Listing photos", is_quiet=is_quiet):
+    with terminal.show_activity("Listing photos", is_quiet=is_quiet):
         photos = options.photos
         listed = job_list.plan_run(photos.paths, recursive=photos.recursive, out=out, as_volumes=local.volume)
     if not is_quiet:
