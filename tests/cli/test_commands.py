@@ -22,6 +22,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import vision_transformer
 
 import camtool
 from camtool.cli import app, terminal
@@ -646,7 +647,10 @@ def test_an_invalid_size_is_refused(camtool_, size):
         *(("resnet18", 28, 80), ("mobilenet_v2", 25, 60), ("mobilenet_v2", 25, 120)),
     ],
 )
-def test_the_list_of_layers_fits_the_terminal(on_screen, model, lines, width):
+def test_the_list_of_layers_fits_the_terminal(on_screen, monkeypatch, model, lines, width):
+    build = vision_transformer._vision_transformer
+    narrow = {"num_heads": 4, "hidden_dim": 192, "mlp_dim": 1024}  # as many digits, and a tenth of the weights
+    monkeypatch.setattr(vision_transformer, "_vision_transformer", lambda **options: build(**options | narrow))
     result = on_screen(width)("layers", model)
     assert max(map(len, result.out.splitlines())) <= width
     assert len(result.out.splitlines()) <= lines
