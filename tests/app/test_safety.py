@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torchvision.models import squeezenet1_1
 
+from tests.cli.test_commands import start_process
 from tests.helpers.photos import unseen
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx")
@@ -98,13 +99,9 @@ def serve(folder: Path, *options: str) -> Iterator[str]:
     weights = ["--weights", folder / "weights.pt", "--weights", folder / "none.pt"]
     models = ["--model", "squeezenet1_1", "--model", "alexnet", "--model", "demo"]
     command = ["app", folder / "photos", "--port", "0", "--max-upload", "1", "--max-disk", "4", "--max-memory", "200"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "camtool", *map(str, [*command, *models, *weights, *options])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "CAMTOOL_AUTH": AUTH, "COLUMNS": "400"},
-    ) as process:
+    environment = {**os.environ, "CAMTOOL_AUTH": AUTH, "COLUMNS": "400"}
+    arguments = [*command, *models, *weights, *options]
+    with start_process(*arguments, stderr=subprocess.DEVNULL, env=environment) as process:
         assert process.stdout
         found = re.search(r"http://\S+/", process.stdout.readline())
         assert found

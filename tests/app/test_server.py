@@ -20,6 +20,7 @@ from camtool.app.server import AppServer, ServerSettings, describe_exposure
 from camtool.cli.app import app
 from camtool.errors import CamtoolError, ImageError
 from camtool.models.sources.torchvision import list_photo_models
+from tests.cli.test_commands import start_process
 
 
 @pytest.mark.parametrize(
@@ -166,12 +167,7 @@ def test_wrong_options_are_refused(start: Any, arguments: list[str]) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_ends_at_a_signal_and_leaves_no_files(tmp_path: Path, number: int, code: int) -> None:
     pytest.importorskip("gradio")
-    command = [sys.executable, "-m", "camtool", "app", "--port", "0"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    # A shell that starts programs in the background makes them ignore Ctrl-C.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=_heed_signals
-    ) as process:
+    with start_process("app", "--port", "0", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         assert process.stdout
         assert "http://127.0.0.1:" in process.stdout.readline()
         assert [*tmp_path.glob("camtool-app-*")]
@@ -180,7 +176,3 @@ def test_the_command_ends_at_a_signal_and_leaves_no_files(tmp_path: Path, number
     assert process.returncode == code
     assert "Traceback" not in errors
     assert not [*tmp_path.glob("camtool-app-*")]
-
-
-def _heed_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # the environment says where it is
     sys.argv[:] = ["camtool", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     runpy.run_module("camtool", run_name="__main__", alter_sys=True)
