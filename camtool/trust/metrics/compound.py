@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camtool.trust.metrics.comparison import correlate_pearson
 from camtool.trust.metrics.complexity import compute_heat
+from camtool.trust.metrics.correlation import correlate_pearson
 from camtool.trust.metrics.faithfulness import compute_average_drop, compute_road
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, make_baseline

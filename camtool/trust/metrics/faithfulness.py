@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
-from camtool.trust.metrics.comparison import correlate_spearman
+from camtool.trust.metrics.correlation import correlate_spearman
 from camtool.trust.metrics.random_maps import rank_pixels
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline, start_removal

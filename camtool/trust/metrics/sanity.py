@@ -18,7 +18,7 @@ from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import restore_generators, save_generators
-from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearman
+from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import Explain, check_maps, explain_again
 

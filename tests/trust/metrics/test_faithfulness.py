@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from camtool.errors import MetricError
 from camtool.hooks.folded_model import FoldedModel
 from camtool.trust.metrics import ClassScore, complexity, compound, faithfulness
-from camtool.trust.metrics.comparison import correlate_pearson, correlate_spearman
+from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
 from tests.oracles import metrics as oracles
 
 N, SIDE = 3, 8
