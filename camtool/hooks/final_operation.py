@@ -37,7 +37,7 @@ def find_final_operation(
         with mode:
             output = run_model(model, inputs)
         values = select(output).flatten()
-        return next((name for name, each in mode.results if torch.equal(each.to(values.dtype), values)), None)
+        return next((name for name, returned in mode.results if torch.equal(returned.to(values.dtype), values)), None)
 
 
 class _OperationMode(TorchFunctionMode):

@@ -97,7 +97,7 @@ def choose_copy(
         formats: The memory formats to try.
     """
     # What loads offloaded weights into a module would load them into the original of a copied one.
-    if is_quantized(model) or any(each.is_meta for each in list_weights(model)):
+    if is_quantized(model) or any(weight.is_meta for weight in list_weights(model)):
         return model, _UNCHANGED
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)

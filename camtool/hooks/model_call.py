@@ -156,7 +156,7 @@ def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> t
         raise
     except Exception as error:
         # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
-        reason = next((each for part, each in _REASONS if part in str(error)), None)
+        reason = next((meaning for part, meaning in _REASONS if part in str(error)), None)
         reason = reason or (None if hooks_have_run else _describe_hook_error(error))
         if reason is None:
             raise
@@ -229,7 +229,7 @@ def _differentiate_batches(compute: Callable[..., Sequence[Tensor]], batches: Se
         parts = [compute(grad_outputs=batch, is_grads_batched=True) for batch in batches]
     except RuntimeError:
         return None
-    return [torch.cat(each) for each in zip(*parts, strict=True)]
+    return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
 
 
 def _differentiate_one_by_one(
@@ -238,11 +238,11 @@ def _differentiate_one_by_one(
     """Return the gradients of the rows, computed sum by sum, each in one copy."""
     rows: list[Tensor] = []
     for rank, weight in enumerate(weights):
-        of_rank = [row for row, each in enumerate(ranks) if each == rank]
+        of_rank = [row for row, its_rank in enumerate(ranks) if its_rank == rank]
         gradients = compute(grad_outputs=weight)
-        rows = rows or [each.new_empty(len(ranks), *each.shape[1:]) for each in gradients]
-        for found, gradient in zip(rows, gradients, strict=True):
-            found[of_rank] = gradient[[images[row] for row in of_rank]]
+        rows = rows or [like.new_empty(len(ranks), *like.shape[1:]) for like in gradients]
+        for row_gradients, gradient in zip(rows, gradients, strict=True):
+            row_gradients[of_rank] = gradient[[images[row] for row in of_rank]]
     return rows
 
 

@@ -397,7 +397,7 @@ def get_call(layer: str, calls: Sequence[_T], call_index: int) -> _T:
 
 def _find_batch_size(output: Any) -> int | None:
     """Return the number of images in an output. Detectors return a list of dictionaries, other models tensors."""
-    if isinstance(output, (tuple, list)) and output and all(isinstance(each, Mapping) for each in output):
+    if isinstance(output, (tuple, list)) and output and all(isinstance(detections, Mapping) for detections in output):
         return len(output)
     tensor = find_main_tensor(output)
     return len(tensor) if tensor is not None and tensor.ndim else None

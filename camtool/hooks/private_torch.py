@@ -197,7 +197,7 @@ def remove_forward_hooks(module: nn.Module, hook: Any) -> None:
     returned the handle.
     """
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key in [key for key, each in list(hooks.items()) if each is hook]:
+        for key in [key for key, registered in list(hooks.items()) if registered is hook]:
             for flags in (module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
                 flags.pop(key, None)
             module._forward_pre_hooks_with_kwargs.pop(key, None)
@@ -207,7 +207,7 @@ def remove_forward_hooks(module: nn.Module, hook: Any) -> None:
 def remove_gradient_hook(tensor: Tensor, hook: Any) -> None:
     """Remove a function from the gradient hooks of a leaf, if it is among them; see :func:`remove_forward_hooks`."""
     hooks: dict[int, Any] = tensor._backward_hooks or {}
-    for key in [key for key, each in list(hooks.items()) if each is hook]:
+    for key in [key for key, registered in list(hooks.items()) if registered is hook]:
         hooks.pop(key, None)
 
 
@@ -230,9 +230,9 @@ def get_write_count(tensor: Tensor) -> int:
 def get_write_counts(tensors: list[Tensor]) -> list[int]:
     """Return :func:`get_write_count` of each tensor, faster for many of them."""
     try:
-        return [each._version for each in tensors]
+        return [tensor._version for tensor in tensors]
     except RuntimeError:  # some were made in inference mode
-        return [get_write_count(each) for each in tensors]
+        return [get_write_count(tensor) for tensor in tensors]
 
 
 def get_storage_id(tensor: Tensor) -> int | None:

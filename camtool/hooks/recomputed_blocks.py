@@ -45,7 +45,7 @@ def _iterate_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     outer = ""
     for name, module in model.named_modules():
         is_inside = bool(outer) and name.startswith(f"{outer}.")
-        if not is_inside and any(each.__name__ == _CHECKPOINTABLE for each in type(module).__mro__):
+        if not is_inside and any(base.__name__ == _CHECKPOINTABLE for base in type(module).__mro__):
             outer = name
             yield name, module
 

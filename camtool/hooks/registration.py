@@ -91,7 +91,7 @@ def add_forward_pre_hook(
 
 def list_foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """Return the forward hooks of a module that are not from this library."""
-    return [each for each in get_forward_hooks(module) if not isinstance(each, _Hook)]
+    return [hook for hook in get_forward_hooks(module) if not isinstance(hook, _Hook)]
 
 
 def describe_hook(hook: object) -> str:

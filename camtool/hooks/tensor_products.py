@@ -122,7 +122,7 @@ def read_equation(args: Sequence[Any]) -> Equation | None:
         once = sorted(letter for letter in set(inputs) - {",", "."} if inputs.count(letter) == 1)
         output = ("..." if "..." in inputs else "") + "".join(once)
     # The axes of an ellipsis are aligned at the last one.
-    counts = [each.ndim - len(term.replace("...", "")) for term, each in zip(terms, operands, strict=True)]
+    counts = [operand.ndim - len(term.replace("...", "")) for term, operand in zip(terms, operands, strict=True)]
     unused = [letter for letter in ascii_letters if letter not in text][: max(counts)]
 
     def expand(term: str, count: int) -> str:

@@ -344,7 +344,7 @@ class AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         """Compute attention step by step. The arguments are those of ``scaled_dot_product_attention``."""
         if enable_gqa:  # several heads of queries share one head of keys
-            key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+            key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         bias = _compute_bias(attn_mask, query, key, is_causal=is_causal)
         weights = _compute_softmax(_compute_logits(query, key, scale, bias), bias)
@@ -378,15 +378,15 @@ class AttentionMode(TorchFunctionMode):
         if product is None:
             result = func(*args, **kwargs)
             return self._set_role(result, self._carry_role(args) if is_einsum(func) else None)
-        found = self._find_weights(product)
-        if found is not None:
-            weights, values = found
+        operands = self._find_weights(product)
+        if operands is not None:
+            weights, values = operands
             if self._is_held(weights.matrix):
                 args, kwargs = _replace_tensor((args, kwargs), values, values.detach())
             return self._keep_product(product, weights, func(*args, **kwargs))
         result = func(*args, **kwargs)
         are_batches = product.left.ndim >= 3 and product.right.ndim >= 3
-        has_weights = any(isinstance(self._roles.get(each), _Weights) for each in (product.left, product.right))
+        has_weights = any(isinstance(self._roles.get(factor), _Weights) for factor in (product.left, product.right))
         if not are_batches or has_weights:
             return self._set_role(result)
         order = product.equation.output
@@ -444,7 +444,7 @@ class AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         """Keep a call of attention, and return a clone of the output, as the model may write to it."""
         by_head = self._split_heads(output)
-        q, k, v = (self._split_heads(each.detach()) for each in (product.queries, product.keys, values))
+        q, k, v = (self._split_heads(tensor.detach()) for tensor in (product.queries, product.keys, values))
         frame = self._frames[-1]
         call = AttentionCall(frame.name, frame.source, matrix, by_head, q, k, v, logits)
         if self._visit is not None:

@@ -110,7 +110,7 @@ def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
 def find_name_in_use(module: nn.Module) -> str:
     """Return what a message calls a module of a model that is in use."""
     kind = type(module).__name__
-    name = next(filter(None, list_names_in_use(lambda each: each is module)), None)
+    name = next(filter(None, list_names_in_use(lambda candidate: candidate is module)), None)
     return f"a {kind}" if name is None else f"layer {name!r} ({kind})"
 
 
@@ -258,13 +258,13 @@ class BufferSnapshot:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._counts, self._names, self._tensors = self._read()
-        tensors = {id(each): each for each in self._tensors if each is not None}.values()
+        tensors = {id(tensor): tensor for tensor in self._tensors if tensor is not None}.values()
         groups: dict[object, list[Tensor]] = {}
         elements: Counter[object] = Counter()
-        for kind, size, each in zip(map(_get_kind, tensors), map(Tensor.numel, tensors), tensors, strict=True):
+        for kind, size, buffer in zip(map(_get_kind, tensors), map(Tensor.numel, tensors), tensors, strict=True):
             elements[kind] += size
-            part = (kind, elements[kind] // (_JOINED - _SMALL)) if size <= _SMALL else id(each)
-            groups.setdefault(part, []).append(each)
+            part = (kind, elements[kind] // (_JOINED - _SMALL)) if size <= _SMALL else id(buffer)
+            groups.setdefault(part, []).append(buffer)
         self._groups = [*map(_BufferGroup, groups.values())]
 
     @torch.no_grad()
@@ -283,8 +283,8 @@ class BufferSnapshot:
         own = [*map(get_buffers, self._modules)]
         owners = [*filter(len, own)]
         # TorchScript's are no mappings, but have the same methods.
-        names = [name for each in owners for name in each.keys()]  # noqa: SIM118
-        return [*map(len, own)], names, [each for buffers in owners for each in buffers.values()]
+        names = [name for buffers in owners for name in buffers.keys()]  # noqa: SIM118
+        return [*map(len, own)], names, [tensor for buffers in owners for tensor in buffers.values()]
 
 
 class _BufferGroup:
@@ -296,8 +296,8 @@ class _BufferGroup:
         self._is_joined = is_plain and first.numel() <= _SMALL
         self._buffers, self._join = buffers, torch.cat if first.ndim else torch.stack
         self._is_flat = first.ndim <= 1
-        rows = buffers if self._is_flat or not self._is_joined else [each.reshape(-1) for each in buffers]
-        self._values = [self._join(rows)] if self._is_joined else [each.clone() for each in buffers]
+        rows = buffers if self._is_flat or not self._is_joined else [buffer.reshape(-1) for buffer in buffers]
+        self._values = [self._join(rows)] if self._is_joined else [buffer.clone() for buffer in buffers]
         self._write_counts = get_write_counts(buffers)
 
     def restore(self) -> None:
@@ -308,15 +308,15 @@ class _BufferGroup:
         """
         if self._is_joined and self._values[0].is_floating_point():
             # Rows are made anew, as those of a transposed buffer are copies.
-            rows = self._buffers if self._is_flat else [each.reshape(-1) for each in self._buffers]
+            rows = self._buffers if self._is_flat else [buffer.reshape(-1) for buffer in self._buffers]
             if torch.equal(self._join(rows), self._values[0]):
                 return
         elif get_write_counts(self._buffers) == self._write_counts and not any(map(Tensor.is_inference, self._buffers)):
             return
         values = self._values
         if self._is_joined:
-            parts = values[0].split([each.numel() for each in self._buffers])
-            values = [part.reshape(each.shape) for part, each in zip(parts, self._buffers, strict=True)]
+            parts = values[0].split([buffer.numel() for buffer in self._buffers])
+            values = [part.reshape(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]
         for buffer, before, write_count in zip(self._buffers, values, self._write_counts, strict=True):
             is_counted = get_write_count(buffer) != write_count
             is_uncounted = buffer.is_inference()

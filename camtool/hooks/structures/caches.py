@@ -48,10 +48,10 @@ def remember_for_model(
         # If two threads compute the same answer, both return the one that was stored first.
         with follow_step("Examining the model"):
             known.answers.setdefault(question, compute())
-    found: _T = known.answers[question]
-    if is_valid is not None and not is_valid(found):
-        found = known.answers[question] = compute()
-    return found
+    answer: _T = known.answers[question]
+    if is_valid is not None and not is_valid(answer):
+        answer = known.answers[question] = compute()
+    return answer
 
 
 def forget_model(model: nn.Module) -> None:

@@ -96,4 +96,4 @@ def _describe_code(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    return repr((code.co_code, code.co_names, [each for each in code.co_consts if type(each) in _PLAIN]))
+    return repr((code.co_code, code.co_names, [constant for constant in code.co_consts if type(constant) in _PLAIN]))

@@ -49,8 +49,8 @@ class ModuleTree:
         self.counts = [*map(len, own)]
         parents = [*filter(len, own)]
         # For TorchScript these are no mappings, but have the same methods.
-        self.children: list[nn.Module | None] = [child for each in parents for child in each.values()]
-        self.names: list[str] = [name for each in parents for name in each.keys()]  # noqa: SIM118
+        self.children: list[nn.Module | None] = [child for children in parents for child in children.values()]
+        self.names: list[str] = [name for children in parents for name in children.keys()]  # noqa: SIM118
 
 
 class Structure:
@@ -171,7 +171,7 @@ def get_modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 def iterate_hookable_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the names and modules that accept hooks: all except those of TorchScript."""
-    return ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
+    return ((name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule))
 
 
 def find_module(model: nn.Module, layer: str) -> nn.Module:
@@ -186,8 +186,8 @@ def find_module(model: nn.Module, layer: str) -> nn.Module:
         module = getattr(module, name, None)
         if not isinstance(module, nn.Module):
             raise LayerError(describe_unknown_layer(model, layer))
-    found: nn.Module = module
-    return found
+    submodule: nn.Module = module
+    return submodule
 
 
 def describe_unknown_layer(model: nn.Module, layer: str) -> str:
@@ -240,7 +240,7 @@ def list_weights(model: nn.Module, *, buffers: bool = True) -> list[Tensor]:
     modules = read_tree(model).modules
     own = chain(map(get_parameters, modules), map(get_buffers, modules) if buffers else ())
     # Most modules have none, so empty mappings are left out first.
-    return [each for tensors in filter(len, own) for each in tensors.values() if each is not None]
+    return [tensor for tensors in filter(len, own) for tensor in tensors.values() if tensor is not None]
 
 
 class WeightStates:
@@ -303,7 +303,9 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
     if not isinstance(model, fx.GraphModule):
         return False
     examples = (node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder")
-    image = next((each for each in examples if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
+    image = next(
+        (example for example in examples if isinstance(example, torch.Tensor) and example.is_floating_point()), None
+    )
     # A dimension that may vary is a torch.SymInt.
     return image is not None and image.ndim > 0 and isinstance(image.shape[0], int) and image.shape[0] == 1
 

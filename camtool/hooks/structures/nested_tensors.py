@@ -98,7 +98,7 @@ def locate_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tens
         parts = [(f"{path}[{index}]", item) for index, item in enumerate(structure)]
     else:
         parts = [(f"{path}.{name}", item) for name, item in get_named_items(structure).items()]
-    return [found for place, item in parts for found in locate_tensors(item, place)]
+    return [located for place, item in parts for located in locate_tensors(item, place)]
 
 
 def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -122,9 +122,9 @@ def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return make(items)
     if _is_data_class(structure):
         changed = copy.copy(structure)
-        for each in fields(structure):
-            item = map_tensors(getattr(structure, each.name), change)
-            object.__setattr__(changed, each.name, item)  # works on frozen data classes, too
+        for field in fields(structure):
+            item = map_tensors(getattr(structure, field.name), change)
+            object.__setattr__(changed, field.name, item)  # works on frozen data classes, too
         return changed
     return structure
 
@@ -149,7 +149,7 @@ def get_named_items(structure: Any) -> Mapping[Any, Any]:
     if isinstance(structure, Mapping):
         return structure
     if _is_data_class(structure):
-        return {each.name: getattr(structure, each.name) for each in fields(structure)}
+        return {field.name: getattr(structure, field.name) for field in fields(structure)}
     names: Sequence[str] = getattr(structure, "_fields", ()) if isinstance(structure, tuple) else ()
     return {name: getattr(structure, name) for name in names}
 
