@@ -29,7 +29,7 @@ def find_class_vectors(model: nn.Module, inputs: ModelInputs, logits: Tensor) ->
             output = observe(model, [name], inputs, grad=False).calls[name][-1].detach()
         except CamtoolError:  # the layer did not run, or cannot be hooked
             continue
-        if any(_gives_logits(each, logits) for each in (output, output.relu())):
+        if any(_gives_logits(candidate, logits) for candidate in (output, output.relu())):
             return weight
     return None
 
@@ -52,14 +52,14 @@ def find_linear_layers(
         classes: The number of output channels.
         channels: The number of input channels; any by default.
     """
-    found = {}
+    layers = {}
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and _is_linear(weight, classes, channels):
             wide = upcast(weight.detach().flatten(1))
             bias = getattr(module, "bias", None)
-            found[name] = wide, wide.new_zeros(classes) if bias is None else bias.detach().to(wide)
-    return found
+            layers[name] = wide, wide.new_zeros(classes) if bias is None else bias.detach().to(wide)
+    return layers
 
 
 def _is_linear(weight: Tensor, classes: int, channels: int | None) -> bool:

@@ -33,7 +33,9 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
             activations = evidence.select_rows(upcast(layer.layout.to_grid(outputs[layer.name])))
             sums = (weights.detach() * activations).flatten(1).sum(1)
             gradients = compute_row_gradients(sums, evidence.images, [outputs[depth.name] for depth in evidence.depths])
-    traced = [upcast(depth.layout.to_grid(each)) for depth, each in zip(evidence.depths, gradients, strict=True)]
+    traced = [
+        upcast(depth.layout.to_grid(gradient)) for depth, gradient in zip(evidence.depths, gradients, strict=True)
+    ]
     return [
         (gradient * _subtract_blank(evidence, depth, blank[depth.name])).sum(1)
         for depth, gradient in zip([*evidence.depths, layer], [*traced, weights], strict=True)
@@ -43,6 +45,6 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
 def _subtract_blank(evidence: Evidence, layer: Layer, blank: Tensor) -> Tensor:
     """Return the activations of a layer less those of a blank image, ``(R, C, *grid)``."""
     output = evidence.forward_pass.layer_outputs[layer.name].detach()
-    ours, reference = (upcast(layer.layout.to_grid(each)) for each in (output, blank.detach()))
+    ours, reference = (upcast(layer.layout.to_grid(tensor)) for tensor in (output, blank.detach()))
     # A model may fail on a blank image, e.g. if it divides by the norm of its features: then zeros are the reference.
     return evidence.select_rows(ours - reference.nan_to_num(0, 0, 0))

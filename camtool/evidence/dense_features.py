@@ -214,9 +214,9 @@ class DenseFeatures:
         own = self._to_batch_first(self._block.output)[image]
         checks, combine = _build_checks(own, self._layout, self._select_patches(own[None])[0])
         output = self._resume(image, torch.cat([patches.to(own.dtype), checks]))
-        found = predictions.get_predictions(output, self._evidence.model)
+        predicted = predictions.get_predictions(output, self._evidence.model)
         expected = self._embeddings[image]
-        if not isinstance(found, Tensor) or not _is_any_close(combine(upcast(found)[len(patches) :]), expected):
+        if not isinstance(predicted, Tensor) or not _is_any_close(combine(upcast(predicted)[len(patches) :]), expected):
             raise MethodError(
                 "the head of the model does not read its class token alone, or the mean of its tokens, so it cannot "
                 f"be run on a single patch; {_OTHER_METHODS}"
@@ -257,15 +257,15 @@ def _build_checks(tokens: Tensor, layout: Layout, patches: Tensor) -> tuple[Tens
         layout: The layout of these tokens. A class token may be the first or the last of those beside the patches.
         patches: Those of them that are patches.
     """
-    beside = [each for each in (tokens[: layout.prefix], tokens[len(tokens) - layout.suffix :]) if len(each)]
-    sets = [*(each for part in beside for each in (part[:1], part[-1:], part)), patches, tokens]
-    sizes = [len(each) + 1 for each in sets]
+    beside = [part for part in (tokens[: layout.prefix], tokens[len(tokens) - layout.suffix :]) if len(part)]
+    sets = [*(token_set for part in beside for token_set in (part[:1], part[-1:], part)), patches, tokens]
+    sizes = [len(token_set) + 1 for token_set in sets]
 
     def combine(outputs: Tensor) -> list[Tensor]:
-        return [each for part in outputs.split(sizes) for each in (part[0], part[1:].mean(0))]
+        return [output for part in outputs.split(sizes) for output in (part[0], part[1:].mean(0))]
 
-    return torch.cat([each for part in sets for each in (part.mean(0, keepdim=True), part)]), combine
+    return torch.cat([rows for part in sets for rows in (part.mean(0, keepdim=True), part)]), combine
 
 
 def _is_any_close(candidates: Sequence[Tensor], expected: Tensor) -> bool:
-    return any(float((each - expected).norm()) <= _TOLERANCE * float(expected.norm()) for each in candidates)
+    return any(float((candidate - expected).norm()) <= _TOLERANCE * float(expected.norm()) for candidate in candidates)

@@ -315,11 +315,11 @@ def gather_evidence_by_level(
     """
     scored = forward_pass.score_targets(targets, images)
     layers = [_find_level(forward_pass.layers, scored, row) for row in range(len(targets))]
-    found = []
+    by_level = []
     for layer in dict.fromkeys(layers):
         rows = [row for row, its in enumerate(layers) if its == layer]
-        found.append((rows, Evidence(forward_pass, scored.select(rows), layer)))
-    return found
+        by_level.append((rows, Evidence(forward_pass, scored.select(rows), layer)))
+    return by_level
 
 
 def _find_level(levels: Sequence[Layer], scored: ScoredTargets, row: int) -> Layer:
@@ -329,7 +329,7 @@ def _find_level(levels: Sequence[Layer], scored: ScoredTargets, row: int) -> Lay
     """
     if not scored.targets[row].traits.is_one_detection or not scored.scores.requires_grad:
         return levels[0]
-    return next((each for each in reversed(levels) if scored.compute_gradients(each.name)[row].any()), levels[0])
+    return next((level for level in reversed(levels) if scored.compute_gradients(level.name)[row].any()), levels[0])
 
 
 class GridEvidence:

@@ -228,7 +228,7 @@ class ForwardPass:
 
     def _count_classes(self) -> int | None:
         """Return the number of classes of a detector; that of an open vocabulary shows in the output alone."""
-        of_images = [each.class_count for each in self.predictions if isinstance(each, Detections)]
+        of_images = [detections.class_count for detections in self.predictions if isinstance(detections, Detections)]
         return of_images[0] if of_images and of_images[0] is not None else class_count.get_class_count(self.model)
 
     @property

@@ -106,13 +106,13 @@ def _make(
         levels = find_level_layers(model, inputs, call_index=call_index, score=score)
         layers = levels or find_layers(model, inputs, call_index=call_index, score=score)
     else:
-        names = [each for each in asked if isinstance(each, str)]
+        names = [layer for layer in asked if isinstance(layer, str)]
         named = iter(find_layers(model, inputs, names, call_index=call_index) if names else [])
-        layers = [next(named) if isinstance(each, str) else each for each in asked]
+        layers = [next(named) if isinstance(layer, str) else layer for layer in asked]
     on_the_way = {
         layer.name: tuple(find_depths(model, inputs, layer, depths, call_index=call_index)) if depths != 0 else ()
         for layer in layers
     }
-    observed = tuple({each.name: each for layer in layers for each in [*on_the_way[layer.name], layer]}.values())
+    observed = tuple({depth.name: depth for layer in layers for depth in [*on_the_way[layer.name], layer]}.values())
     rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
     return Plan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)
