@@ -152,7 +152,7 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
     if images.ndim != 4 or channels not in (1, 3):
         raise ImageError(f"images: gray or RGB images (N, 1 or 3, H, W) can be drawn, got {tuple(images.shape)}.")
     mean, std = find_statistics(transform) or ([0.0], [1.0])
-    shift, scale = ([each[index % len(each)] for index in range(channels)] for each in (mean, std))
+    shift, scale = ([statistic[index % len(statistic)] for index in range(channels)] for statistic in (mean, std))
     planes = [(plane.float() * s + m).mul(255) for plane, s, m in zip(images.unbind(1), scale, shift, strict=True)]
     return torch.stack(planes * (3 // channels), 1).clamp(0, 255).round()
 
@@ -168,7 +168,7 @@ def _differentiate(
 def _apply(
     method: Method, options: dict[str, Any], layer: Layer, output: Tensor, gradient: Tensor, logits: Tensor
 ) -> Tensor:
-    activations, gradients = (upcast(layer.layout.to_grid(each)) for each in (output, gradient))
+    activations, gradients = (upcast(layer.layout.to_grid(tensor)) for tensor in (output, gradient))
     evidence: Any = GridEvidence(activations, gradients, logits)
     try:
         return method(evidence, **options)

@@ -324,9 +324,9 @@ class Explainer(Generic[Result]):
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
             self._recommend = partial(_recommend, model, settings)
             method = "gradcam"  # until the first images come
-        methods = [find_method(each) for each in to_list(method)]
-        modules = None if layer is None else [unwrap_layer(whole, each) for each in to_list(layer)]
-        layers = None if modules is None else [find_module_name(loaded.model, each) for each in modules]
+        methods = [find_method(choice) for choice in to_list(method)]
+        modules = None if layer is None else [unwrap_layer(whole, choice) for choice in to_list(layer)]
+        layers = None if modules is None else [find_module_name(loaded.model, module) for module in modules]
         for name, given in (("method", methods), ("layer", layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -346,7 +346,7 @@ class Explainer(Generic[Result]):
             labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,
             placement=settings.placement,
-            depths=next((each.read_depths(options) for each in methods if each.reads_depths), 0),
+            depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
 
@@ -412,7 +412,7 @@ class Explainer(Generic[Result]):
             self._batches,
             methods=methods,
             layers=None if layer is None else [layer],
-            depths=next((each.read_depths({}) for each in methods if each.reads_depths), 0),
+            depths=next((reader.read_depths({}) for reader in methods if reader.reads_depths), 0),
             notes=(),
         )
 
@@ -559,10 +559,11 @@ def _show_signatures() -> None:
     _, *arguments = inspect.signature(Explainer.__call__).parameters.values()
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [
-        inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in fields(Settings)
+        inspect.Parameter(setting.name, keyword, default=setting.default, annotation=setting.type)
+        for setting in fields(Settings)
     ]
     cast("Any", Explainer.__init__).__signature__ = inspect.Signature([whole, model, *others, *settings, options])
-    named = [each.replace(kind=keyword) for each in others]
+    named = [parameter.replace(kind=keyword) for parameter in others]
     cast("Any", explain).__signature__ = inspect.Signature(
         [model, *arguments, *named, *settings, options], return_annotation="Explanation | list[Any]"
     )

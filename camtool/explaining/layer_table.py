@@ -59,7 +59,9 @@ class Candidates(tuple[Candidate, ...]):
 
     def _repr_html_(self) -> str:
         head = _format_html_row(HEADINGS, "th")
-        body = "".join(_format_html_row(describe_candidate(each), "td", _choose_html_style(each)) for each in self)
+        body = "".join(
+            _format_html_row(describe_candidate(candidate), "td", _choose_html_style(candidate)) for candidate in self
+        )
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -97,7 +99,7 @@ def candidate_layers(
     inputs, call_index = _prepare_first(prepare, img, image, call_index)
     index = -1 if call_index is None else call_index
     candidates = find_candidates(loaded.model, inputs, call_index=index)
-    return Candidates(_add_centers(loaded.model, inputs, each, index) for each in candidates)
+    return Candidates(_add_centers(loaded.model, inputs, candidate, index) for candidate in candidates)
 
 
 def format_candidates(candidates: Sequence[Candidate], width: int | None = None) -> list[StyledLine]:
@@ -113,19 +115,19 @@ def format_candidates(candidates: Sequence[Candidate], width: int | None = None)
     if not candidates:
         return [("No layer can carry a map.", "")]
     marks = _assign_marks(candidates)
-    outputs = [_join_sizes(each.shape[1:]) for each in candidates]
-    column = min(width - max(map(len, outputs)) - 4, max(len(each.name) for each in candidates))
+    outputs = [_join_sizes(candidate.shape[1:]) for candidate in candidates]
+    column = min(width - max(map(len, outputs)) - 4, max(len(candidate.name) for candidate in candidates))
     lines: list[StyledLine] = []
     for grid, members in groupby(zip(candidates, outputs, strict=True), lambda pair: _describe_grid(pair[0])):
         lines += [("", "")] * bool(lines) + [(line, "bold cyan") for line in wrap_paragraph(grid, width)]
         lines += [
             line
-            for each, output in members
-            for line in _format_candidate(each, marks[_describe_verdict(each)], output, column)
+            for candidate, output in members
+            for line in _format_candidate(candidate, marks[_describe_verdict(candidate)], output, column)
         ]
     meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
     lines += [("", ""), *((line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row)]
-    lines += [(_describe_centers(each.centers), "") for each in candidates if each.centers is not None]
+    lines += [(_describe_centers(candidate.centers), "") for candidate in candidates if candidate.centers is not None]
     return lines
 
 
@@ -149,7 +151,7 @@ def _add_centers(
 def _describe_centers(centers: CellCenters) -> str:
     """Return where the first cells lie in the input and how many pixels each sees; one number if all axes agree."""
     axes = [", ".join(f"{center:.1f}".removesuffix(".0") for center in axis.list_centers(2)) for axis in centers.axes]
-    lie = " x ".join(f"{each}, ..." for each in dict.fromkeys(axes))
+    lie = " x ".join(f"{first_centers}, ..." for first_centers in dict.fromkeys(axes))
     see = " x ".join(dict.fromkeys(f"{axis.field:.0f}" for axis in centers.axes))
     return f"   cells at {lie} see {see} pixels"
 
@@ -163,9 +165,11 @@ def _assign_marks(candidates: Iterable[Candidate]) -> dict[str, str]:
     """Return the mark of each verdict: ``>`` for the chosen layer, none for good ones, a letter for the others."""
     marks: dict[str, str] = {}
     letters = (first + second for first in ("", *ascii_lowercase) for second in ascii_lowercase)
-    for each in candidates:
-        if _describe_verdict(each) not in marks:
-            marks[_describe_verdict(each)] = ">" if each.chosen else "" if _is_good(each) else next(letters)
+    for candidate in candidates:
+        if _describe_verdict(candidate) not in marks:
+            marks[_describe_verdict(candidate)] = (
+                ">" if candidate.chosen else "" if _is_good(candidate) else next(letters)
+            )
     return marks
 
 

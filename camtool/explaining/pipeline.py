@@ -173,10 +173,10 @@ class BatchExplainer:
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
             rows = self._resolve_rows(requests, forward_pass, batch)
             by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
-        by_row = [list(each) for each in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
+        by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
         for image, request in enumerate(requests):
-            of_image = [each for each, row in zip(by_row, rows, strict=True) if row.image == image]
+            of_image = [of_row for of_row, row in zip(by_row, rows, strict=True) if row.image == image]
             results.append(of_image if targets.asks_for_several(request) else of_image[0])
         return results
 
@@ -218,9 +218,13 @@ class BatchExplainer:
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
-        phrases = [each.phrases for each in forward_pass.predictions if isinstance(each, Detections) and each.phrases]
+        phrases = [
+            prediction.phrases
+            for prediction in forward_pass.predictions
+            if isinstance(prediction, Detections) and prediction.phrases
+        ]
         if phrases:
-            return [resolve_phrases(self.model, self.labels, each) for each in phrases]
+            return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
     def run_forward_pass(self, run: Observe, batch: InputBatch) -> ForwardPass:
@@ -239,7 +243,7 @@ class BatchExplainer:
                 run=run,
             )
             outputs, observed = forward_pass.layer_outputs, forward_pass.plan.observed
-            if is_last_try or all(each.layout.fits(outputs[each.name].shape, len(batch.items)) for each in observed):
+            if is_last_try or all(layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in observed):
                 break
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
@@ -277,7 +281,7 @@ class BatchExplainer:
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         is_resized = forward_pass.plan.is_detector and not method.ignores_layer
         detector = find_detector_transform(self.model) if is_resized else None
-        layers, link = [each.layer for each in evidence], forward_pass.find_link().link
+        layers, link = [of_layer.layer for of_layer in evidence], forward_pass.find_link().link
         explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
             item, top = batch.items[image], predicted[image]
@@ -320,7 +324,7 @@ class BatchExplainer:
         if chosen_tensor is not None and target.traits.reads == "scores":
             yield chosen_tensor
         # What the method tells the user.
-        for note in dict.fromkeys(chain.from_iterable(each.notes.get(row, []) for each in evidence)):
+        for note in dict.fromkeys(chain.from_iterable(of_layer.notes.get(row, []) for of_layer in evidence)):
             yield to_map_warning(note, "method-note")
         yield from find_map_warnings(evidence, raw, row, target, context)
 
@@ -333,13 +337,13 @@ class BatchExplainer:
         # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
         is_autocast = torch.is_autocast_enabled(device)
         with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
-            maps = [method(each, **options) for each in evidence]
-            for each, raw in zip(evidence, maps, strict=True):
-                _check_maps(method, each, raw)
+            maps = [method(of_layer, **options) for of_layer in evidence]
+            for of_layer, raw in zip(evidence, maps, strict=True):
+                _check_maps(method, of_layer, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
             places = [
-                None if method.at_input_size else each.find_centers(raw, at_depths=method.reads_depths)
-                for each, raw in zip(evidence, maps, strict=True)
+                None if method.at_input_size else of_layer.find_centers(raw, at_depths=method.reads_depths)
+                for of_layer, raw in zip(evidence, maps, strict=True)
             ]
             return (maps[0], places[0]) if len(maps) == 1 else self._merge(maps, places, evidence)
 
@@ -348,7 +352,7 @@ class BatchExplainer:
     ) -> tuple[Tensor, CellCenters | None]:
         """Return the maps of several layers as one, and the centers of its cells."""
         merged = merges.merge_maps(
-            maps, self.merge, lambda: merges.compute_means([each.gradients for each in evidence]), places
+            maps, self.merge, lambda: merges.compute_means([of_layer.gradients for of_layer in evidence]), places
         )
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
             raise MethodError(
@@ -378,7 +382,7 @@ class BatchExplainer:
             explanation: What :meth:`explain` returned for it.
         """
         training = find_training_modules(self.model)
-        single = replace(self, methods=[method], layers=[each for each in layers if each] or None, engines=())
+        single = replace(self, methods=[method], layers=[name for name in layers if name] or None, engines=())
         alone = batch.select(slice(image, image + 1))
         with Cleanup(), guard(self.model):
             # Each forward pass restores the generators, so with the old states a random model would repeat its map.
@@ -390,7 +394,7 @@ class BatchExplainer:
                 item=alone.items[0],
                 evidence=evidence,
                 method=method,
-                recompute=lambda each: single._compute_maps(method, each)[0].float().cpu().numpy(),
+                recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
                 training=training,
             )
             title = (
@@ -420,4 +424,6 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
 
 def _flatten(results: Any) -> list[Explanation]:
     """Return the explanations of nested lists."""
-    return [each for part in results for each in _flatten(part)] if isinstance(results, list) else [results]
+    return (
+        [explanation for part in results for explanation in _flatten(part)] if isinstance(results, list) else [results]
+    )

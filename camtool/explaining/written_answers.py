@@ -57,7 +57,7 @@ class AnswerMaps(image_writing.Displayable):
     @property
     def words(self) -> tuple[str, ...]:
         """The words, or tokens, in order."""
-        return tuple(each.label for each in self.explanations)
+        return tuple(explanation.label for explanation in self.explanations)
 
     def __iter__(self) -> Iterator[Explanation]:
         return iter(self.explanations)
@@ -165,11 +165,13 @@ def tokens(
             options = {"context": context, "answer_start": start, **options}
             scored = length  # it reads the logits at the image's tokens as well
         explainer = Explainer(module, method, transform=preparation, image=image, **options)
-        found: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
-        return [each if each.method == "tam" else _add_doubt(each) for each in found]
+        explained: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
+        return [explanation if explanation.method == "tam" else _add_doubt(explanation) for explanation in explained]
 
-    found = _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
-    return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(found))
+    explanations = (
+        _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
+    )
+    return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(explanations))
 
 
 def _explain_by_default(
@@ -232,8 +234,8 @@ def _find_tiled_image(
     planes = np.broadcast_arrays(rows[:, None], columns, 255 - rows[:, None])
     pattern = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
     pixels = processor(images=pattern, text=text, return_tensors="pt")["pixel_values"]
-    found: TiledImage | None = reader.join_to_images({**inputs, "pixel_values": pixels}).get(TILED_IMAGE)
-    return found
+    tiled: TiledImage | None = reader.join_to_images({**inputs, "pixel_values": pixels}).get(TILED_IMAGE)
+    return tiled
 
 
 def _check_model(module: nn.Module) -> VisionLanguageModel:
@@ -298,8 +300,8 @@ def _process(processor: Any, photo: Image.Image, text: str, prompt: str, module:
             raise
         raise CamtoolError(refusal) from error
     given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prepared.items()}
-    found = find_image_tokens(module, given)
-    if found is None or (not found.positions and not _is_cross_attending(module)):
+    image_tokens = find_image_tokens(module, given)
+    if image_tokens is None or (not image_tokens.positions and not _is_cross_attending(module)):
         raise CamtoolError(refusal)
     return given
 
@@ -322,8 +324,8 @@ def _find_start_token(module: nn.Module) -> int:
         ModelError: The configuration does not say it.
     """
     config: Any = module.config
-    for each in (getattr(module, "generation_config", None), config, getattr(config, "text_config", None)):
-        token = getattr(each, "decoder_start_token_id", None)
+    for configuration in (getattr(module, "generation_config", None), config, getattr(config, "text_config", None)):
+        token = getattr(configuration, "decoder_start_token_id", None)
         if isinstance(token, int):
             return token
     raise ModelError(
@@ -360,16 +362,16 @@ def _list_savings(module: nn.Module, scored: int) -> dict[str, Any]:
         scored: The number of tokens whose logits are needed.
     """
     parameters = inspect.signature(module.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     savings: dict[str, Any] = {"use_cache": False} if takes_any or "use_cache" in parameters else {}
     return savings | ({"logits_to_keep": scored} if "logits_to_keep" in parameters else {})
 
 
 def _encode(module: nn.Module, tokenizer: Any, answer: str) -> list[int]:
     """Return the tokens of an answer as the model writes them, some after a first token that is always the same."""
-    found: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    encoded: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
     forced = getattr(getattr(module, "generation_config", None), "forced_bos_token_id", None)
-    return [forced, *found] if _is_encoder_decoder(module) and isinstance(forced, int) else found
+    return [forced, *encoded] if _is_encoder_decoder(module) and isinstance(forced, int) else encoded
 
 
 def _append(module: nn.Module, given: Mapping[str, Any], written: Sequence[int]) -> dict[str, Tensor]:
