@@ -101,5 +101,5 @@ def _crop_as_set(geometry: Geometry, processor: Any) -> Geometry:
 def _crop_center(geometry: Geometry, height: int, width: int, backend: str = "torchvision") -> Geometry:
     """Crop the center with the rounding of an image processor: down for PIL images, else toward zero."""
     spare = geometry.size[0] - height, geometry.size[1] - width
-    top, left = (each // 2 if backend == "pil" else int(each / 2) for each in spare)
+    top, left = (margin // 2 if backend == "pil" else int(margin / 2) for margin in spare)
     return geometry.crop(top, left, height, width)
