@@ -75,8 +75,10 @@ def mark_levels(candidates: Sequence[Candidate], reached: Sequence[Sequence[bool
     if len(deepest) < 2 or not any(candidates[i].chosen for i in deepest):
         return [*candidates]
     return [
-        replace(each, is_level=True, verdict=each.verdict if each.chosen else LEVEL) if i in deepest else each
-        for i, each in enumerate(candidates)
+        replace(candidate, is_level=True, verdict=candidate.verdict if candidate.chosen else LEVEL)
+        if i in deepest
+        else candidate
+        for i, candidate in enumerate(candidates)
     ]
 
 
@@ -94,7 +96,7 @@ def find_projection_sources(
         indices: For each candidate, the indices of the calls that returned it.
         candidates: The candidates, with a verdict if they are excluded.
     """
-    by_call = {index: each for group, each in zip(indices, candidates, strict=True) for index in group}
+    by_call = {index: candidate for group, candidate in zip(indices, candidates, strict=True) for index in group}
     last = {call.name: index for index, call in enumerate(calls)}
     return [_find_source(calls, group[0], last, by_call) for group in indices]
 
@@ -105,9 +107,11 @@ def _find_source(
     """Return the name of the layer that the call at ``index`` is a projection of."""
     call, own = calls[index], by_call[index].layout
     parents = (last[name] for name in iterate_parent_names(call.name) if last.get(name, -1) > index)
-    without_grid = list(takewhile(lambda each: each not in by_call or by_call[each].verdict != "", parents))
+    without_grid = list(takewhile(lambda parent: parent not in by_call or by_call[parent].verdict != "", parents))
     if not own.has_tokens or not without_grid or not has_matrix(call.module):
         return None
-    given = (calls[each].source for each in (index, *without_grid))
-    sources = (by_call[each] for each in given if each is not None and each in by_call)
-    return next((each.name for each in sources if each.layout.grid == own.grid and not each.verdict), None)
+    given = (calls[position].source for position in (index, *without_grid))
+    sources = (by_call[source] for source in given if source is not None and source in by_call)
+    return next(
+        (candidate.name for candidate in sources if candidate.layout.grid == own.grid and not candidate.verdict), None
+    )

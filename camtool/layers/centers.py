@@ -97,7 +97,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
             centers, is_passed_by = read_graph()
     weights = list_weights(model, buffers=False)
-    states = WeightStates(weights, [place for place, each in enumerate(weights) if _has_taps(each)])
+    states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
     return LayerPlace(centers, states, is_passed_by)
 
 
@@ -180,12 +180,12 @@ def read_centers(
 
     def compute_centers(root: Node | None, grid: Sequence[int]) -> CellCenters | None:
         try:
-            found = None if root is None else find_grid(root)
+            cells = None if root is None else find_grid(root)
         except _UnreadableError:
             return None
-        if found is None or (*size[: len(before)], *found.size) != tuple(grid):
+        if cells is None or (*size[: len(before)], *cells.size) != tuple(grid):
             return None
-        return CellCenters(size, (*before, *found.axes))
+        return CellCenters(size, (*before, *cells.axes))
 
     return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
 
@@ -211,26 +211,26 @@ def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
 
     Patches that are merged as a concatenation of strided slices have their center at the mean of the slices' centers.
     """
-    grids = [each for each in children if each is not None]
-    sizes = {each.size for each in grids}
+    grids = [child for child in children if child is not None]
+    sizes = {grid.size for grid in grids}
     if len(sizes) > 1:  # e.g. attention of all positions to a coarser grid: the result has the grid of the queries
-        grids = [each for each in grids if _carries(shape, each.size)]
-        grids = [each for each in grids if each.size == grids[0].size]
+        grids = [grid for grid in grids if _carries(shape, grid.size)]
+        grids = [grid for grid in grids if grid.size == grids[0].size]
         if not grids:
             _refuse()
     if len(grids) == 1:
         return grids[0]
-    axes = tuple(_join_axis(axis) for axis in zip(*(each.axes for each in grids), strict=True))
+    axes = tuple(_join_axis(axis) for axis in zip(*(grid.axes for grid in grids), strict=True))
     return _Grid(grids[0].size, axes)
 
 
 def _join_axis(axes: Sequence[AxisCenters]) -> AxisCenters:
-    if any(abs(each.stride - axes[0].stride) > 1e-6 * axes[0].stride for each in axes):
+    if any(abs(axis.stride - axes[0].stride) > 1e-6 * axes[0].stride for axis in axes):
         _refuse()
-    offset = fmean(each.offset for each in axes)
+    offset = fmean(axis.offset for axis in axes)
     # The branches together see from the first pixel that one of them sees to the last.
-    first = min(each.offset - each.field / 2 for each in axes)
-    last = max(each.offset + each.field / 2 for each in axes)
+    first = min(axis.offset - axis.field / 2 for axis in axes)
+    last = max(axis.offset + axis.field / 2 for axis in axes)
     return AxisCenters(offset, axes[0].stride, last - first)
 
 

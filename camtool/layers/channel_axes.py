@@ -71,7 +71,7 @@ def _is_activation(value: object) -> bool:
 
 
 _ELEMENTWISE = (
-    *(each for each in vars(nn.modules.activation).values() if _is_activation(each)),
+    *(member for member in vars(nn.modules.activation).values() if _is_activation(member)),
     nn.Dropout,
     nn.AlphaDropout,
     nn.Identity,
@@ -104,13 +104,13 @@ def find_channel_axes(calls: Sequence[TracedCall]) -> list[ChannelAxis | None]:
         calls: One forward pass, from :func:`camtool.hooks.trace`.
     """
     links = _find_links(calls)
-    found: list[ChannelAxis | None] = [None] * len(calls)
+    channel_axes: list[ChannelAxis | None] = [None] * len(calls)
     # Certain axes first, because what was found before is not overridden.
     for is_certain in (True, False):
         known = [*_read_outputs(calls, is_certain=is_certain), *_read_inputs(calls, is_certain=is_certain)]
-        _spread([(index, ChannelAxis(axis, is_certain)) for index, axis in known], links, found)
-    _spread(_read_containers(calls, found), links, found)
-    return found
+        _spread([(index, ChannelAxis(axis, is_certain)) for index, axis in known], links, channel_axes)
+    _spread(_read_containers(calls, channel_axes), links, channel_axes)
+    return channel_axes
 
 
 def _read_outputs(calls: Sequence[TracedCall], *, is_certain: bool) -> Iterator[tuple[int, int]]:
@@ -134,15 +134,15 @@ def _read_inputs(calls: Sequence[TracedCall], *, is_certain: bool) -> Iterator[t
 
 
 def _read_containers(
-    calls: Sequence[TracedCall], found: Sequence[ChannelAxis | None]
+    calls: Sequence[TracedCall], channel_axes: Sequence[ChannelAxis | None]
 ) -> Iterator[tuple[int, ChannelAxis]]:
     """Yield the axes of containers, e.g. of residual blocks, if all outputs inside of the same shape agree."""
     for index, call in enumerate(calls):
         # Only where all axes have one length: elsewhere the shape itself shows the grid.
-        if call.name and found[index] is None and call.shape and len(set(call.shape[1:])) == 1:
+        if call.name and channel_axes[index] is None and call.shape and len(set(call.shape[1:])) == 1:
             around = f"{call.name}."
             inside = [i for i in range(index) if calls[i].shape == call.shape and calls[i].name.startswith(around)]
-            known = [found[i] for i in inside]
+            known = [channel_axes[i] for i in inside]
             axes = {channels.axis for channels in known if channels is not None}
             if len(axes) == 1 and None not in known:
                 yield index, ChannelAxis(axes.pop(), is_certain=False)
@@ -159,7 +159,7 @@ def _find_own_axis(module: nn.Module, axes: int, *, is_certain: bool) -> int | N
         return None
     if _NAMED_FIRST.search(type(module).__name__):
         return 1
-    return axes - 1 if any(type(module).forward is each.forward for each in _LAST) else None
+    return axes - 1 if any(type(module).forward is module_class.forward for module_class in _LAST) else None
 
 
 def _has_width(module: nn.Module, names: Iterable[str], shape: tuple[int, ...] | None, axis: int) -> bool:
@@ -207,13 +207,13 @@ def _find_permutation(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[
 
 
 def _spread(
-    known: Iterable[tuple[int, ChannelAxis]], links: Sequence[Sequence[_Link]], found: list[ChannelAxis | None]
+    known: Iterable[tuple[int, ChannelAxis]], links: Sequence[Sequence[_Link]], channel_axes: list[ChannelAxis | None]
 ) -> None:
     """Store known axes and those that follow from them along the links. What was found before stays."""
     waiting = deque(known)
     while waiting:
         index, channels = waiting.popleft()
-        if found[index] is None:
-            found[index] = channels
+        if channel_axes[index] is None:
+            channel_axes[index] = channels
             for other, order in links[index]:
                 waiting.append((other, ChannelAxis(order.index(channels.axis), channels.is_certain)))

@@ -226,9 +226,9 @@ def has_other_paths(output: Any, layer: Tensor, image: Tensor) -> bool:
         others = [child for child, _ in node.next_functions if child and sees_image[child] and not follows[child]]
         for other in others:
             known = dict(before)
-            for each in iterate_graph(other, known):
-                known[each] = True
-                if sees_image[each] and _WEIGHTED.search(each.name()):
+            for ancestor in iterate_graph(other, known):
+                known[ancestor] = True
+                if sees_image[ancestor] and _WEIGHTED.search(ancestor.name()):
                     return True
             if not _ADDED.match(node.name()):
                 return True

@@ -140,7 +140,9 @@ class LayoutReader:
         if self._text is None or not self._text.positions:
             return None
         count = len(self._text.positions)
-        grid = self._text.grid or next((each for each in map(partial(_merge, count), self._convolved) if each), None)
+        grid = self._text.grid or next(
+            (merged for merged in map(partial(_merge, count), self._convolved) if merged), None
+        )
         if grid is None or math.prod(grid) != count:
             return None
         return Layout.from_positions(grid, self._text.positions, self._text.length)
@@ -152,7 +154,7 @@ class LayoutReader:
             return [in_text] if in_text is not None and len(shape) == 3 else []
         if shape and 1 < shape[0] <= self._views:
             plain, rows = self._find_possible_layouts(call, (1, *shape[1:])), (Rows(shape[0]), Rows(shape[0], False))
-            views = [replace(each, views=r, view=v) for each in plain for r in rows for v in range(shape[0])]
+            views = [replace(layout, views=r, view=v) for layout in plain for r in rows for v in range(shape[0])]
             if views:
                 return views
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
@@ -160,8 +162,8 @@ class LayoutReader:
         if len(shape) == 3 and len(self._size) > 1:
             if shape[1] == self._disordered:
                 return []
-            found = self.find_layout_of_tokens(shape[1])
-            return [] if found is None else [found]
+            token_layout = self.find_layout_of_tokens(shape[1])
+            return [] if token_layout is None else [token_layout]
         if len(shape) != len(self._size) + 2:
             return []
         either = Layout("channels first", shape[2:]), Layout("channels last", shape[1:-1])
@@ -172,11 +174,11 @@ class LayoutReader:
         if len(shape) == 4:
             either = Layout("frames", (shape[0], *shape[2:])), Layout("frames channels last", shape[:-1])
             return [layout for layout in either if is_scaled_down(layout.grid[1:], self._size[1:])]
-        found = find_token_layout(shape[1], self._size[1:], self._convolved_frames)
+        token_layout = find_token_layout(shape[1], self._size[1:], self._convolved_frames)
         # Only a convolution shows that these rows are frames and their tokens patches.
-        if found is None or found.grid not in self._convolved_frames:
+        if token_layout is None or token_layout.grid not in self._convolved_frames:
             return []
-        return [Layout("frame tokens", (shape[0], *found.grid), found.prefix, found.suffix)]
+        return [Layout("frame tokens", (shape[0], *token_layout.grid), token_layout.prefix, token_layout.suffix)]
 
     def _find_layout_with_queries(self, tokens: int) -> Layout | None:
         """Return the layout of tokens if the first or the last of them are queries."""

@@ -347,8 +347,8 @@ def measure_agreement(change: Tensor, part: Tensor) -> float:
     )
     of_cells = part[rows][:, columns].flatten().to(change.device)
     most = change.flatten().argsort(descending=True)[: int(of_cells.sum())]
-    found = change.flatten()[most]
-    return float(found[of_cells[most]].sum() / found.sum().clamp_min(torch.finfo(change.dtype).tiny))
+    strongest = change.flatten()[most]
+    return float(strongest[of_cells[most]].sum() / strongest.sum().clamp_min(torch.finfo(change.dtype).tiny))
 
 
 def is_in_order(maps: Tensor) -> bool | None:
@@ -362,8 +362,8 @@ def is_in_order(maps: Tensor) -> bool | None:
     """
     if maps.shape[2:].numel() < FEWEST_CELLS:
         return None
-    found = [_judge_half(contrast, agreement) for contrast, agreement in measure_order(maps)]
-    return False if False in found else None if None in found else True
+    judgments = [_judge_half(contrast, agreement) for contrast, agreement in measure_order(maps)]
+    return False if False in judgments else None if None in judgments else True
 
 
 def _judge_half(contrast: float, agreement: float) -> bool | None:
@@ -384,7 +384,11 @@ def follows_image(maps: Tensor) -> bool:
     # On the CPU, as not all devices have float64.
     change = (maps[1:] - maps[:1]).abs().cpu().double().mean(1).unflatten(0, (maps.ndim - 2, -1))
     # A single cell along an axis has no place there.
-    correlations = [_correlate_with_places(each, axis) for axis, each in enumerate(change) if each.shape[axis + 1] > 1]
+    correlations = [
+        _correlate_with_places(axis_change, axis)
+        for axis, axis_change in enumerate(change)
+        if axis_change.shape[axis + 1] > 1
+    ]
     by_chance = _PLACED_BY_CHANCE.get(len(correlations), 0.0) / math.sqrt(maps[0, 0].numel())
     return min(correlations, default=0.0) >= min(max(_PLACED, by_chance), _MOST_REQUIRED)
 
@@ -420,10 +424,14 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     if not layout.has_tokens or layout.positions or not beside or beside > _MOST_PREFIX_TOKENS:
         return layout
     others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
-    outputs = [each for each in outputs if len(each) > 1]
+    outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (each for each in (layout, *others) if any(_is_exact(each, x) or _leaves_unchanged(each, x) for x in shown))
+    fits = (
+        candidate
+        for candidate in (layout, *others)
+        if any(_is_exact(candidate, x) or _leaves_unchanged(candidate, x) for x in shown)
+    )
     return next(fits, None)
 
 

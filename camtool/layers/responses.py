@@ -70,7 +70,7 @@ def count_views(model: nn.Module, inputs: ModelInputs) -> int:
     image = get_image_input(inputs)
     if shares_several_values(inputs) or find_image_tokens(model, inputs) is not None:
         return 1
-    return sum(each.shape == image.shape and each.is_floating_point() for each in find_tensors(inputs))
+    return sum(tensor.shape == image.shape and tensor.is_floating_point() for tensor in find_tensors(inputs))
 
 
 def keep_views(
@@ -84,7 +84,7 @@ def keep_views(
         layouts: The ways to read the output of each layer.
         call_index: See :func:`find_candidates`.
     """
-    asked = [name for name, found in layouts.items() if any(each.views for each in found)]
+    asked = [name for name, possible in layouts.items() if any(layout.views for layout in possible)]
     if not asked:
         return {**layouts}
     try:
@@ -93,11 +93,11 @@ def keep_views(
         calls = {}
     return {
         name: [
-            each
-            for each in found
-            if each.views is None or (name in calls and _is_own_view(each, calls[name][call_index].detach()))
+            layout
+            for layout in possible
+            if layout.views is None or (name in calls and _is_own_view(layout, calls[name][call_index].detach()))
         ]
-        for name, found in layouts.items()
+        for name, possible in layouts.items()
     }
 
 
@@ -113,7 +113,7 @@ def _is_own_view(layout: Layout, tensor: Tensor) -> bool:
     if views is None or len(tensor) != VARIANTS * views.count:
         return views is None
     own, another, beside = views.split(upcast(tensor)).flatten(2)
-    own_changes, others_change = ((each - own).abs().amax(1) for each in (another, beside))
+    own_changes, others_change = ((changed - own).abs().amax(1) for changed in (another, beside))
     # Rows of a batch may be rounded differently.
     rounding = max(UNCHANGED, ROUNDING_STEPS * torch.finfo(tensor.dtype).eps)
     is_own = torch.arange(views.count, device=tensor.device) == layout.view
@@ -133,9 +133,9 @@ def find_places(
     """Return for each layer whether its cells respond most to their own band of the image; the model runs once."""
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     images = nudge_bands(inputs)
-    calls, count = run(model, [each.name for each in layers], images), len(get_image_input(images))
-    grids = [each.layout.to_grid(each.layout.select_view(calls[each.name][call_index])) for each in layers]
-    return [follows_image(_repeat_constant(each, count)) for each in grids]
+    calls, count = run(model, [layer.name for layer in layers], images), len(get_image_input(images))
+    grids = [layer.layout.to_grid(layer.layout.select_view(calls[layer.name][call_index])) for layer in layers]
+    return [follows_image(_repeat_constant(grid, count)) for grid in grids]
 
 
 def locate_tokens(
@@ -216,7 +216,7 @@ def _observe_image_in_text(
     calls = observe_in_parts(model, names, variants)
     several = [layout.to_grid(calls[name][0]) for name in names]
     # The first modules may return positions, or the text alone.
-    return next((each for each in several if len(each) > 1 and not bool((each == each[:1]).all())), None)
+    return next((grid for grid in several if len(grid) > 1 and not bool((grid == grid[:1]).all())), None)
 
 
 def is_language_model(model: nn.Module, inputs: ModelInputs) -> bool:
@@ -235,7 +235,7 @@ def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs
         if len(get_image_input(images)) == 1:
             raise
         return observe_in_parts(model, names, images, 1)
-    return {name: [each.detach() for each in found] for name, found in calls.items()}
+    return {name: [output.detach() for output in outputs] for name, outputs in calls.items()}
 
 
 def observe_in_parts(
@@ -249,7 +249,7 @@ def observe_in_parts(
     parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
     # The parts of one output are freed before the next one is joined.
     return {
-        name: [_join_parts(part, size) for part in zip(*(each.pop(name) for each in parts), strict=True)]
+        name: [_join_parts(part, size) for part in zip(*(calls.pop(name) for calls in parts), strict=True)]
         for name in dict.fromkeys(names)
     }
 

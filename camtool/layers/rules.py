@@ -282,7 +282,7 @@ def _is_class_scores(response: Response) -> bool:
 def _is_latent(response: Response) -> bool:
     """Check that the tokens start as the same values for all images, as queries do."""
     # An output with batch size 1 is a position embedding, which is added to the tokens of each image.
-    first = next((each for each in response.origins if len(each) == response.variants), None)
+    first = next((origin for origin in response.origins if len(origin) == response.variants), None)
     return first is not None and _are_equal(first)
 
 
@@ -361,7 +361,7 @@ class TokenOrder(NamedTuple):
 
 def _is_in_other_order(order: TokenOrder) -> bool:
     """Check that a layer's tokens are in another order, or those of the nearest layer that shows it."""
-    return next((each for each in (order.own, *order.others) if each is not None), None) is False
+    return next((in_order for in_order in (order.own, *order.others) if in_order is not None), None) is False
 
 
 ORDER: tuple[Rule[TokenOrder], ...] = (

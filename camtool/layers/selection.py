@@ -104,8 +104,8 @@ def depends_on_image(
     calls = observe_variants(model, [layer.name for layer in layers], vary_corner(inputs))
     outputs = [layer.layout.select_view(calls[layer.name][call_index]) for layer in layers]
     # The frames of a clip are rows of a layer's batch.
-    by_variant = (each.reshape(VARIANTS, -1) if len(each) % VARIANTS == 0 else each for each in outputs)
-    return not any(bool((each == each[:1]).all()) for each in by_variant)
+    by_variant = (output.reshape(VARIANTS, -1) if len(output) % VARIANTS == 0 else output for output in outputs)
+    return not any(bool((variants == variants[:1]).all()) for variants in by_variant)
 
 
 def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout:
@@ -145,9 +145,12 @@ def _find_default_layers(
 def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: UserScore | None) -> tuple[Layer, ...]:
     """Return the chosen candidate and those of feature levels, or raise an error that lists the last candidates."""
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
-    chosen = [each for each in candidates if each.chosen]
+    chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
-        return tuple(Layer(each.name, each.layout) for each in (*chosen, *(one for one in candidates if one.is_level)))
+        return tuple(
+            Layer(candidate.name, candidate.layout)
+            for candidate in (*chosen, *(one for one in candidates if one.is_level))
+        )
     calls = trace(model, select_first_image(inputs))
     if not candidates:
         if _has_direct_calls(model, calls):
@@ -161,7 +164,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
             f"no layer of the model can carry a map: no output is a grid over the "
             f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(calls)}"
         )
-    misses = "; ".join(f"{each.name} {each.shape}: {each.verdict}" for each in candidates[-5:])
+    misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
     reason = describe_missing_gradient(model, select_first_image(inputs)) if is_untrained else None
     if reason is not None:
@@ -179,9 +182,11 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
 def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
     """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
     modules = [
-        each for each in read_tree(model).modules[1:] if not isinstance(each, (nn.ParameterDict, nn.ParameterList))
+        module
+        for module in read_tree(model).modules[1:]
+        if not isinstance(module, (nn.ParameterDict, nn.ParameterList))
     ]
-    return len(calls) == 1 and any(list(each.parameters(recurse=False)) for each in modules)
+    return len(calls) == 1 and any(list(module.parameters(recurse=False)) for module in modules)
 
 
 def _describe_last_outputs(calls: Sequence[TracedCall]) -> str:
@@ -219,7 +224,9 @@ def _find_named(
         if like is not None:
             fixed = like.kind, like.prefix + like.suffix, like.views, like.view
             layouts = [
-                each for each in layouts if (each.kind, each.prefix + each.suffix, each.views, each.view) == fixed
+                possible
+                for possible in layouts
+                if (possible.kind, possible.prefix + possible.suffix, possible.views, possible.view) == fixed
             ]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
@@ -236,7 +243,7 @@ def _find_named(
             if layouts[0].has_other_frames(output):
                 raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
         layer = Layer(name, layouts[0])
-        index = next(index for index, each in enumerate(calls) if each is call)
+        index = next(index for index, traced in enumerate(calls) if traced is call)
         grids = group_grid_outputs(calls[:index], reader, call_index)
         before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
         if not reader.is_in_text(layer.layout):

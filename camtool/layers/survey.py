@@ -105,9 +105,9 @@ def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index:
     """
     backbone = find_module(model, "backbone")
     images = apply_detector_transform(model, get_image_input(inputs)[:1])
-    found = _find_candidates(backbone, images, call_index, is_backbone=True)
-    found = mark_levels(found, _find_reached_by_level(backbone, images, found, call_index))
-    return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in found]
+    candidates = _find_candidates(backbone, images, call_index, is_backbone=True)
+    candidates = mark_levels(candidates, _find_reached_by_level(backbone, images, candidates, call_index))
+    return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in candidates]
 
 
 def _find_reached_by_level(
@@ -117,7 +117,7 @@ def _find_reached_by_level(
 
     Of the layers behind the chosen one, those count that no rule excludes but for the missing gradient of some levels.
     """
-    start = next((i for i, each in enumerate(candidates) if each.chosen and each.reached), None)
+    start = next((i for i, candidate in enumerate(candidates) if candidate.chosen and candidate.reached), None)
     if start is None:
         return []
     asked = [i for i in range(start, len(candidates)) if candidates[i].verdict == rules.NOT_REACHED or i == start]
@@ -126,8 +126,10 @@ def _find_reached_by_level(
     by_level = []
     for score in _compute_scores(observation.output, is_backbone=True):
         gradients = _compute_gradients(score, tensors)
-        found = {i for i, each in zip(asked, gradients, strict=True) if each is not None and bool(each.any())}
-        by_level.append([i in found for i in range(len(candidates))])
+        reached = {
+            i for i, gradient in zip(asked, gradients, strict=True) if gradient is not None and bool(gradient.any())
+        }
+        by_level.append([i in reached for i in range(len(candidates))])
     return by_level
 
 
@@ -175,7 +177,7 @@ def _find_candidates(
         asked = _exclude_other_orders(judged + asked, reader)
         asked = _exclude_without_places(model, inputs, asked, reader, call_index)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
-    shallow = [replace(each.to_candidate(size), verdict=SHALLOW) for each in outputs[: -len(asked)]]
+    shallow = [replace(output.to_candidate(size), verdict=SHALLOW) for output in outputs[: -len(asked)]]
     return shallow + _choose_deepest(asked)
 
 
@@ -201,16 +203,16 @@ def read_layouts(
 
 def _exclude_other_orders(candidates: Sequence[Candidate], reader: LayoutReader) -> list[Candidate]:
     """Return the candidates, with a verdict on those whose tokens are not in the order of the image's rows."""
-    found = [*candidates]
-    for index, each in enumerate(candidates):
+    judged = [*candidates]
+    for index, candidate in enumerate(candidates):
         # The order of the image's tokens in the text is checked once, see read_layouts; a language model keeps it.
-        if reader.is_in_text(each.layout):
+        if reader.is_in_text(candidate.layout):
             continue
-        others = [other.in_order for other in candidates[:index] if other.layout == each.layout]
-        order = rules.TokenOrder(each.in_order, others[::-1], each.is_located, each.has_places)
-        verdict = each.verdict or rules.find_verdict(rules.ORDER, order)
-        found[index] = replace(each, verdict=verdict)
-    return found
+        others = [other.in_order for other in candidates[:index] if other.layout == candidate.layout]
+        order = rules.TokenOrder(candidate.in_order, others[::-1], candidate.is_located, candidate.has_places)
+        verdict = candidate.verdict or rules.find_verdict(rules.ORDER, order)
+        judged[index] = replace(candidate, verdict=verdict)
+    return judged
 
 
 def _exclude_without_places(
@@ -219,23 +221,28 @@ def _exclude_without_places(
     """Return the candidates; if the deepest good one does not show its order, a pass tells which have places at all."""
     unknown = [
         index
-        for index, each in enumerate(candidates)
-        if not each.verdict and each.layout.has_tokens and each.in_order is None and not reader.is_in_text(each.layout)
+        for index, candidate in enumerate(candidates)
+        if not candidate.verdict
+        and candidate.layout.has_tokens
+        and candidate.in_order is None
+        and not reader.is_in_text(candidate.layout)
     ]
-    found, good = [*candidates], [index for index, each in enumerate(candidates) if not each.verdict]
+    judged, good = [*candidates], [index for index, candidate in enumerate(candidates) if not candidate.verdict]
     if not unknown or good[-1] != unknown[-1] or candidates[unknown[-1]].has_places:
-        return found
+        return judged
     places = find_places(model, inputs, [candidates[index] for index in unknown], call_index)
     for index, has_places in zip(unknown, places, strict=True):
         order = rules.TokenOrder(None, has_places=has_places)
-        found[index] = replace(candidates[index], has_places=has_places, verdict=rules.find_verdict(rules.ORDER, order))
-    return found
+        judged[index] = replace(
+            candidates[index], has_places=has_places, verdict=rules.find_verdict(rules.ORDER, order)
+        )
+    return judged
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates with the deepest one without a verdict marked as chosen."""
     best = max((i for i, candidate in enumerate(candidates) if not candidate.verdict), default=None)
-    decided = [replace(each, verdict=each.verdict or NOT_DEEPEST) for each in candidates]
+    decided = [replace(candidate, verdict=candidate.verdict or NOT_DEEPEST) for candidate in candidates]
     if best is not None:
         merit = "depends on the image" if candidates[best].reached is None else "the score's gradient reaches"
         decided[best] = replace(candidates[best], chosen=True, verdict=f"the deepest that {merit}")
@@ -286,7 +293,7 @@ def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index
     """Return the tensors in a forward pass that are grids, from shallow to deep."""
     outputs, runs = [], Counter(call.name for call in calls)
     for group in _group_calls(calls, call_index):
-        layouts = {index: found for index in group if (found := reader.find_layouts(calls[index]))}
+        layouts = {index: possible for index in group if (possible := reader.find_layouts(calls[index]))}
         # The outermost module has the shortest name; of equals, the first. A module that runs at several places of the
         # network, e.g. one activation for all blocks, comes last: its name tells nothing.
         outermost = min(
@@ -294,12 +301,12 @@ def group_grid_outputs(calls: list[TracedCall], reader: LayoutReader, call_index
         )
         if outermost is None or rules.is_excluded(rules.MODULE, calls[outermost]):
             continue
-        call, found = calls[outermost], layouts[outermost]
+        call, possible = calls[outermost], layouts[outermost]
         shape = call.shape or ()
-        origins, may_be_latents = reader.find_origins(call, found), reader.may_be_latents(call, found)
+        origins, may_be_latents = reader.find_origins(call, possible), reader.may_be_latents(call, possible)
         is_projected = _is_projected(calls, calls[group[0]])
         kind = type(call.module).__name__
-        outputs.append(GridOutput(call.name, kind, shape, found, group, origins, may_be_latents, is_projected))
+        outputs.append(GridOutput(call.name, kind, shape, possible, group, origins, may_be_latents, is_projected))
     return outputs
 
 
@@ -370,9 +377,9 @@ def _judge(
     del first, asked  # with the graph
     if is_single:
         pairs = zip(outputs, gradients, strict=True)
-        shown = [each for each, gradient in pairs if not reads_text or _may_be_reached(each, gradient)]
+        shown = [output for output, gradient in pairs if not reads_text or _may_be_reached(output, gradient)]
         run = observe_variants if is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
-        calls = run(model, [name for each in shown for name in (each.name, *each.origins)], images)
+        calls = run(model, [name for output in shown for name in (output.name, *output.origins)], images)
     judged = []
     layouts_by_name = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
     for output, gradient in zip(outputs, gradients, strict=True):
@@ -385,7 +392,7 @@ def _judge(
         tensor = calls[output.name][call_index].detach()
         # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
         views = layouts[0].views
-        here = [replace(each, views=Rows(views.count)) for each in layouts] if views and is_single else layouts
+        here = [replace(possible, views=Rows(views.count)) for possible in layouts] if views and is_single else layouts
         layout = choose_layout(tensor, here)
         has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
         corners, halves = _split_variants(layout.select_view(tensor), count, frames)
@@ -463,7 +470,7 @@ def _find_gradients(
     if is_quantized(model):  # its operators have no backward pass
         return [None] * len(tensors)
     # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
-    is_connected = any(each.requires_grad for each in find_tensors(output))
+    is_connected = any(tensor.requires_grad for tensor in find_tensors(output))
     with enable_gradients():  # in any gradient mode of the caller
         compute: list[Callable[[], Sequence[Tensor | None]]] = [
             partial(_compute_scores, output, is_backbone=is_backbone),
@@ -474,13 +481,13 @@ def _find_gradients(
             compute = compute[:1]
         elif score is not None and score.key is not None:
             compute = compute[::-1]
-        found: Sequence[Tensor | None] = []
+        gradients: Sequence[Tensor | None] = []
         for compute_scores in compute:
-            by_score = (_compute_gradients(each, tensors, is_connected=is_connected) for each in compute_scores())
-            found = _combine_gradients(by_score, 1 if keeps_rows else images) or found
-            if any(each is None or bool(each.any()) for each in found):
+            by_score = (_compute_gradients(scalar, tensors, is_connected=is_connected) for scalar in compute_scores())
+            gradients = _combine_gradients(by_score, 1 if keeps_rows else images) or gradients
+            if any(gradient is None or bool(gradient.any()) for gradient in gradients):
                 break
-    return found
+    return gradients
 
 
 def _score_first(output: object, images: int, score: UserScore | None) -> list[Tensor]:
@@ -489,8 +496,8 @@ def _score_first(output: object, images: int, score: UserScore | None) -> list[T
         first = get_image_output(to_batch(output, images), 0, keep_batch=True)
     except TargetError:  # the output has no entry for each image
         return []
-    found = None if score is None else score.compute(first)
-    return [] if found is None or not found.requires_grad else [found]
+    users_score = None if score is None else score.compute(first)
+    return [] if users_score is None or not users_score.requires_grad else [users_score]
 
 
 def _split_variants(tensor: Tensor, count: int, rows: int = 1) -> tuple[Tensor, Tensor | None]:
@@ -512,8 +519,8 @@ def _exclude_projections(
     """Return the candidates, with a verdict on those that a rule on projections excludes."""
     sources = find_projection_sources(calls, [output.calls for output in outputs], judged)
     return [
-        replace(each, verdict=each.verdict or rules.find_verdict(rules.PROJECTION, rules.Projection(source)))
-        for each, source in zip(judged, sources, strict=True)
+        replace(candidate, verdict=candidate.verdict or rules.find_verdict(rules.PROJECTION, rules.Projection(source)))
+        for candidate, source in zip(judged, sources, strict=True)
     ]
 
 
@@ -522,7 +529,7 @@ def _compute_scores(output: object, *, is_backbone: bool) -> list[Tensor | None]
     maps = find_tensors(output) if is_backbone else find_level_scores(output)
     with enable_gradients():
         # The maximum has no gradient if the map is clipped there (ReLU6), the sum has none if the map is normalized.
-        return [each[0].amax(0).sum() + each[0].sum() for each in maps] or [compute_top_score(output)]
+        return [level[0].amax(0).sum() + level[0].sum() for level in maps] or [compute_top_score(output)]
 
 
 def _count_score_maps(output: object) -> int:
@@ -544,7 +551,7 @@ def _compute_gradients(
         is_connected: Whether an output of the model is connected to the layers.
     """
     if score is None or not score.requires_grad:
-        return [torch.zeros_like(each) if score is not None and is_connected else None for each in tensors]
+        return [torch.zeros_like(tensor) if score is not None and is_connected else None for tensor in tensors]
     with enable_gradients():
         return differentiate(score, tensors, materialize_grads=True, retain_graph=True)
 
@@ -556,10 +563,12 @@ def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]], images: int
     """
     smallest: list[Tensor | None] = []
     for of_score in gradients:  # one score after the other, as the gradients may fill the memory
-        found = [None if each is None else each[: max(1, len(each) // images)].abs() for each in of_score]
+        absolute = [
+            None if gradient is None else gradient[: max(1, len(gradient) // images)].abs() for gradient in of_score
+        ]
         del of_score
         smallest = [
             None if one is None or other is None else torch.minimum(one, other)
-            for one, other in zip(smallest or found, found, strict=True)
+            for one, other in zip(smallest or absolute, absolute, strict=True)
         ]
     return smallest
