@@ -129,9 +129,9 @@ def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.
                 "model.to_empty(device='cpu') and model.load_state_dict(state)."
             )
         places = (
-            getattr(getattr(each, "_hf_hook", None), "execution_device", None) for each in read_tree(model).modules
+            getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in read_tree(model).modules
         )
-        place = device if device is not None else next((each for each in places if each is not None), "cpu")
+        place = device if device is not None else next((known for known in places if known is not None), "cpu")
         # accelerate writes the number of a GPU.
         return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
     wanted = own if device is None else parse_device(device)
@@ -215,8 +215,8 @@ def _find_convolutions(model: nn.Module) -> dict[int, dict[int, None]]:
 
     The answer is not cached: to check that a cached one is still valid takes as long.
     """
-    found: dict[int, dict[int, None]] = {}
+    by_axes: dict[int, dict[int, None]] = {}
     for module in read_tree(model).modules:
         if is_convolution(module):
-            found.setdefault(len(module.kernel_size), {})[module.in_channels] = None
-    return found
+            by_axes.setdefault(len(module.kernel_size), {})[module.in_channels] = None
+    return by_axes

@@ -183,14 +183,14 @@ class _Deadline:
             if left <= 0:
                 break
             try:
-                found = socket.create_connection((str(place[0]), int(place[1])), left)
+                connection = socket.create_connection((str(place[0]), int(place[1])), left)
             except OSError as error:
                 failure = error
                 continue
-            found.settimeout(timeout)
+            connection.settimeout(timeout)
             # A second handle of the connection: TLS takes the first one over.
-            self._shut_down(found.dup())
-            return found
+            self._shut_down(connection.dup())
+            return connection
         raise failure
 
     def check(self, url: str) -> None:
@@ -212,11 +212,11 @@ class _Deadline:
             ended, self._connection = [self._connection], following
             if self._has_passed:
                 ended, self._connection = [*ended, following], None
-        for each in ended:
-            if each is not None:
+        for connection in ended:
+            if connection is not None:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
 
 
 class _Connections(HTTPHandler, HTTPSHandler):

@@ -30,24 +30,24 @@ _ASSUMED_SCALE = MapWarning(
 )
 
 
-def choose_kind(model: nn.Module, found: FileImage, kind: DataKind | None) -> DataKind | None:
+def choose_kind(model: nn.Module, file_image: FileImage, kind: DataKind | None) -> DataKind | None:
     """Return the data kind as which a model takes the values of a file; ``None`` if it takes a photo.
 
     Args:
         model: Its convolutions say how many channels and axes it takes.
-        found: The image or the volume.
+        file_image: The image or the volume.
         kind: The data kind that the user named.
     """
-    if found.is_volume:
-        depth, height, width, channels = found.values.shape
+    if file_image.is_volume:
+        depth, height, width, channels = file_image.values.shape
         inferred = infer_kind(model, (channels, depth, height, width), kind)
         return inferred if inferred in ("volume", "clip") else None
     first = next(iter(list_channels(model, 2)), None)
-    return "image" if found.channels == first and first not in _PHOTO_CHANNELS else None
+    return "image" if file_image.channels == first and first not in _PHOTO_CHANNELS else None
 
 
 def transform_values(
-    found: FileImage, transform: Transform | None
+    file_image: FileImage, transform: Transform | None
 ) -> tuple[Tensor, Geometry | None, tuple[MapWarning, ...]]:
     """Return a file's values as the model's input ``(C, *size)``, the geometry of an image, and notes for the user.
 
@@ -58,13 +58,13 @@ def transform_values(
         GeometryError: The transform is more than a crop and a resize, or changes the size of a volume.
     """
     if transform is None:
-        unit = np.ascontiguousarray(np.moveaxis(found.to_unit(), -1, 0))
-        geometry = None if found.is_volume else Geometry.whole(*unit.shape[1:])
+        unit = np.ascontiguousarray(np.moveaxis(file_image.to_unit(), -1, 0))
+        geometry = None if file_image.is_volume else Geometry.whole(*unit.shape[1:])
         return torch.from_numpy(unit), geometry, (_ASSUMED_SCALE,)
-    given = torch.from_numpy(found.to_model_values())
-    tensor = _apply(transform, given, found)
-    if not found.is_volume:
-        return tensor, _measure(found, transform), ()
+    given = torch.from_numpy(file_image.to_model_values())
+    tensor = _apply(transform, given, file_image)
+    if not file_image.is_volume:
+        return tensor, _measure(file_image, transform), ()
     if tensor.shape[1:] != given.shape[1:]:
         raise GeometryError(
             f"transform made {tuple(tensor.shape)} of the volume {tuple(given.shape)}; for volumes it may change "
@@ -73,15 +73,15 @@ def transform_values(
     return tensor, None, ()
 
 
-def build_file_view(found: FileImage, kind: DataKind, geometry: Geometry | None) -> View:
+def build_file_view(file_image: FileImage, kind: DataKind, geometry: Geometry | None) -> View:
     """Return the view of a file's values for the user."""
-    pixels = found.draw()
+    pixels = file_image.draw()
     if geometry is not None:
-        return Photo(pixels, geometry, found.origin)
-    return (Clip if kind == "clip" else Volume)(pixels, found.origin)
+        return Photo(pixels, geometry, file_image.origin)
+    return (Clip if kind == "clip" else Volume)(pixels, file_image.origin)
 
 
-def _apply(transform: Transform, given: Tensor, found: FileImage) -> Tensor:
+def _apply(transform: Transform, given: Tensor, file_image: FileImage) -> Tensor:
     """Return what a transform makes of the values ``(C, *size)``.
 
     Raises:
@@ -92,8 +92,8 @@ def _apply(transform: Transform, given: Tensor, found: FileImage) -> Tensor:
         output: Any = unwrap_image(transform(given))  # type: ignore[arg-type]  # transforms of photos take PIL images
     except Exception as error:
         raise ImageError(
-            f"transform failed on the values of {found.name}, a float tensor {shape}: {error}. For a model that takes "
-            "all bands or a volume, pass transform= with a function of such a tensor."
+            f"transform failed on the values of {file_image.name}, a float tensor {shape}: {error}. For a model that "
+            "takes all bands or a volume, pass transform= with a function of such a tensor."
         ) from error
     tensor = torch.from_numpy(output) if isinstance(output, np.ndarray) else output
     if not isinstance(tensor, Tensor) or tensor.ndim != given.ndim or not tensor.is_floating_point():
@@ -104,15 +104,15 @@ def _apply(transform: Transform, given: Tensor, found: FileImage) -> Tensor:
     return tensor
 
 
-def _measure(found: FileImage, transform: Transform) -> Geometry:
+def _measure(file_image: FileImage, transform: Transform) -> Geometry:
     """Return the geometry of a transform of bands ``(C, H, W)``.
 
     It is read from the transform's attributes, or measured with images that have the same value in all bands.
     """
-    low, high = find_range(found.values)
+    low, high = find_range(file_image.values)
 
     def run(photo: Image.Image) -> Any:
         gray = torch.from_numpy(np.array(photo.convert("L"), np.float32)) / 255 * (high - low) + low
-        return transform(gray.expand(found.channels, *gray.shape).clone())  # type: ignore[arg-type]
+        return transform(gray.expand(file_image.channels, *gray.shape).clone())  # type: ignore[arg-type]
 
-    return read_geometry(transform, (found.values.shape[0], found.values.shape[1]), run=run)
+    return read_geometry(transform, (file_image.values.shape[0], file_image.values.shape[1]), run=run)

@@ -43,7 +43,7 @@ bool (black and white), or floats in [0, 1].
 
 _NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp"
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
-    (*(f".{name}" for name in _NAMES.split()), *(each for each in format_table.SUFFIXES if each.count(".") == 1))
+    (*(f".{name}" for name in _NAMES.split()), *(suffix for suffix in format_table.SUFFIXES if suffix.count(".") == 1))
 )
 """The file suffixes, in lower case, that count as images when a folder is searched; see :func:`has_image_suffix`."""
 
@@ -128,9 +128,9 @@ def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImag
     options = ReadingOptions.from_user(reading)
     if not isinstance(path, (str, os.PathLike, bytes)):
         raise ImageError(f"path: a path or the bytes of a file are needed; {type(path).__qualname__} came.")
-    found = read_file_image(path, options)
-    if found is not None:
-        return found
+    file_image = read_file_image(path, options)
+    if file_image is not None:
+        return file_image
     image = read_plain(path, options)
     name = str(path) if not isinstance(path, bytes) else "the bytes"
     white = Contrast((0.0,), (255.0,))
@@ -255,8 +255,8 @@ def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:
 
 def get_origin(image: Image.Image) -> Origin | None:
     """Return where the pixels of an image that :func:`read_image` returned lie in its file and in the world."""
-    found = image.info.get(_ORIGIN)
-    return found if isinstance(found, Origin) else None
+    origin = image.info.get(_ORIGIN)
+    return origin if isinstance(origin, Origin) else None
 
 
 # ------------------------------------------------------------------------------------------------------ decoding
@@ -291,9 +291,9 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingO
     if not header:
         raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
     with _name_in_errors(name):
-        found = format_table.read_stream(stream, name, options)
-    if found is not None:
-        return _flatten(found, max_side, options)
+        file_image = format_table.read_stream(stream, name, options)
+    if file_image is not None:
+        return _flatten(file_image, max_side, options)
     formats = _list_formats(header, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = _open_image(stream, header, formats)
@@ -321,12 +321,12 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingO
     return plain if max_side is not None else _note_reduction(plain, size)
 
 
-def _flatten(found: FileImage, max_side: int | None, options: ReadingOptions) -> Image.Image:
+def _flatten(file_image: FileImage, max_side: int | None, options: ReadingOptions) -> Image.Image:
     """Return what a file holds as a plain image."""
-    plain = _reduce(found.to_photo(), max_side)
+    plain = _reduce(file_image.to_photo(), max_side)
     size, factor = plain.size, options.choose_factor(plain.size)
     plain = plain if factor == 1 else plain.reduce(factor)
-    plain.info.update({_NOTES: found.notes, _ORIGIN: found.origin})
+    plain.info.update({_NOTES: file_image.notes, _ORIGIN: file_image.origin})
     return _note_reduction(plain, size)
 
 
@@ -478,8 +478,8 @@ def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Imag
     Raises:
         UnidentifiedImageError: None of them knows the format.
     """
-    for each in formats:
-        factory, accept = Image.OPEN[each]
+    for format_name in formats:
+        factory, accept = Image.OPEN[format_name]
         answer = accept is None or accept(header)
         if not answer or isinstance(answer, str):  # a string says that a library is missing
             continue
@@ -624,11 +624,11 @@ def _choose_white(values: npt.NDArray[Any], name: str, whites: tuple[int, ...]) 
     for white in whites:
         if low * 255 / white >= -slack and high * 255 / white <= 255 + slack:
             return white
-    found = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
+    problem = f"range from {low:g} to {high:g}" if low <= high else "contain NaN"
     hint = " Divide by 255, or convert to uint8." if whites == (1,) and 0 <= low <= high <= 255 else ""
     if whites != (1,):
         hint = " To choose what is black and white, use camtool.open_image(path, percentiles=(2, 98))."
-    raise ImageError(f"the values of {name} {found}; [0, {whites[-1]}] is allowed.{hint}")
+    raise ImageError(f"the values of {name} {problem}; [0, {whites[-1]}] is allowed.{hint}")
 
 
 def _scale_to_levels(values: npt.NDArray[Any], white: int) -> npt.NDArray[np.uint8]:

@@ -222,22 +222,24 @@ class InputPreparer:
         Raises:
             ImageError: It cannot be read, or the model takes no such image.
         """
-        found = image_files.read_file_image(source, self._reading)
-        if found is not None and choose_kind(self._model, found, self._kind) is not None:
-            return found
-        given = source if found is None else found
+        file_image = image_files.read_file_image(source, self._reading)
+        if file_image is not None and choose_kind(self._model, file_image, self._kind) is not None:
+            return file_image
+        given = source if file_image is None else file_image
         return image_files.read_plain(given, self._reading, max_side)
 
-    def _prepare_values(self, found: FileImage) -> PreparedInput:
+    def _prepare_values(self, file_image: FileImage) -> PreparedInput:
         """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
-        kind = choose_kind(self._model, found, self._kind) or "image"
+        kind = choose_kind(self._model, file_image, self._kind) or "image"
         # A model's own transform is one of photos, but the user's may be meant for volumes.
-        values, geometry, notes = transform_values(found, self._transform if found.is_volume else self.transform)
+        values, geometry, notes = transform_values(
+            file_image, self._transform if file_image.is_volume else self.transform
+        )
         tensor = values.to(self._device, get_dtype(self._model))
         is_unit = bool(notes)
         black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
-        notes = (*found.notes, *notes, *find_tensor_warnings(ValueRange.of_tensor(tensor), black, white))
-        return PreparedInput(tensor, build_file_view(found, kind, geometry), notes, black, white)
+        notes = (*file_image.notes, *notes, *find_tensor_warnings(ValueRange.of_tensor(tensor), black, white))
+        return PreparedInput(tensor, build_file_view(file_image, kind, geometry), notes, black, white)
 
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
         """Read and transform an image."""
@@ -409,7 +411,7 @@ class InputPreparer:
         is_batch, items = (
             (True, map(self._prepare_entry, img)) if isinstance(img, (list, tuple)) else self._iterate(img)
         )
-        batches = (InputBatch.from_prepared(each, call_index, score) for each in group_into_batches(items, size))
+        batches = (InputBatch.from_prepared(group, call_index, score) for group in group_into_batches(items, size))
         return len(img) if is_batch else None, batches
 
     def _join_to_images(self, inputs: Inputs, image: Key | None) -> Inputs:
@@ -486,14 +488,14 @@ class InputPreparer:
         candidates = inputs.find_image_candidates()
         others = [value for key, value in inputs.entries.items() if key != candidates[0]]
         is_only_tensor = not any(
-            is_unprepared_image(each) or nested_tensors.find_main_tensor(each) is not None for each in others
+            is_unprepared_image(entry) or nested_tensors.find_main_tensor(entry) is not None for entry in others
         )
         # A layer can depend on nothing else then, and no forward pass is needed to find out.
         if len(candidates) == 1 and is_only_tensor:
             return candidates[0], call_index
         first = {key: next(self.prepare_inputs(inputs, key)[0].split(1)).inputs for key in candidates}
-        key, found = select_image_input(self._model, first, layers, call_index, score)
-        return key, None if call_index is None and found == -1 else found
+        key, chosen_index = select_image_input(self._model, first, layers, call_index, score)
+        return key, None if call_index is None and chosen_index == -1 else chosen_index
 
     def _prepare_argument(self, value: Any, *, is_image: bool) -> Any:
         """Prepare one argument of the model: an image that is not a tensor yet, or tensors for the model's device."""

@@ -170,8 +170,8 @@ def _try_candidates(
     first, inputs = next(iter(candidates.items()))
     calls = _iterate_calls(model, inputs, layers) if call_index is None else (call_index,)
     for call in calls:
-        for key, each in candidates.items():
-            if depends_on_image(model, each, layers, call_index=call, score=score):
+        for key, candidate in candidates.items():
+            if depends_on_image(model, candidate, layers, call_index=call, score=score):
                 return key, call
     # If the layers do not fit at all, this raises an error that says why.
     last = -1 if call_index is None else call_index

@@ -129,12 +129,12 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     whole = _find_whole(tensors)
     if whole is not None:
         return whole
-    if any(each.device.type != "cpu" or each.dtype == torch.bfloat16 or each.requires_grad for each in tensors):
+    if any(tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16 or tensor.requires_grad for tensor in tensors):
         return torch.stack(list(tensors))
     # Numpy copies, as torch would use all cores: its threads go on to wait for work for some milliseconds, and would
     # take the cores from an engine. Torch makes the memory, which is aligned as its kernels like it.
     batch = torch.empty(len(tensors), *tensors[0].shape, dtype=tensors[0].dtype, device="cpu")
-    np.stack([each.numpy() for each in tensors], out=batch.numpy())
+    np.stack([tensor.numpy() for tensor in tensors], out=batch.numpy())
     return batch
 
 
@@ -143,11 +143,11 @@ def _find_whole(tensors: Sequence[Tensor]) -> Tensor | None:
     first, second = tensors[0], tensors[1]
     step = second.storage_offset() - first.storage_offset()
     memory = get_storage_id(first)
-    if memory is None or step < first.numel() or any(each.requires_grad for each in tensors):
+    if memory is None or step < first.numel() or any(tensor.requires_grad for tensor in tensors):
         return None
-    for place, each in enumerate(tensors):
+    for place, tensor in enumerate(tensors):
         offset = first.storage_offset() + place * step
-        if (get_storage_id(each), each.storage_offset(), each.stride()) != (memory, offset, first.stride()):
+        if (get_storage_id(tensor), tensor.storage_offset(), tensor.stride()) != (memory, offset, first.stride()):
             return None
     return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
 

@@ -76,10 +76,10 @@ def is_reduced_page(image: Image.Image) -> bool:
 
 def _count_bands_in_description(description: str) -> int | None:
     """Return the number of bands by the description of the first page, if each band has a page."""
-    found = _CHANNELS.search(description)
-    if not found and not _OTHER_AXES.search(description):
-        found = _SHAPE.search(description)
-    bands = int(next(filter(None, found.groups()))) if found else 1
+    match = _CHANNELS.search(description)
+    if not match and not _OTHER_AXES.search(description):
+        match = _SHAPE.search(description)
+    bands = int(next(filter(None, match.groups()))) if match else 1
     return bands if bands > 1 else None
 
 

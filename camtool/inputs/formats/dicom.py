@@ -206,10 +206,11 @@ def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
     for index in frames:
         # JPEG-LS and RLE, which Pillow does not know. Ultralytics replaces Image.open, and asks for a package then.
         with suppress(UnidentifiedImageError, ImportError):
-            found = Image.open(BytesIO(get_frame(dataset.PixelData, index, number_of_frames=count))).size
-            if found != size:
+            frame_size = Image.open(BytesIO(get_frame(dataset.PixelData, index, number_of_frames=count))).size
+            if frame_size != size:
                 raise ImageError(
-                    f"{name} is damaged: it says {size[0]} x {size[1]} pixels, and holds {found[0]} x {found[1]}."
+                    f"{name} is damaged: it says {size[0]} x {size[1]} pixels, and holds {frame_size[0]} x "
+                    f"{frame_size[1]}."
                 )
 
 
@@ -314,9 +315,9 @@ def _read_gray(
     if chosen is not None:
         return values, chosen, ()
     if first.get("VOILUTSequence", None):
-        for each, (_, frame) in zip(values, parts, strict=True):
-            for rows in _cut_rows(each):
-                each[rows] = _apply_table(each[rows], frame.VOILUTSequence[0], frame)
+        for plane, (_, frame) in zip(values, parts, strict=True):
+            for rows in _cut_rows(plane):
+                plane[rows] = _apply_table(plane[rows], frame.VOILUTSequence[0], frame)
         bits = int(first.VOILUTSequence[0].LUTDescriptor[2])
         white = Contrast((0.0,), (float(2**bits - 1),), is_inverted=is_inverted)
         return values, white, ()
@@ -349,15 +350,15 @@ def _apply_table(values: NDArray[Any], item: Any, dataset: Any) -> NDArray[Any]:
 
     pydicom's own function stores the indices in the type of the results, so those above 255 wrap for 8 bits.
     """
-    count, first = (int(each) for each in item.LUTDescriptor[:2])
+    count, first = (int(number) for number in item.LUTDescriptor[:2])
     entries = item.LUTData
     if isinstance(entries, bytes):
         is_little = dataset.file_meta.TransferSyntaxUID.is_little_endian
         entries = np.frombuffer(entries, "<u2" if is_little else ">u2")
     table = np.asarray(entries, np.uint16)[: count or 2**16]
     index = np.clip(np.rint(values).astype(np.int64) - first, 0, len(table) - 1)
-    found: NDArray[Any] = table[index]
-    return found
+    looked_up: NDArray[Any] = table[index]
+    return looked_up
 
 
 def _find_valid(pixels: NDArray[Any], dataset: Any) -> NDArray[np.bool_]:
@@ -404,4 +405,4 @@ def _get_numbers(dataset: Any, keyword: str) -> tuple[float, ...] | None:
     if value is None or value == "":
         return None
     several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return tuple(float(each) for each in several) or None
+    return tuple(float(number) for number in several) or None

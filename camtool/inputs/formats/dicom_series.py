@@ -80,25 +80,27 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
     slices = [_read_place(path, options) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
     _check_alike(name, slices)
     normal = np.cross(slices[0].cosines[:3], slices[0].cosines[3:])
-    places = np.array([float(each.position @ normal) for each in slices])
+    places = np.array([float(dicom_slice.position @ normal) for dicom_slice in slices])
     order = np.argsort(places, kind="stable")
     gaps = np.diff(places[order])
     _check_gaps(name, [slices[index] for index in order], gaps)
     chosen = options.choose_slice(name, len(slices))
     wanted = [slices[index] for index in (order if chosen is None else order[chosen : chosen + 1])]
     height, width, samples = slices[0].size
-    options.check_size(name, height, width, len(wanted) * samples, max(each.value_bytes for each in wanted))
+    options.check_size(
+        name, height, width, len(wanted) * samples, max(dicom_slice.value_bytes for dicom_slice in wanted)
+    )
     return _read_slices(name, wanted, gaps, options)
 
 
 def _read_slices(name: str, wanted: list[_Slice], gaps: NDArray[np.float64], options: ReadingOptions) -> FileImage:
     parts: list[tuple[Any, Any]] = []
     kinds = set()
-    for each in wanted:
-        with each.path.open("rb") as stream:
-            dataset = open_dataset(stream, str(each.path))
-        with name_in_errors(str(each.path), "DICOM"):
-            (pixels,), photometric = decode_frames(dataset, str(each.path), [0])
+    for dicom_slice in wanted:
+        with dicom_slice.path.open("rb") as stream:
+            dataset = open_dataset(stream, str(dicom_slice.path))
+        with name_in_errors(str(dicom_slice.path), "DICOM"):
+            (pixels,), photometric = decode_frames(dataset, str(dicom_slice.path), [0])
         kinds.add(photometric)
         parts.append((pixels, dataset))
     if len(kinds) > 1:
@@ -134,7 +136,7 @@ def _read_place(path: Path, options: ReadingOptions) -> _Slice:
                 "the order of the slices is unknown; give its path instead of its folder."
             )
         size = int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel)
-        where = np.array([float(each) for each in position])
+        where = np.array([float(number) for number in position])
         series, needed = str(dataset.get("SeriesInstanceUID", "")), count_value_bytes(dataset, options)
         return _Slice(path, series, size, needed, np.array([float(x) for x in cosines]), where)
 
@@ -145,18 +147,22 @@ def _check_alike(name: str, slices: list[_Slice]) -> None:
     Raises:
         ImageError: They are not.
     """
-    series = sorted({each.series for each in slices})
+    series = sorted({dicom_slice.series for dicom_slice in slices})
     if len(series) > 1:
         raise ImageError(
             f"{name} holds {len(series)} DICOM series, and a volume is one; move each to a folder of its own: "
             f"{', '.join(series[:3])}{', ...' if len(series) > 3 else ''}."
         )
     first = slices[0]
-    for each in slices:
-        if each.size != first.size:
-            raise ImageError(f"{each.path} has {each.size[1]} x {each.size[0]} pixels, unlike {first.path}.")
-        if np.abs(each.cosines - first.cosines).max() > _PARALLEL:
-            raise ImageError(f"{each.path} is not parallel to {first.path}, so they are no volume; e.g. a localizer.")
+    for dicom_slice in slices:
+        if dicom_slice.size != first.size:
+            raise ImageError(
+                f"{dicom_slice.path} has {dicom_slice.size[1]} x {dicom_slice.size[0]} pixels, unlike {first.path}."
+            )
+        if np.abs(dicom_slice.cosines - first.cosines).max() > _PARALLEL:
+            raise ImageError(
+                f"{dicom_slice.path} is not parallel to {first.path}, so they are no volume; e.g. a localizer."
+            )
 
 
 def _check_gaps(name: str, ordered: list[_Slice], gaps: NDArray[np.float64]) -> None:

@@ -50,7 +50,7 @@ FORMATS: tuple[Format, ...] = (
 )
 """All formats, in the order in which they are tried."""
 
-SUFFIXES: tuple[str, ...] = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+SUFFIXES: tuple[str, ...] = tuple(suffix for file_format in FORMATS for suffix in file_format.suffixes)
 """The suffixes of all formats."""
 
 
@@ -62,10 +62,10 @@ def read_stream(stream: BinaryIO, name: str, options: ReadingOptions) -> FileIma
     """
     header = stream.read(HEADER_BYTES)
     stream.seek(0)
-    found = next((each for each in FORMATS if each.matches(header)), None)
-    image = None if found is None else found.read(stream, name, options)
+    file_format = next((candidate for candidate in FORMATS if candidate.matches(header)), None)
+    image = None if file_format is None else file_format.read(stream, name, options)
     if image is None:
-        options.check_supported(name, "this file" if found is None else found.name)
+        options.check_supported(name, "this file" if file_format is None else file_format.name)
         stream.seek(0)
     return image
 

@@ -81,14 +81,14 @@ def build_tiff_origin(tags: Mapping[int, Any], name: str, shape: tuple[int, ...]
     """
     if int(tags.get(_ORIENTATION, 1)) != 1:
         return None
-    found = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
-    keys = _parse_keys(found)
-    transform = _find_transform(found, keys)
+    plain_tags = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
+    keys = _parse_keys(plain_tags)
+    transform = _find_transform(plain_tags, keys)
     spacing = None
     if transform is not None and len(shape) == 2:
         a, b, _, d, e, _ = transform
         spacing = (float(np.hypot(b, e)), float(np.hypot(a, d)))
-    return TiffOrigin(name, shape, spacing, found, _find_crs(keys), transform)
+    return TiffOrigin(name, shape, spacing, plain_tags, _find_crs(keys), transform)
 
 
 def _to_plain(value: Any) -> Any:
@@ -105,14 +105,14 @@ def _count(value: Any) -> int:
 def _parse_keys(tags: Mapping[int, Any]) -> dict[int, int | str]:
     """Return the whole numbers and texts of the key directory, by key."""
     directory, texts = tags.get(_KEYS, ()), str(tags.get(_TEXTS, ""))
-    found: dict[int, int | str] = {}
+    entries: dict[int, int | str] = {}
     for start in range(4, len(directory) - 3, 4):
-        key, location, count, value = (int(each) for each in directory[start : start + 4])
+        key, location, count, value = (int(number) for number in directory[start : start + 4])
         if location == 0:
-            found[key] = value
+            entries[key] = value
         elif location == _TEXTS:
-            found[key] = texts[value : value + count].rstrip("|\0")
-    return found
+            entries[key] = texts[value : value + count].rstrip("|\0")
+    return entries
 
 
 def _find_crs(keys: Mapping[int, int | str]) -> str | None:
@@ -133,8 +133,8 @@ def _find_transform(
         matrix = tags[_MATRIX]
         a, b, c, d, e, f = (float(matrix[index]) for index in (0, 1, 3, 4, 5, 7))
     elif len(tags.get(_SCALE, ())) >= 2 and len(tags.get(_TIEPOINT, ())) == 6:
-        across, down = (float(each) for each in tags[_SCALE][:2])
-        column, row, _, x, y, _ = (float(each) for each in tags[_TIEPOINT])
+        across, down = (float(scale) for scale in tags[_SCALE][:2])
+        column, row, _, x, y, _ = (float(coordinate) for coordinate in tags[_TIEPOINT])
         a, b, c, d, e, f = across, 0.0, x - column * across, 0.0, -down, y + row * down
     else:
         return None

@@ -108,7 +108,7 @@ class NiftiOrigin(Origin):
     def _build_image(self, heatmap: NDArray[np.float32]) -> Any:
         """Return the heatmap as an image of nibabel in the orientation of the file."""
         nibabel = import_reader("nibabel", "nifti", self.name, "a NIfTI file")
-        shape, cut = tuple(int(each) for each in self.header.get_data_shape()[:3]), _CUTS[self.axis]
+        shape, cut = tuple(int(length) for length in self.header.get_data_shape()[:3]), _CUTS[self.axis]
         shape = (*shape, 1, 1)[:3]
         orientation = nibabel.io_orientation(self.affine)
         sizes = np.empty(3, int)
@@ -254,7 +254,7 @@ def _find_spacing(nibabel: Any, affine: NDArray[np.float64], axis: Axis) -> tupl
     orientation = nibabel.io_orientation(affine)
     sizes = np.empty(3)
     sizes[orientation[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine)
-    return tuple(float(each) for each in sizes[list(_CUTS[axis].axes)])
+    return tuple(float(distance) for distance in sizes[list(_CUTS[axis].axes)])
 
 
 def _choose_class(nibabel: Any, header: Any) -> Any:

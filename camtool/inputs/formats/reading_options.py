@@ -228,20 +228,20 @@ def _advise(pixels: float, others: str) -> str:
 def _check_bands(bands: Any) -> tuple[int, ...]:
     numbers = (bands,) if isinstance(bands, Integral) else bands
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str) and len(numbers) > 0
-    if not is_list or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers):
+    if not is_list or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
         raise ImageError(f"bands={bands!r} must be band numbers, from 1, e.g. bands=(4, 3, 2).")
     if min(numbers) < 1:
         raise ImageError(f"bands={bands!r}: bands are counted from 1, as in QGIS and rasterio.")
-    return tuple(int(each) for each in numbers)
+    return tuple(int(number) for number in numbers)
 
 
 def _check_pair(name: str, pair: Any) -> tuple[float, float]:
     example = "(40, 400), a center and a width" if name == "window" else "(2, 98)"
     is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-    if not is_pair or not all(isinstance(each, Real) and not isinstance(each, bool) for each in pair):
+    if not is_pair or not all(isinstance(number, Real) and not isinstance(number, bool) for number in pair):
         raise ImageError(f"{name}={pair!r} must be two numbers, e.g. {name}={example}.")
-    for each in pair:
-        check_number(name, each, error=ImageError)
+    for number in pair:
+        check_number(name, number, error=ImageError)
     return float(pair[0]), float(pair[1])
 
 

@@ -143,7 +143,7 @@ def _check_series(series: Any, sizes: Mapping[str, int], name: str, options: Rea
         raise ImageError(f"{name} holds values of the type {series.dtype}; real numbers are needed.")
     photometric = int(series.keyframe.photometric)
     if photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR):
-        given = ", ".join(f"{each}=" for each in options.list_given())
+        given = ", ".join(f"{option}=" for option in options.list_given())
         raise ImageError(f"{name} holds colors of the kind {series.keyframe.photometric.name}; leave {given} out.")
 
 
