@@ -113,7 +113,7 @@ def has_relative_rows(output: Any) -> bool:
     rows = find_best_rows(output)
     if rows is None or find_heads(output):
         return False
-    return any(map(len, rows)) and all(_are_fractions(each[:, :4].detach()) for each in rows)
+    return any(map(len, rows)) and all(_are_fractions(image_rows[:, :4].detach()) for image_rows in rows)
 
 
 def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor, PostProcessing] | None:
@@ -123,7 +123,7 @@ def find_decoded_queries(output: Any) -> tuple[Tensor, Tensor, PostProcessing] |
     """
     table, beside = _split(output)
     tensors = find_tensors(beside)[:2]
-    if table is None or [each.ndim for each in tensors] != [4, 4]:
+    if table is None or [tensor.ndim for tensor in tensors] != [4, 4]:
         return None
     boxes, scores = tensors  # (decoder layers, N, Q, 4) and (decoder layers, N, Q, K)
     # Earlier versions return a row for each query with all its classes, later ones the best pairs of query and class.
@@ -153,14 +153,14 @@ def find_heads(output: Any) -> list[Mapping[str, Any]]:
 
     Models that need no non-maximum suppression have two heads. The rows that they select are those of ``one2one``.
     """
-    mappings = [each for each in _split(output)[1] if isinstance(each, Mapping)]
-    heads = [each.get(name) for each in mappings for name in ("one2one", "one2many")] + mappings
+    mappings = [part for part in _split(output)[1] if isinstance(part, Mapping)]
+    heads = [mapping.get(name) for mapping in mappings for name in ("one2one", "one2many")] + mappings
     return [
-        each
-        for each in heads
-        if isinstance(each, Mapping)
-        and isinstance(each.get("scores"), Tensor)
-        and isinstance(each.get("feats"), (list, tuple))
+        head
+        for head in heads
+        if isinstance(head, Mapping)
+        and isinstance(head.get("scores"), Tensor)
+        and isinstance(head.get("feats"), (list, tuple))
     ]
 
 
@@ -219,7 +219,7 @@ def _pick_sizes(rows: Tensor) -> Sequence[Tensor]:
     width, height = (rows[:, 2:4] - rows[:, :2]).detach().unbind(1)
     order = (width * height).argsort()
     picked = order[torch.linspace(0, len(order) - 1, min(len(order), 8), device=order.device).long()]
-    return [rows[each, 4].reshape(1, 1) for each in picked]
+    return [rows[row, 4].reshape(1, 1) for row in picked]
 
 
 # ------------------------------------------------------------------------------------------------ maps beside a table
@@ -245,9 +245,9 @@ def _find_maps(table: Tensor, beside: Sequence[Any]) -> list[Tensor]:
 
     The table's shape alone could mean anything, but only anchors are as many as the positions of all maps together.
     """
-    maps = [each for each in find_tensors(beside) if each.ndim == 4 and len(each) == len(table)]
+    maps = [tensor for tensor in find_tensors(beside) if tensor.ndim == 4 and len(tensor) == len(table)]
     # A set, as several maps may have one size, e.g. those of boxes and of classes: their positions count once.
-    positions = sum(height * width for height, width in {tuple(each.shape[2:]) for each in maps})
+    positions = sum(height * width for height, width in {tuple(feature_map.shape[2:]) for feature_map in maps})
     return maps if table.shape[2] == positions > 0 else []
 
 
@@ -255,8 +255,10 @@ def _read_rows(table: Tensor, beside: Sequence[Any]) -> Anchors | None:
     """Read a table ``(N, A, 5 + K)``, in which each anchor is a row: box, objectness, and a share for each class."""
     if table.shape[2] <= 5:
         return None
-    maps = [each for each in find_tensors(beside) if each.ndim == 5 and each.shape[-1] == table.shape[2]]
-    levels: Sequence[Tensor] = maps if sum(each.shape[1:4].numel() for each in maps) == table.shape[1] else ()
+    maps = [tensor for tensor in find_tensors(beside) if tensor.ndim == 5 and tensor.shape[-1] == table.shape[2]]
+    levels: Sequence[Tensor] = (
+        maps if sum(feature_map.shape[1:4].numel() for feature_map in maps) == table.shape[1] else ()
+    )
     if not levels and not beside and _has_values_of_anchors(table, 3):
         levels = _split_levels(table[..., 4:], 1)
     if not levels:
@@ -281,7 +283,7 @@ def _has_values_of_anchors(rows: Tensor, anchors_per_position: int) -> bool:
 def _split_levels(values: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the parts of a table that belong to the three levels."""
     unit = values.shape[axis] // sum(_FINEST_TO_COARSEST)
-    levels: Sequence[Tensor] = values.split([unit * each for each in _FINEST_TO_COARSEST], axis)
+    levels: Sequence[Tensor] = values.split([unit * share for share in _FINEST_TO_COARSEST], axis)
     return levels
 
 

@@ -31,14 +31,14 @@ def find_class_count(model: nn.Module, width: int | None = None) -> int | None:
             of one less beside "no object", is possible then. If modules at one depth declare both, neither counts.
     """
     if width is None:
-        return next((each for level in _list_levels(model) for each in map(get_class_count, level) if each), None)
+        return next((count for level in _list_levels(model) for count in map(get_class_count, level) if count), None)
     for level in _list_levels(model):
         possible = {
             count
-            for each in level
-            for count in _list_counts(each)
+            for module in level
+            for count in _list_counts(module)
             # Every configuration of Hugging Face has a number of labels, also that of a backbone without a head.
-            if count in (width, width - 1) and (each is model or _has_linear_layer(each, width))
+            if count in (width, width - 1) and (module is model or _has_linear_layer(module, width))
         }
         if possible:
             return possible.pop() if len(possible) == 1 else None
@@ -55,9 +55,9 @@ def _list_levels(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _list_counts(module: nn.Module) -> list[int]:
     declared = getattr(module, "num_classes", None), get_class_count(module)
-    return [each for each in declared if isinstance(each, int)]
+    return [count for count in declared if isinstance(count, int)]
 
 
 def _has_linear_layer(module: nn.Module, width: int) -> bool:
     """Return True if a linear layer in a module has this many outputs."""
-    return any(getattr(each, "out_features", None) == width for each in module.modules())
+    return any(getattr(submodule, "out_features", None) == width for submodule in module.modules())

@@ -91,7 +91,7 @@ def find_logits(output: Any) -> Tensor:
         return _compute_planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
     field = find_score_field(named)
     tensors = find_tensors(output if field is None else named[field])
-    floating = [each for each in tensors if each.is_floating_point() and each.ndim]
+    floating = [candidate for candidate in tensors if candidate.is_floating_point() and candidate.ndim]
     tensor = floating[_has_logits_second(floating)] if floating else None
     if tensor is None:
         raise TargetError(
@@ -117,7 +117,7 @@ def _has_logits_second(tensors: Sequence[Tensor]) -> bool:
     """Return True for two tensors of which the first is the softmax of the second, as YOLO's classifiers return."""
     if len(tensors) != 2 or tensors[0].ndim != 2 or tensors[0].shape != tensors[1].shape:
         return False
-    probabilities, logits = (each.detach() for each in tensors)
+    probabilities, logits = (tensor.detach() for tensor in tensors)
     return is_between_zero_and_one(probabilities) and torch.allclose(probabilities, logits.softmax(1), atol=1e-5)
 
 
@@ -127,8 +127,8 @@ def find_embedding(output: Any) -> Tensor:
     Raises:
         TargetError: There is no tensor that could be an embedding.
     """
-    found = get_named_items(output).get("image_embeds")
-    return found if isinstance(found, Tensor) else find_logits(output)
+    embedding = get_named_items(output).get("image_embeds")
+    return embedding if isinstance(embedding, Tensor) else find_logits(output)
 
 
 def describe_chosen_tensor(output: Any) -> MapWarning | None:
@@ -142,10 +142,10 @@ def describe_chosen_tensor(output: Any) -> MapWarning | None:
     named = get_named_items(output)
     if find_score_field(named) is not None or not _UNAMBIGUOUS_FIELDS.isdisjoint(named):
         return None
-    places = [place for place, each in locate_tensors(output) if each.is_floating_point() and each.ndim]
+    places = [place for place, tensor in locate_tensors(output) if tensor.is_floating_point() and tensor.ndim]
     if len(places) < 2:
         return None
-    if _has_logits_second([each for each in find_tensors(output) if each.is_floating_point() and each.ndim]):
+    if _has_logits_second([tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.ndim]):
         return None
     first, *others = places
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
@@ -176,10 +176,10 @@ def compute_top_score(output: Any) -> Tensor | None:
     It is the score of the highest class; of score planes that of the class with the highest mean over all positions; of
     detections that of the most confident one.
     """
-    found = find_detections(output)
-    if found is not None:
-        each = found[0].pick_best_classes()
-        return each.scores[each.confidences.argmax()] if len(each) else None
+    detections = find_detections(output)
+    if detections is not None:
+        best = detections[0].pick_best_classes()
+        return best.scores[best.confidences.argmax()] if len(best) else None
     try:
         values = compute_class_scores(output)[0]
     except TargetError:  # an output without scores, e.g. a dictionary of strings

@@ -100,9 +100,9 @@ class Detections:
 
     def sort_by_confidence(self) -> Detections:
         """Return every box with its most confident class, the most confident box first."""
-        each = self.pick_best_classes()
-        assert each.classes is not None
-        return each._select_boxes(each.confidences.argsort(descending=True, stable=True), each.classes)
+        best = self.pick_best_classes()
+        assert best.classes is not None
+        return best._select_boxes(best.confidences.argsort(descending=True, stable=True), best.classes)
 
     def select_reported(self, confidence: float | None = None) -> Detections:
         """Return what the model's own post-processing reports, the most confident first, ``scores`` ``(D,)``.
@@ -112,18 +112,20 @@ class Detections:
         """
         rule = self.post_processing
         if rule is not None and rule.has_many_classes and self.classes is None:
-            found = self._pick_best_pairs(rule.limit or len(self))
+            reported = self._pick_best_pairs(rule.limit or len(self))
         else:
-            found = self.sort_by_confidence()
+            reported = self.sort_by_confidence()
         threshold = self.find_threshold(confidence)
-        assert found.classes is not None
+        assert reported.classes is not None
         if threshold is not None:
-            found = found._select_boxes(found.confidences > threshold, found.classes)
+            reported = reported._select_boxes(reported.confidences > threshold, reported.classes)
         if rule is not None and rule.iou_threshold is not None:
-            assert found.classes is not None
-            kept = suppress_overlaps(found.boxes, found.rotated, found.classes, rule.iou_threshold, rule.limit)
-            found = found._select_boxes(torch.tensor(kept, dtype=torch.long, device=found.device), found.classes)
-        return found
+            assert reported.classes is not None
+            kept = suppress_overlaps(reported.boxes, reported.rotated, reported.classes, rule.iou_threshold, rule.limit)
+            reported = reported._select_boxes(
+                torch.tensor(kept, dtype=torch.long, device=reported.device), reported.classes
+            )
+        return reported
 
     def find_threshold(self, confidence: float | None) -> float | None:
         """Return the threshold above which candidates are reported: ``confidence``, else the model's own, if any."""
@@ -180,7 +182,10 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
         return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
-        return [Detections(each["boxes"], each["scores"], each["scores"], each["labels"]) for each in dicts]
+        return [
+            Detections(image_dict["boxes"], image_dict["scores"], image_dict["scores"], image_dict["labels"])
+            for image_dict in dicts
+        ]
     queries = _find_queries(output)
     if queries is not None:
         return _read_all_queries(*queries, get_named_items(output), class_count)
@@ -284,9 +289,11 @@ def _read_all_queries(
     # A single logit leaves no class next to "no object".
     if width in (1, class_count) or is_open:
         rule = OWL_VIT if is_open else SIGMOID_DETR
-        return [_read_queries(*each, rule) for each in zip(boxes, scores, scores.sigmoid(), strict=True)]
+        return [_read_queries(*per_image, rule) for per_image in zip(boxes, scores, scores.sigmoid(), strict=True)]
     pairs = zip(boxes, scores[..., :-1], scores.softmax(2)[..., :-1], strict=True)
-    return [replace(_read_queries(*each, DETR), is_no_object_assumed=class_count != width - 1) for each in pairs]
+    return [
+        replace(_read_queries(*per_image, DETR), is_no_object_assumed=class_count != width - 1) for per_image in pairs
+    ]
 
 
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor, rule: PostProcessing) -> Detections:
@@ -302,15 +309,15 @@ def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor, rule: Post
     )
 
 
-def _read_phrases(boxes: Tensor, found: PhraseScores) -> Detections:
+def _read_phrases(boxes: Tensor, scores: PhraseScores) -> Detections:
     """Return the detections in one image's queries, each with a logit for each phrase of a text.
 
     Raises:
         TargetError: The text has no phrase.
     """
-    if not found.phrases:
+    if not scores.phrases:
         raise TargetError("the prompt names nothing to look for; pass one with phrases, e.g. 'a cat. a dog.'.")
-    return replace(_read_queries(boxes, found.logits, found.logits.sigmoid(), GROUNDING_DINO), phrases=found.phrases)
+    return replace(_read_queries(boxes, scores.logits, scores.logits.sigmoid(), GROUNDING_DINO), phrases=scores.phrases)
 
 
 # ----------------------------------------------------------------------------------------- anchors and rows, as in YOLO
@@ -321,7 +328,7 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
     queries = find_decoded_queries(output)
     if queries is not None:
         boxes, logits, rule = queries
-        return [_read_queries(*each, rule) for each in zip(boxes, logits, logits.sigmoid(), strict=True)]
+        return [_read_queries(*per_image, rule) for per_image in zip(boxes, logits, logits.sigmoid(), strict=True)]
     anchors = find_anchors(output, class_count)
     if anchors is not None:
         return [_read_anchors(anchors, image) for image in range(len(anchors.boxes))]
@@ -331,8 +338,8 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
     # A head of Ultralytics returns its best rows, however low their confidence. Other rows come from the user's module.
     heads, is_relative = find_heads(output), has_relative_rows(output)
     selected = ULTRALYTICS_SELECTED if heads else None
-    found = [_read_rows(each, has_angle=any("angle" in head for head in heads)) for each in rows]
-    return [replace(each, is_relative=is_relative, post_processing=selected) for each in found]
+    by_image = [_read_rows(image_rows, has_angle=any("angle" in head for head in heads)) for image_rows in rows]
+    return [replace(detections, is_relative=is_relative, post_processing=selected) for detections in by_image]
 
 
 def _read_anchors(anchors: Anchors, image: int) -> Detections:

@@ -49,7 +49,7 @@ def find_phrase_scores(named: Mapping[Any, Any], logits: Tensor) -> list[PhraseS
     tokens = named.get("input_ids")
     if isinstance(tokens, Tensor) and tokens.ndim == 2 and _is_prompt(tokens, logits):
         prompts: Sequence[Sequence[int]] = tokens.tolist()
-        return [_read_prompt(*each) for each in zip(logits, is_token.tolist(), prompts, strict=True)]
+        return [_read_prompt(*per_image) for per_image in zip(logits, is_token.tolist(), prompts, strict=True)]
     if bool(is_token.all()) or not _ends_in_padding(is_token):
         return None
     return [*map(_join_tokens, logits, is_token)]

@@ -33,8 +33,10 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():  # the usual case
         return output.detach()  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
-    found = find_detections(detached, None if model is None else find_class_count(model, count_query_logits(output)))
-    return find_logits(detached) if found is None else found  # type: ignore[return-value]
+    detections = find_detections(
+        detached, None if model is None else find_class_count(model, count_query_logits(output))
+    )
+    return find_logits(detached) if detections is None else detections  # type: ignore[return-value]
 
 
 def to_batch(output: Any, image_count: int) -> Any:
@@ -83,8 +85,8 @@ def to_batch(output: Any, image_count: int) -> Any:
 
 def count_images(output: Any) -> int:
     """Return the number of images that an output is about."""
-    found = find_detections(output)
-    return len(find_logits(output)) if found is None else len(found)
+    detections = find_detections(output)
+    return len(find_logits(output)) if detections is None else len(detections)
 
 
 def get_image_output(output: Any, index: int, *, keep_batch: bool = False) -> Any:
@@ -131,7 +133,7 @@ def _is_mapping_for_each(output: Any, image_count: int) -> bool:
     """Return True if an output is a list of mappings with equal keys, one per image, and not from a detector."""
     if not isinstance(output, list) or len(output) != image_count or find_detections(output) is not None:
         return False
-    return all(isinstance(each, Mapping) and each.keys() == output[0].keys() for each in output)
+    return all(isinstance(mapping, Mapping) and mapping.keys() == output[0].keys() for mapping in output)
 
 
 def _stack_mappings(output: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
@@ -143,7 +145,7 @@ def _stack_mappings(output: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
     stacked: dict[Any, Any] = {}
     # Values that are not tensors, e.g. names, stay lists with one entry per image.
     for key, first in output[0].items():
-        values = [each[key] for each in output]
+        values = [mapping[key] for mapping in output]
         if not isinstance(first, Tensor):
             stacked[key] = values
         elif len({value.shape for value in values}) == 1:
