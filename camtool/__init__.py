@@ -28,8 +28,8 @@ def _read_homes() -> "dict[str, str]":
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used, so that ``import camtool`` takes no time."""
     if name == "__all__":
-        names = [each for each, home in _read_homes().items() if home != "camtool"]
-        return sorted(names, key=lambda each: (not each.isupper(), each))
+        names = [public_name for public_name, home in _read_homes().items() if home != "camtool"]
+        return sorted(names, key=lambda public_name: (not public_name.isupper(), public_name))
     home = None if name.startswith("_") else _read_homes().get(name)
     if home is None:
         from camtool.arguments.foreign_names import raise_missing_name
