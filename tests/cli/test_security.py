@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 import camtool
 from camtool.cli.options import format_options
 from camtool.evaluation.leaderboard import Evaluation
-from camtool.evaluation.leaderboard.evaluation import EvaluationRow
+from camtool.evaluation.leaderboard.table import EvaluationRow
 from camtool.inputs import image_files
 from camtool.runs.text_escapes import escape_formula
 from tests.cli.test_commands import (

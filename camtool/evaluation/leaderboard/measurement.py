@@ -28,7 +28,7 @@ from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth
 from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candidates, list_groups
 from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics
-from camtool.evaluation.leaderboard.evaluation import Evaluation, EvaluationRow, bootstrap_mean
+from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow, bootstrap_mean
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.hooks.structures.nested_tensors import get_bytes
 from camtool.models import Loaded, Transform

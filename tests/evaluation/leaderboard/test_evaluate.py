@@ -18,7 +18,7 @@ import camtool
 from camtool.demo.camnet import load_honest_model
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError, TargetError
-from camtool.evaluation.leaderboard.evaluation import Evaluation, EvaluationRow
+from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
 from camtool.trust.metrics.sanity import correlate_pearson
 
@@ -294,7 +294,7 @@ def test_tables_and_files_hold_the_same_numbers(net, tmp_path):
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_images():
-    from camtool.evaluation.leaderboard.evaluation import bootstrap_mean
+    from camtool.evaluation.leaderboard.table import bootstrap_mean
 
     values = np.random.default_rng(0).normal(size=4000)
     few, many = bootstrap_mean(values[:40]), bootstrap_mean(values)
