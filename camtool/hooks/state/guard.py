@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +33,7 @@ from camtool.hooks.private_torch import (
     start_inference_mode,
 )
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.modules import HELD_TREES, read_tree
+from camtool.hooks.structures.modules import HELD_TREES, ModuleTree, read_tree
 
 
 def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
@@ -160,7 +161,7 @@ def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
             tree = read_tree(model)
             training = [getattr(module, "training", False) for module in tree.modules]
             is_compiled = "_orig_mod" in tree.names or any(map(get_compiled_call, tree.modules))
-            use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree.modules))
+            use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree))
             _USES.by_model[id(model)] = use
         else:
             # The first block inside a call comes before all forward passes; those of other threads may have run.
@@ -255,17 +256,15 @@ class BufferSnapshot:
     """
 
     @torch.no_grad()
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, tree: ModuleTree) -> None:
+        self._modules = tree.modules
         self._counts, self._names, self._tensors = self._read()
-        tensors = {id(tensor): tensor for tensor in self._tensors if tensor is not None}.values()
-        groups: dict[object, list[Tensor]] = {}
-        elements: Counter[object] = Counter()
-        for kind, size, buffer in zip(map(_get_kind, tensors), map(Tensor.numel, tensors), tensors, strict=True):
-            elements[kind] += size
-            part = (kind, elements[kind] // (_JOINED - _SMALL)) if size <= _SMALL else id(buffer)
-            groups.setdefault(part, []).append(buffer)
-        self._groups = [*map(_BufferGroup, groups.values())]
+        tensors = [tensor for tensor in self._tensors if tensor is not None]
+        kinds = [*map(_get_kind, tensors)]
+        known = tree.structure.buffers
+        if known is None or known[0] != kinds or not all(map(is_, tensors, [reference() for reference in known[1]])):
+            known = tree.structure.buffers = kinds, [*map(weakref.ref, tensors)], _group_buffers(tensors)
+        self._groups = [_BufferGroup([tensors[place] for place in places]) for places in known[2]]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -285,6 +284,20 @@ class BufferSnapshot:
         # TorchScript's are no mappings, but have the same methods.
         names = [name for buffers in owners for name in buffers.keys()]  # noqa: SIM118
         return [*map(len, own)], names, [tensor for buffers in owners for tensor in buffers.values()]
+
+
+def _group_buffers(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the places of the tensors of each group: small ones of one kind together, large ones alone."""
+    groups: dict[object, list[int]] = {}
+    elements: Counter[object] = Counter()
+    first_places = {id(tensor): place for place, tensor in reversed([*enumerate(tensors)])}
+    for place in sorted(first_places.values()):
+        tensor = tensors[place]
+        kind = tensor.dtype, tensor.device, tensor.layout, tensor.ndim, tensor.is_nested
+        elements[kind] += tensor.numel()
+        part = (kind, elements[kind] // (_JOINED - _SMALL)) if tensor.numel() <= _SMALL else place
+        groups.setdefault(part, []).append(place)
+    return [*groups.values()]
 
 
 class _BufferGroup:
@@ -335,8 +348,8 @@ their version counter alone decides whether they were written to."""
 _JOINED = 32768
 """Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer."""
 
-_get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
-"""Properties that are the same for all buffers of a group."""
+_get_kind = attrgetter("dtype", "device", "ndim")
+"""Properties of a buffer that may change while it stays the same object, when its data are replaced."""
 
 
 def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:

@@ -64,9 +64,10 @@ class Structure:
         model: A weak reference to the model.
         modules: Weak references to its modules. Python may give the id of a deleted module to a new one.
         is_quantized: True if one is a quantized module of torch, through which no gradient passes.
+        buffers: The buffers of the modules by group, see :class:`camtool.hooks.state.guard.BufferSnapshot`.
     """
 
-    __slots__ = ("_classes", "_counts", "_names", "_places", "is_quantized", "model", "modules")
+    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "is_quantized", "model", "modules")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
@@ -78,6 +79,7 @@ class Structure:
         self.is_quantized = any(
             ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in {*self._classes}
         )
+        self.buffers: tuple[list[Any], list[weakref.ref[Tensor]], list[list[int]]] | None = None
         tree.structure = self
 
     def fits(self, tree: ModuleTree) -> bool:

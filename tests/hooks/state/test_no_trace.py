@@ -473,6 +473,17 @@ def test_a_pass_of_another_thread_begins_with_the_buffers_as_they_were() -> None
     assert begin == [0, 0]
 
 
+def test_buffers_whose_data_were_replaced_are_preserved() -> None:
+    model = Counts().eval()
+    for values in (torch.zeros(2), torch.ones(2, 2, dtype=torch.float64), torch.full((), 3), torch.zeros(5000)):
+        model.in_place.data = values.clone()
+        with guard(model):
+            model(torch.ones(1))
+            assert not torch.equal(model.in_place, values)
+        assert model.in_place.dtype == values.dtype
+        assert torch.equal(model.in_place, values)
+
+
 @pytest.mark.parametrize("counting", [True, False])
 def test_threads_leave_a_model_in_training_mode(counting, eager_switching) -> None:
     model = (net(counts=Counts()) if counting else net()).train()
