@@ -105,12 +105,7 @@ class Workbench:
     """
 
     def __init__(
-        self,
-        models: ModelStore,
-        *,
-        max_pixels: int = MAX_PIXELS,
-        max_memory: int = MAX_MEMORY,
-        engine: str = "eager",
+        self, models: ModelStore, *, max_pixels: int = MAX_PIXELS, max_memory: int = MAX_MEMORY, engine: str = "eager"
     ) -> None:
         self.models, self.max_pixels, self.engine = models, max_pixels, engine
         self.max_answers, self._reading_bytes = int(_ANSWERS * max_memory), int(_READING * max_memory)

@@ -77,12 +77,7 @@ class Scene:
 
 
 def draw_scene(
-    seed: int,
-    *,
-    classes: Sequence[str | int] | None = None,
-    objects: int = 1,
-    size: int = 128,
-    mark: bool = False,
+    seed: int, *, classes: Sequence[str | int] | None = None, objects: int = 1, size: int = 128, mark: bool = False
 ) -> Scene:
     """Draw a scene.
 

@@ -183,12 +183,7 @@ class CompiledObserver:
         return remember_for_model(model, question, compile_model, is_valid)
 
     def _compile(
-        self,
-        model: nn.Module,
-        layers: Sequence[str],
-        inputs: ModelInputs,
-        count: int | None,
-        settings: ModuleSettings,
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, settings: ModuleSettings
     ) -> PreparedModel | CompiledModel:
         if self.engine == "prepared":
             return PreparedModel(model, inputs, layers)

@@ -96,12 +96,7 @@ def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
 
 @wrapper("noise", paper="arXiv 1706.03825")
 def noise(
-    evidence: Evidence,
-    method: Method,
-    *,
-    noise_samples: int = 10,
-    noise_level: float = 0.15,
-    noise_seed: int = 0,
+    evidence: Evidence, method: Method, *, noise_samples: int = 10, noise_level: float = 0.15, noise_seed: int = 0
 ) -> Tensor:
     """Average over noisy copies of the image.
 

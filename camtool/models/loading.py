@@ -111,12 +111,7 @@ def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loade
 
 
 def load_with_preprocessing(
-    name: str,
-    weights: str | None,
-    *,
-    labels: Sequence[str] | None,
-    device: str,
-    preprocessing: StatedPreprocessing,
+    name: str, weights: str | None, *, labels: Sequence[str] | None, device: str, preprocessing: StatedPreprocessing
 ) -> Loaded:
     """Load a model as :func:`camtool.load`, with the preprocessing that the user stated.
 

@@ -242,11 +242,7 @@ def grow_to_one_pixel(box: tuple[float, float, float, float]) -> tuple[float, fl
 
 
 def draw_contours(
-    photo: NDArray[Any],
-    contours: Sequence[NDArray[Any]],
-    *,
-    color: Color = _WHITE,
-    width: int | None = None,
+    photo: NDArray[Any], contours: Sequence[NDArray[Any]], *, color: Color = _WHITE, width: int | None = None
 ) -> Pixels:
     """Draw polygons on a copy of the photo, with a halo that makes them visible on any background.
 

@@ -207,13 +207,7 @@ class SlideExplanation:
         return heat  # type: ignore[no-any-return]
 
     def _draw(
-        self,
-        reader: SlideReader,
-        heat: Pixels,
-        scale: float,
-        pixels: Pixels,
-        alpha: float | None,
-        colormap: Colormap,
+        self, reader: SlideReader, heat: Pixels, scale: float, pixels: Pixels, alpha: float | None, colormap: Colormap
     ) -> None:
         """Draw the overlay into ``pixels``, square by square.
 

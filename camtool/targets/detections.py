@@ -370,12 +370,7 @@ def _read_detections(output: Any, class_count: int | None = None) -> Iterable[De
 
 
 def _match(
-    found: Detections,
-    which: int,
-    geometry: Geometry | None,
-    iou_threshold: float = 0.5,
-    *,
-    is_reported: bool = True,
+    found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5, *, is_reported: bool = True
 ) -> MatchedDetection:
     """Return one of some detections, each of which has a class."""
     assert found.classes is not None

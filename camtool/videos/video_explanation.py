@@ -166,11 +166,7 @@ class VideoExplanation:
         return placed
 
     def save(
-        self,
-        path: str | PathLike[str],
-        *,
-        alpha: float | None = None,
-        colormap: Colormap = DEFAULT_COLORMAP,
+        self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
     ) -> Path:
         """Write the video with the heatmaps over it as MP4, and a line for each explained frame beside it.
 

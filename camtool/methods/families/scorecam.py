@@ -344,11 +344,7 @@ def polycam(
 
 
 def _compute_gains(
-    evidence: Evidence,
-    rows: Sequence[int],
-    variant: Variant,
-    score_variants: Callable[..., Tensor],
-    enlarge: Enlarge,
+    evidence: Evidence, rows: Sequence[int], variant: Variant, score_variants: Callable[..., Tensor], enlarge: Enlarge
 ) -> Tensor:
     """Return the weight of each channel for the rows of one image, ``(C, rows)``.
 

@@ -58,10 +58,7 @@ _ENGINES = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "auto": 
 
 
 def describe_run(
-    loaded: Loaded,
-    methods: Sequence[str],
-    options: Mapping[str, Any],
-    command: Mapping[str, Any],
+    loaded: Loaded, methods: Sequence[str], options: Mapping[str, Any], command: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a run, as values of JSON. It holds no time, so that equal runs have equal ones.
 

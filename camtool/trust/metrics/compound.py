@@ -38,13 +38,7 @@ def compute_coherency(explain: Explain, images: Tensor, maps: Tensor, *, removal
 
 @metric("adcc", higher_is_better=True, bounds=(0, 1), score="probability", paper="arXiv 2104.10252")
 def compute_adcc(
-    score: Score,
-    explain: Explain,
-    images: Tensor,
-    maps: Tensor,
-    *,
-    removal: Removal = "zero",
-    chunk: int | None = None,
+    score: Score, explain: Explain, images: Tensor, maps: Tensor, *, removal: Removal = "zero", chunk: int | None = None
 ) -> Tensor:
     """Combine average drop, coherency and complexity in a harmonic mean. Higher is better, from 0 to 1.
 

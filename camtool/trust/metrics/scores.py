@@ -145,12 +145,7 @@ def check_images(images: Tensor) -> None:
 
 
 def check_maps(
-    maps: Tensor,
-    images: Tensor | None = None,
-    *,
-    name: str = "maps",
-    least: float = -math.inf,
-    most: float = math.inf,
+    maps: Tensor, images: Tensor | None = None, *, name: str = "maps", least: float = -math.inf, most: float = math.inf
 ) -> None:
     """Check that maps are ``(N, H, W)``, floating-point, finite, within bounds, and of the images' number and size.
 
