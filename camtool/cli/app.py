@@ -22,8 +22,7 @@ from camtool.cli import (
     evaluate_command,
     export_command,
     figure_commands,
-    layers_command,
-    methods_command,
+    list_commands,
     run_command,
     slide_and_video_commands,
     terminal,
@@ -71,8 +70,8 @@ app.command("replay")(replay_command.replay)
 app.command("video")(slide_and_video_commands.explain_videos)
 app.command("slide")(slide_and_video_commands.explain_slides)
 app.command("app")(app_command.serve_app)
-app.command("methods")(methods_command.list_methods)
-app.command("layers")(layers_command.list_layers)
+app.command("methods")(list_commands.list_methods)
+app.command("layers")(list_commands.list_layers)
 app.command("features")(figure_commands.draw_features)
 app.command("kernels")(figure_commands.draw_kernels)
 app.command("evaluate")(evaluate_command.evaluate_methods)
