@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter, is_
 from typing import Any
 
@@ -279,11 +279,11 @@ class BufferSnapshot:
 
     def _read(self) -> tuple[list[int], list[str], list[Tensor | None]]:
         """Return the number of buffers of each module, and the names and tensors of all."""
-        own = [*map(get_buffers, self._modules)]
-        owners = [*filter(len, own)]
-        # TorchScript's are no mappings, but have the same methods.
-        names = [name for buffers in owners for name in buffers.keys()]  # noqa: SIM118
-        return [*map(len, own)], names, [tensor for buffers in owners for tensor in buffers.values()]
+        # Copied in one step, because a forward pass of another thread may add buffers. TorchScript's are no mappings.
+        copies = [dict(buffers) if len(buffers) else {} for buffers in map(get_buffers, self._modules)]
+        owners = [*filter(None, copies)]
+        tensors = chain.from_iterable(buffers.values() for buffers in owners)
+        return [*map(len, copies)], [*chain.from_iterable(owners)], [*tensors]
 
 
 def _group_buffers(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -34,7 +34,8 @@ from camtool.hooks.observation import observe, resume
 from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.guard import guard
+from camtool.hooks.state.guard import BufferSnapshot, guard
+from camtool.hooks.structures.modules import read_tree
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from camtool.targets import ClassScore
@@ -482,6 +483,29 @@ def test_buffers_whose_data_were_replaced_are_preserved() -> None:
             assert not torch.equal(model.in_place, values)
         assert model.in_place.dtype == values.dtype
         assert torch.equal(model.in_place, values)
+
+
+def test_buffers_may_be_added_at_any_moment_while_they_are_read() -> None:
+    """As by the forward pass of another thread."""
+    model, added = net(counts=Counts()), list[str]()
+
+    def add(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code.co_name not in ("_read", "<listcomp>"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            added.append(f"new{len(added)}")
+            model.counts.register_buffer(added[-1], None)
+        return add
+
+    before = sys.gettrace()
+    sys.settrace(add)
+    try:
+        BufferSnapshot(read_tree(model)).restore()
+    finally:
+        sys.settrace(before)
+    assert added
+    assert added[-1] not in model.counts._buffers
 
 
 @pytest.mark.parametrize("counting", [True, False])
