@@ -225,6 +225,24 @@ def test_filters_that_weigh_one_side_more_move_the_centers() -> None:
     assert max(found) < 32.5 - 3  # where the kernels' middles are
 
 
+@pytest.mark.parametrize(
+    ("one_sided", "offset"),
+    [
+        (10, 0.5),  # the mean tap is 0.75, and its standard error 0.25: by chance
+        (14, -0.75 * (1 - 7 / 135) + 0.5),  # 0.25, and its squared error 7 / 15 / 16, which is 7 / 135 of 0.75 squared
+    ],
+)
+def test_a_shift_by_chance_is_none_and_a_larger_one_is_reduced_by_what_chance_explains(
+    one_sided: int, offset: float
+) -> None:
+    """16 filters look at one pixel each: the first of three, or else the last."""
+    layer = nn.Conv2d(1, 16, 3, 2, 1, bias=False)
+    layer.weight.data.zero_()
+    layer.weight.data[:one_sided, :, 0, 0] = layer.weight.data[one_sided:, :, 2, 2] = 1
+    centers, _ = read(layer, torch.rand(1, 1, 16, 16))
+    assert [axis.offset for axis in centers.axes] == pytest.approx([offset] * 2)
+
+
 @pytest.mark.parametrize("filters", [7, 64])
 def test_random_filters_move_hardly_anything(filters: int) -> None:
     torch.manual_seed(0)

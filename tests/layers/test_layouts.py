@@ -42,6 +42,10 @@ def test_from_grid_inverts_to_grid(layout: Layout, shape: tuple[int, ...]) -> No
     tensor = torch.randn(shape)
     maps = layout.to_grid(tensor)
     assert maps.shape == (4, 5, *layout.grid)
+    assert layout.fits(shape, 4)
+    channels = 1 if layout.kind == FIRST else len(shape) - 1
+    for axis in {*range(1, len(shape))} - {channels}:
+        assert not layout.fits([*shape[:axis], 9, *shape[axis + 1 :]], 4)
     for i in range(4):
         assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
 
@@ -78,6 +82,16 @@ def test_tokens_are_read_row_by_row_and_from_grid_keeps_the_prefix() -> None:
 # --------------------------------------------------------------------------------------------------------- tokens
 
 
+def test_the_layout_of_some_tokens_counts_those_before_and_behind_them() -> None:
+    """Tokens 2 to 5 of 9 in a row, or the same cells with a token between them that is none."""
+    assert Layout.from_positions((2, 2), [2, 3, 4, 5], 9) == Layout(TOKENS, (2, 2), prefix=2, suffix=3)
+    layout = Layout.from_positions((2, 2), [2, 3, 5, 6], 9)
+    assert layout == Layout(TOKENS, (2, 2), prefix=2, suffix=2, positions=(2, 3, 5, 6))
+    assert layout.token_count == 9
+    assert layout.fits((1, 9, 4), 1)
+    assert layout.to_grid(torch.arange(9.0).reshape(1, 9, 1)).tolist() == [[[[2, 3], [5, 6]]]]
+
+
 @pytest.mark.parametrize(
     ("tokens", "size", "known", "layout"),
     [
@@ -89,6 +103,7 @@ def test_tokens_are_read_row_by_row_and_from_grid_keeps_the_prefix() -> None:
         (7 * 10, (200, 300), [(7, 10)], Layout(TOKENS, (7, 10))),  # a convolution that pads
         (401, (240, 320), [(20, 20)], Layout(TOKENS, (20, 20), 1)),  # a model that makes its image square
         (1 + 8 * 7 * 7, (16, 112, 112), [(8, 7, 7)], Layout(TOKENS, (8, 7, 7), 1)),
+        (1 + 8 * 3 * 2, (16, 96, 64), [(8, 12, 8)], Layout(TOKENS, (8, 3, 2), 1)),  # height and width halved twice
         (336, (128, 128), [(16, 16), (8, 8), (4, 4)], Layout(TOKENS, (4, 4), 320)),  # three concatenated levels
         (336, (128, 128), [], None),  # 12 and 18 x 18 patches of 7, which do not tile 128 pixels
         (1000, (224, 224), [], None),

@@ -604,6 +604,15 @@ def test_gradcam_plus_plus_does_not_underflow_like_the_literal_equation() -> Non
     close_to_peak(METHODS["gradcam++"](fake(A, g)), torch.tensor([expected]), 1e-6)
 
 
+def test_gradcam_plus_plus_with_noise_and_without_ignores_a_channel_of_denominator_zero() -> None:
+    """``2 + g Σ A`` is 0, as it never is where activations are rectified."""
+    A = torch.tensor([[[-1.0, -1.0], [1.0, 3.0]], [[0.0, -2.0], [1.0, 3.0]]])
+    evidence, expected = fake(A, torch.ones_like(A)), torch.tensor([[1.0, 3.0]] * 2) * 2 / (2 + 4)
+    assert_close(METHODS["gradcam++"](evidence), expected)
+    evidence.inputs, evidence.for_inputs = torch.rand(2, *IMAGES), lambda noisy: evidence
+    assert_close(METHODS["smoothgradcam++"](evidence), expected)
+
+
 def test_xgradcam_ignores_a_channel_that_sums_to_rounding_noise() -> None:
     g = torch.randn(1, 1, 2, 5)
     balanced = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).repeat(2, 1) * torch.tensor([[1.0], [-1.0]])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from camtool.errors import MethodError
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.maps import scale_min_max
 from camtool.methods.merges import MERGES, Cascade, ScaledMax, Winsor, get_merge, merge_maps
 
@@ -151,6 +152,16 @@ def test_polycam_merge_refines_the_coarse_cell_in_any_order() -> None:
     assert result.argmax() == 3  # not where the fine map itself is highest
     assert_close(result, merge_maps([coarse, fine], "polycam"))
     assert not merge_maps([fine, torch.zeros(1, 2)], "polycam").any()
+
+
+def test_polycam_merge_looks_up_values_at_the_centers_of_cells() -> None:
+    """Cells of 2 and of 4 pixels, both from pixel 0 on: every second fine cell lies between two coarse ones."""
+    coarse, fine = torch.tensor([[0.0, 1.0]]), torch.ones(1, 4)
+    places = [CellCenters((8,), (AxisCenters(0.5, stride, 1),)) for stride in (4, 2)]
+    expected = torch.tensor([[0, 0.5, 1, 1]])
+    assert_close(merge_maps([coarse, fine], "polycam", centers=places), expected)
+    assert_close(merge_maps([fine, coarse], "polycam", centers=places[::-1]), expected)
+    assert_close(merge_maps([coarse, fine], "polycam"), torch.tensor([[0, 0.25, 0.75, 1]]))
 
 
 def test_polycam_merge_on_one_grid_keeps_the_deep_map_where_the_shallow_one_is_positive() -> None:
