@@ -25,7 +25,7 @@ from typing import Any
 IS_POSSIBLE = sys.platform == "linux"
 IMPORTED = (
     *("cv2", "jinja2", "pydantic", "rich.progress", "torchvision.transforms.v2", "typer"),
-    *("camtool.demo.bundled", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.report.page"),
+    *("camtool.demo.camnet", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.report.page"),
 )
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
