@@ -279,7 +279,7 @@ def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] 
     in_order = list(images) == list(range(image_count))
     if in_order and list(targets).count(targets[0]) == len(targets):
         return targets[0](output)
-    kinds: set[type[Target]] = {type(each) for each in targets}
+    kinds: set[type[Target]] = {type(target) for target in targets}
     together = kinds.pop().score_rows(targets, output, images) if len(kinds) == 1 else None
     if together is not None:
         return together

@@ -63,7 +63,7 @@ class ClassScore(Target):
     @classmethod
     def score_rows(cls, targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor | None:
         """Return the logits of the classes, if the output is ``(N, K)``."""
-        own = [each for each in targets if type(each) is ClassScore]
+        own = [target for target in targets if type(target) is ClassScore]
         if (
             len(own) < len(targets)
             or not isinstance(output, Tensor)
@@ -72,9 +72,9 @@ class ClassScore(Target):
         ):
             return None
         scores = compute_class_scores(output, own[0].of)
-        for each in own:
-            check_class_index(each.index, scores.shape[1])
-        index = torch.tensor([int(each.index) for each in own], device=scores.device)
+        for target in own:
+            check_class_index(target.index, scores.shape[1])
+        index = torch.tensor([int(target.index) for target in own], device=scores.device)
         by_row = scores if list(images) == list(range(len(scores))) else scores[list(images)]
         return by_row.gather(1, index[:, None])[:, 0]
 

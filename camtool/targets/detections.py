@@ -61,14 +61,14 @@ class Detection(Target):
         Raises:
             NothingFoundError: There are fewer detections.
         """
-        found = image.prediction
-        if not isinstance(found, Detections):
+        prediction = image.prediction
+        if not isinstance(prediction, Detections):
             return self
-        reported = found.select_reported(self.confidence)
+        reported = prediction.select_reported(self.confidence)
         if not 0 <= self.n < len(reported):
             raise _build_nothing_found_error(
                 f"target_class asks for detection {self.n}, counted from 0, but the model found {len(reported)} in "
-                f"this image{_describe_threshold(found, self.confidence)}."
+                f"this image{_describe_threshold(prediction, self.confidence)}."
             )
         return _match(reported, self.n, image.geometry)
 
@@ -108,17 +108,17 @@ class Box(Target):
             NothingFoundError: No detection overlaps the box.
             TargetError: The model does not have the class.
         """
-        found = image.prediction
-        if not isinstance(found, Detections):
+        prediction = image.prediction
+        if not isinstance(prediction, Detections):
             return self
-        box = _to_model_box(self.xyxy, found, image.geometry)
-        for is_reported, each in _iterate_class(found, self.class_index):
-            overlap = each.compute_iou(box)
+        box = _to_model_box(self.xyxy, prediction, image.geometry)
+        for is_reported, detections in _iterate_class(prediction, self.class_index):
+            overlap = detections.compute_iou(box)
             is_enough = overlap >= self.iou_threshold
             if is_enough.any():
                 # argmax returns the first, which is the most confident.
                 which = int(is_enough.int().argmax())
-                return _match(each, which, image.geometry, self.iou_threshold, is_reported=is_reported)
+                return _match(detections, which, image.geometry, self.iou_threshold, is_reported=is_reported)
         raise self._build_error(overlap)
 
     def _build_error(self, overlap: Tensor) -> NothingFoundError:
@@ -165,7 +165,7 @@ class MatchedDetection(Target):
 
     def __call__(self, output: Any) -> Tensor:
         images = _read_detections(output, self.class_count)
-        return torch.stack([self._score_image(found.select_class(self.class_index)) for found in images])
+        return torch.stack([self._score_image(detections.select_class(self.class_index)) for detections in images])
 
     def resolve_on(self, image: ImageOutput) -> MatchedDetection:
         """Return the detection itself."""
@@ -205,13 +205,13 @@ class MatchedDetection(Target):
         """Return the most confident detections of other objects, whose boxes hardly overlap this one."""
         if not isinstance(image.prediction, Detections):
             return ()
-        found, rivals = image.prediction.sort_by_confidence(), list[MatchedDetection]()
-        is_elsewhere = found.compute_iou(self.model_box, self.rotated) < _OTHER_OBJECT
+        detections, rivals = image.prediction.sort_by_confidence(), list[MatchedDetection]()
+        is_elsewhere = detections.compute_iou(self.model_box, self.rotated) < _OTHER_OBJECT
         while len(rivals) < count and is_elsewhere.any():
             which = int(is_elsewhere.int().argmax())
-            rivals.append(_match(found, which, image.geometry, self.iou_threshold))
+            rivals.append(_match(detections, which, image.geometry, self.iou_threshold))
             # Some models return many boxes of one object, which would compete many times.
-            is_elsewhere &= found.compute_iou(rivals[-1].model_box, rivals[-1].rotated) < _OTHER_OBJECT
+            is_elsewhere &= detections.compute_iou(rivals[-1].model_box, rivals[-1].rotated) < _OTHER_OBJECT
             is_elsewhere[which] = False
         return rivals
 
@@ -225,20 +225,20 @@ class MatchedDetection(Target):
         which = self._find_nearest(prediction.select_class(self.class_index))
         return None if which is None else replace(similarity, probabilities=prediction.confidences[which])
 
-    def _score_image(self, found: Detections) -> Tensor:
+    def _score_image(self, detections: Detections) -> Tensor:
         """Return the score ``()`` among one image's detections of the same class."""
-        which = self._find_nearest(found)
+        which = self._find_nearest(detections)
         # No box of this class is left, or all moved away: the object is not detected in this image.
-        return found.compute_lowest_score() if which is None else found.scores[which]
+        return detections.compute_lowest_score() if which is None else detections.scores[which]
 
-    def _find_nearest(self, found: Detections) -> int | None:
+    def _find_nearest(self, detections: Detections) -> int | None:
         """Return the position of the box that overlaps this one best, or ``None`` if none overlaps it enough."""
-        overlap = found.compute_iou(self.model_box, self.rotated)
+        overlap = detections.compute_iou(self.model_box, self.rotated)
         best = overlap.max() if len(overlap) else None
         if best is None or best < self.iou_threshold:
             return None
         is_near = overlap >= best - _SAME_PLACE
-        difference = (found.confidences.detach() - self.confidence).abs()
+        difference = (detections.confidences.detach() - self.confidence).abs()
         return int(torch.where(is_near, difference, torch.inf).argmin())
 
 
@@ -264,20 +264,20 @@ class DetectionSimilarity(Target):
     class_count: int | None = None
 
     def __call__(self, output: Any) -> Tensor:
-        return torch.stack([self._score_image(found) for found in _read_detections(output, self.class_count)])
+        return torch.stack([self._score_image(detections) for detections in _read_detections(output, self.class_count)])
 
-    def _score_image(self, found: Detections) -> Tensor:
+    def _score_image(self, detections: Detections) -> Tensor:
         """Return the largest similarity ``()`` among one image's detections."""
-        if not len(found):
-            return found.confidences.sum()  # 0, with the right type and device
-        confidences = found.confidences
-        if found.classes is not None:
-            similarity = (found.classes == self.class_index) * confidences
+        if not len(detections):
+            return detections.confidences.sum()  # 0, with the right type and device
+        confidences = detections.confidences
+        if detections.classes is not None:
+            similarity = (detections.classes == self.class_index) * confidences
         else:
             assert self.probabilities is not None
             likeness = torch.cosine_similarity(confidences, self.probabilities.to(confidences), dim=1)
             similarity = likeness * confidences.amax(1)
-        return (found.compute_iou(self.model_box) * similarity).max()
+        return (detections.compute_iou(self.model_box) * similarity).max()
 
 
 def find_most_confident(index: int | None, image: ImageOutput) -> MatchedDetection:
@@ -295,14 +295,14 @@ def find_most_confident(index: int | None, image: ImageOutput) -> MatchedDetecti
     if index is not None and (index < 0 or (labels is not None and index >= len(labels))):
         known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
         raise TargetError(f"target_class {index} does not exist: {known}.")
-    for is_reported, each in _iterate_class(image.prediction, index):
-        if len(each):
-            return _match(each, 0, image.geometry, is_reported=is_reported)
+    for is_reported, detections in _iterate_class(image.prediction, index):
+        if len(detections):
+            return _match(detections, 0, image.geometry, is_reported=is_reported)
     which = "nothing" if index is None else f"no {get_class_label(index, labels)}"
     raise _build_nothing_found_error(f"the model found {which} in this image.")
 
 
-def _iterate_class(found: Detections, index: int | None) -> Iterator[tuple[bool, Detections]]:
+def _iterate_class(detections: Detections, index: int | None) -> Iterator[tuple[bool, Detections]]:
     """Yield True with the reported detections of a class, False with its candidates; of all classes for ``None``.
 
     The most confident come first.
@@ -310,8 +310,8 @@ def _iterate_class(found: Detections, index: int | None) -> Iterator[tuple[bool,
     Raises:
         TargetError: The model does not have the class.
     """
-    for is_reported, each in ((True, found.select_reported()), (False, found)):
-        yield is_reported, (each if index is None else each.select_class(index)).sort_by_confidence()
+    for is_reported, candidates in ((True, detections.select_reported()), (False, detections)):
+        yield is_reported, (candidates if index is None else candidates.select_class(index)).sort_by_confidence()
 
 
 def list_detections(image: ImageOutput, confidence: float | None = None, count: int | None = None) -> list[Target]:
@@ -326,20 +326,20 @@ def list_detections(image: ImageOutput, confidence: float | None = None, count: 
         NothingFoundError: There are none.
     """
     assert isinstance(image.prediction, Detections)
-    found = image.prediction.select_reported(confidence)
-    if not len(found):
+    reported = image.prediction.select_reported(confidence)
+    if not len(reported):
         raise _build_nothing_found_error(
             f"the model found nothing in this image{_describe_threshold(image.prediction, confidence)}."
         )
-    return [_match(found, which, image.geometry) for which in range(len(found))[:count]]
+    return [_match(reported, which, image.geometry) for which in range(len(reported))[:count]]
 
 
-def _describe_threshold(found: Detections, confidence: float | None) -> str:
+def _describe_threshold(detections: Detections, confidence: float | None) -> str:
     """Return the end of a sentence that says how sure the best candidate is, if a threshold removed candidates."""
-    threshold = found.find_threshold(confidence)
-    if threshold is None or not len(found):
+    threshold = detections.find_threshold(confidence)
+    if threshold is None or not len(detections):
         return ""
-    best = float(found.confidences.max())
+    best = float(detections.confidences.max())
     return f" with a confidence above {threshold:g}, and the highest confidence is {best:.2g}"
 
 
@@ -353,8 +353,8 @@ def _build_nothing_found_error(reason: str) -> NothingFoundError:
 
 def _score_each(target: Detection | Box, output: Any) -> Tensor:
     """Resolve a target on each image of an output and return the scores ``(N,)``."""
-    resolved = [target.resolve_on(ImageOutput(found)) for found in _read_detections(output)]
-    return torch.cat([each(get_image_output(output, i, keep_batch=True)) for i, each in enumerate(resolved)])
+    resolved = [target.resolve_on(ImageOutput(detections)) for detections in _read_detections(output)]
+    return torch.cat([score(get_image_output(output, i, keep_batch=True)) for i, score in enumerate(resolved)])
 
 
 def _read_detections(output: Any, class_count: int | None = None) -> Iterable[Detections]:
@@ -363,35 +363,40 @@ def _read_detections(output: Any, class_count: int | None = None) -> Iterable[De
     Raises:
         TargetError: The model is not a detector.
     """
-    found = find_detections(output, class_count)
-    if found is None:
+    detections = find_detections(output, class_count)
+    if detections is None:
         raise TargetError("the target is about a detection, but the model is not a detector; pass a class instead.")
-    return found
+    return detections
 
 
 def _match(
-    found: Detections, which: int, geometry: Geometry | None, iou_threshold: float = 0.5, *, is_reported: bool = True
+    detections: Detections,
+    which: int,
+    geometry: Geometry | None,
+    iou_threshold: float = 0.5,
+    *,
+    is_reported: bool = True,
 ) -> MatchedDetection:
     """Return one of some detections, each of which has a class."""
-    assert found.classes is not None
-    model_box = _to_corners(found.boxes[which].tolist())
-    confidence = float(found.confidences[which])
+    assert detections.classes is not None
+    model_box = _to_corners(detections.boxes[which].tolist())
+    confidence = float(detections.confidences[which])
     return MatchedDetection(
-        class_index=int(found.classes[which]),
+        class_index=int(detections.classes[which]),
         model_box=model_box,
-        xyxy=_to_photo_box(model_box, found, geometry),
+        xyxy=_to_photo_box(model_box, detections, geometry),
         confidence=confidence,
         iou_threshold=iou_threshold,
-        class_count=found.class_count,
-        is_no_object_assumed=found.is_no_object_assumed,
-        why_not_reported=None if is_reported else _describe_omission(found, confidence),
-        rotated=None if found.rotated is None else tuple(found.rotated[which].tolist()),
+        class_count=detections.class_count,
+        is_no_object_assumed=detections.is_no_object_assumed,
+        why_not_reported=None if is_reported else _describe_omission(detections, confidence),
+        rotated=None if detections.rotated is None else tuple(detections.rotated[which].tolist()),
     )
 
 
-def _describe_omission(found: Detections, confidence: float) -> str | None:
+def _describe_omission(detections: Detections, confidence: float) -> str | None:
     """Return a sentence that says why a model's own post-processing does not report one of its candidates."""
-    rule = found.post_processing
+    rule = detections.post_processing
     if rule is None:
         return None
     if confidence <= rule.threshold:
@@ -401,28 +406,28 @@ def _describe_omission(found: Detections, confidence: float) -> str | None:
     return f"The model's own post-processing does not report this detection: {why}."
 
 
-def _to_photo_box(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:
+def _to_photo_box(box: Corners, detections: Detections, geometry: Geometry | None) -> Corners:
     """Return a box of the model in pixels of the photo."""
     if geometry is None:
         return box
-    width, height = _get_unit(found, geometry)
+    width, height = _get_unit(detections, geometry)
     x0, y0, x1, y1 = box
     return geometry.to_photo_box((x0 * width, y0 * height, x1 * width, y1 * height))
 
 
-def _to_model_box(box: Corners, found: Detections, geometry: Geometry | None) -> Corners:
+def _to_model_box(box: Corners, detections: Detections, geometry: Geometry | None) -> Corners:
     """Return a box on the photo in the model's units."""
     if geometry is None:
         return _to_corners(box)
-    width, height = _get_unit(found, geometry)
+    width, height = _get_unit(detections, geometry)
     x0, y0, x1, y1 = geometry.to_input_box(_to_corners(box))
     return x0 / width, y0 / height, x1 / width, y1 / height
 
 
-def _get_unit(found: Detections, geometry: Geometry) -> tuple[int, int]:
+def _get_unit(detections: Detections, geometry: Geometry) -> tuple[int, int]:
     """Return the pixels of the input that count as 1 in the model's boxes, in x and in y."""
     # Relative boxes are fractions of the input's size; others are in pixels, so one unit is one pixel.
-    height, width = geometry.size if found.is_relative else (1, 1)
+    height, width = geometry.size if detections.is_relative else (1, 1)
     return width, height
 
 

@@ -174,20 +174,20 @@ def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tens
     Raises:
         TargetError: A request is for a class, or for the top class, but the model has no classes.
     """
-    flat = [each for request in requests for each in (request if isinstance(request, (list, tuple)) else [request])]
-    for each in flat:
-        is_class = each is None or isinstance(each, (Integral, Tensor)) or _is_about_a_class(each)
-        if is_class or asks_for_several(each):
+    flat = [target for request in requests for target in (request if isinstance(request, (list, tuple)) else [request])]
+    for target in flat:
+        is_class = target is None or isinstance(target, (Integral, Tensor)) or _is_about_a_class(target)
+        if is_class or asks_for_several(target):
             raise TargetError(
-                f"target_class is {each!r}, but this model compares images with texts and has no classes; pass a text, "
-                "e.g. 'a photo of a dog'."
+                f"target_class is {target!r}, but this model compares images with texts and has no classes; pass a "
+                "text, e.g. 'a photo of a dog'."
             )
-    texts = list(dict.fromkeys(each for each in flat if isinstance(each, str)))  # without duplicates, in order
+    texts = list(dict.fromkeys(target for target in flat if isinstance(target, str)))  # without duplicates, in order
     embeddings = encode(texts) if texts else ()
     known = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}
 
-    def replace_text(each: Any) -> Any:
-        return known[each] if isinstance(each, str) else each
+    def replace_text(target: Any) -> Any:
+        return known[target] if isinstance(target, str) else target
 
     return [
         list(map(replace_text, request)) if isinstance(request, (list, tuple)) else replace_text(request)
@@ -292,9 +292,9 @@ def _suggest_labels(name: str, labels: Sequence[str]) -> str:
     # Words that start with the name come after whole words: for "cat" first "tiger cat", then "catamaran".
     starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{re.escape(word)}", label.casefold())]
     whole = [i for i in starts if re.search(rf"\b{re.escape(word)}\b", labels[i].casefold())]
-    found = [*whole, *(i for i in starts if i not in whole)]
-    if len(found) < 2:
-        return suggest_names(name, [labels[i] for i in found] or labels)
-    listed = ", ".join(f"{labels[i]} ({i})" for i in found[:_MAX_SUGGESTIONS])
-    more = f", and {len(found) - _MAX_SUGGESTIONS} more" if len(found) > _MAX_SUGGESTIONS else ""
+    indices = [*whole, *(i for i in starts if i not in whole)]
+    if len(indices) < 2:
+        return suggest_names(name, [labels[i] for i in indices] or labels)
+    listed = ", ".join(f"{labels[i]} ({i})" for i in indices[:_MAX_SUGGESTIONS])
+    more = f", and {len(indices) - _MAX_SUGGESTIONS} more" if len(indices) > _MAX_SUGGESTIONS else ""
     return f" Labels with {name!r}: {listed}{more}; pass one of these labels or indices."

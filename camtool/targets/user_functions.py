@@ -73,7 +73,7 @@ class Custom(Target):
         except (CamtoolError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            shapes = ", ".join(str(tuple(each.shape)) for each in find_tensors(output)) or "none"
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in find_tensors(output)) or "none"
             raise TargetError(
                 f"target_class: {self} failed with {type(error).__name__}: {error}. It gets the output for one image "
                 f"at a time, without the batch axis; shapes of its tensors: {shapes}."
