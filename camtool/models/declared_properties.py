@@ -87,7 +87,9 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
         TargetError: The number of given names is not the number of classes.
     """
     if given is None:
-        known = next((labels for labels in (each.find_labels(model) for each in SOURCES) if labels is not None), None)
+        known = next(
+            (labels for labels in (source.find_labels(model) for source in SOURCES) if labels is not None), None
+        )
         return known if known is not None and len(known) == classes else None
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])
@@ -168,7 +170,9 @@ def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:
 
 def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
     """Return None if a model runs on an image of a size, else its error without that size."""
-    weight = next((each for each in list_weights(model) if each.is_floating_point()), torch.zeros(0, device="cpu"))
+    weight = next(
+        (tensor for tensor in list_weights(model) if tensor.is_floating_point()), torch.zeros(0, device="cpu")
+    )
     image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
     try:
         with guard(model), enable_gradients():

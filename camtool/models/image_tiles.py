@@ -110,13 +110,13 @@ def find_tiled_image(
     if isinstance(counts, Tensor) and not bool((counts == 1).all()):
         raise UnknownTilesError("the texts have several images")
     images = _split_images(pixels, len(text), family)
-    found = [
+    arrangements = [
         _find_tiled_image(family, tiles, _Text(ids, (ids == placeholder).nonzero().flatten()), model, inputs, index)
         for index, (tiles, ids) in enumerate(zip(images, text, strict=True))
     ]
-    if any(each != found[0] for each in found):
+    if any(arrangement != arrangements[0] for arrangement in arrangements):
         raise UnknownTilesError("the images of the batch are cut differently; explain them one by one")
-    return found[0]
+    return arrangements[0]
 
 
 def _split_images(pixels: Tensor, count: int, family: _Family) -> Tensor:
@@ -142,9 +142,9 @@ def _find_tiled_image(
     sizes = inputs.get("image_sizes")
     others = {**inputs, "image_sizes": sizes[index : index + 1]} if isinstance(sizes, Tensor) else inputs
     tiles, thumbnail = (images[1:], images[0]) if family.thumbnail == "first" else (images[:-1], images[-1])
-    found = family.arrange(tiles, thumbnail, text, model, others)
-    (rows, columns), side = found.tiles, images.shape[2]
-    top, left, bottom, right = found.crop
+    arrangement = family.arrange(tiles, thumbnail, text, model, others)
+    (rows, columns), side = arrangement.tiles, images.shape[2]
+    top, left, bottom, right = arrangement.crop
     seams = (
         tuple(row * side - top for row in range(1, rows) if top < row * side < bottom),
         tuple(column * side - left for column in range(1, columns) if left < column * side < right),
@@ -154,9 +154,9 @@ def _find_tiled_image(
         height, width = cells.shape
         return ImageTokens(len(text.ids), tuple(cells.flatten().tolist()), (height, width), edges)
 
-    tokens = {TILES: describe(found.cells, seams), THUMBNAIL: describe(found.cells_of_thumbnail, ((), ()))}
+    tokens = {TILES: describe(arrangement.cells, seams), THUMBNAIL: describe(arrangement.cells_of_thumbnail, ((), ()))}
     return TiledImage(
-        rows, columns, found.crop, thumbnail=family.thumbnail, is_stacked=family.is_stacked, tokens=tokens
+        rows, columns, arrangement.crop, thumbnail=family.thumbnail, is_stacked=family.is_stacked, tokens=tokens
     )
 
 

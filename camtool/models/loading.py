@@ -102,10 +102,10 @@ def _silence_retries() -> Iterator[None]:
 
 def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:
     """Return the model with the preprocessing that a file beside its weights describes, if there is one."""
-    found = read_transform_beside(weights)
-    if found is None:
+    pair = read_transform_beside(weights)
+    if pair is None:
         return loaded
-    transform, path = found
+    transform, path = pair
     check_fits_model(loaded.model, transform, str(path))
     return replace(loaded, transform=transform, transform_file=path)
 

@@ -231,7 +231,7 @@ def preprocessing(
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2:
         raise ModelError(f"size must be a side or (height, width), got {size!r}.")
-    means, stds = (None if each is None else np.ravel(each).tolist() for each in (mean, std))
+    means, stds = (None if statistic is None else np.ravel(statistic).tolist() for statistic in (mean, std))
     built = build_preprocessing(None, size=sides, mean=means, std=stds, channels=channels)
     return cast("Preprocessing", built)
 
@@ -376,7 +376,7 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
         )
     if takes_image_and_text(model):
         return  # a photo alone is no input of it
-    weight = next((each for each in model.parameters() if each.is_floating_point()), made)
+    weight = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), made)
     try:
         with torch.no_grad():
             model(made[None].to(weight.device, weight.dtype))
@@ -421,13 +421,13 @@ def read_transform_beside(weights: str | PathLike[str]) -> tuple[Transform, Path
     """
     folder = Path(weights).parent
     timm = _read_timm(folder)
-    found = [each for each in (_read_hugging_face(folder, is_alone=timm is not None), timm) if each is not None]
-    if len(found) == 2 and not _agree(found[0][0], found[1][0]):
+    pairs = [pair for pair in (_read_hugging_face(folder, is_alone=timm is not None), timm) if pair is not None]
+    if len(pairs) == 2 and not _agree(pairs[0][0], pairs[1][0]):
         raise ModelError(
-            f"{found[0][1]} and {found[1][1]} describe different preprocessing; remove the one that does not belong to "
+            f"{pairs[0][1]} and {pairs[1][1]} describe different preprocessing; remove the one that does not belong to "
             "the weights, or state the preprocessing: --size, --mean and --std, or --transform."
         )
-    return found[0] if found else None
+    return pairs[0] if pairs else None
 
 
 def _read_hugging_face(folder: Path, *, is_alone: bool) -> tuple[Transform, Path] | None:
@@ -470,7 +470,7 @@ def _agree(first: Transform, second: Transform) -> bool:
     """Return True if two transforms make inputs of one size and one normalization of the same photos."""
     for size in _TRIAL_PHOTOS:
         photo = Image.linear_gradient("L").resize(size).convert("RGB")
-        one, other = (torch.as_tensor(unwrap_image(each(photo))) for each in (first, second))
+        one, other = (torch.as_tensor(unwrap_image(transform(photo))) for transform in (first, second))
         # Their resampling may differ by a few levels.
         if one.shape != other.shape or (one - other).abs().max() > 0.1:
             return False

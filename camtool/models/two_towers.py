@@ -116,10 +116,10 @@ def _get_embeddings(output: Any) -> Tensor:
 
     Depending on the version and the model, transformers returns them as a tensor, or as the pooled output.
     """
-    found = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        came = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+    embeddings = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
+        came = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(output).__name__
         raise ModelError(
             f"the model's embeddings came as {came}, not as a tensor (N, D); wrap the model so that it returns those."
         )
-    return found
+    return embeddings

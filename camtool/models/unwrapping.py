@@ -91,7 +91,7 @@ def build_text_encoder(whole: nn.Module) -> TextEncoder:
         ModelError: None is known.
     """
     tokenizers = (source.find_tokenizer(whole) for source in SOURCES)
-    tokenizer = next((each for each in tokenizers if each is not None), None)
+    tokenizer = next((candidate for candidate in tokenizers if candidate is not None), None)
     if tokenizer is None:
         raise ModelError(f"no tokenizer is known for {type(whole).__name__}; pass camtool.Loaded(model, text=...).")
     return TextTower(whole, tokenizer)

@@ -25,9 +25,9 @@ def load_transform(name: str) -> Transform:
     Raises:
         ModelError: There is no such name, or it is no transform.
     """
-    with find_user_function("transform", name) as found:
-        is_factory = (inspect.isfunction(found) or inspect.isclass(found)) and _accepts(found, 0)
-        made = found() if is_factory else found
+    with find_user_function("transform", name) as function:
+        is_factory = (inspect.isfunction(function) or inspect.isclass(function)) and _accepts(function, 0)
+        made = function() if is_factory else function
     if inspect.isclass(made) or not callable(made):
         came = f"the class {made.__name__}, which needs arguments" if inspect.isclass(made) else type(made).__name__
         raise ModelError(f"transform {name!r} gives {came}; it must be a function from a PIL image to a tensor.")
@@ -63,13 +63,13 @@ def _import_function(argument: str, module_name: str, attribute: str) -> Callabl
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ModelError(f"{argument} {name!r}: there is no module {error.name!r} to import.") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         hint = suggest_names(attribute, functions)
         raise ModelError(f"{argument} {name!r}: {module_name}{place} has no function {attribute!r}.{hint}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @contextmanager

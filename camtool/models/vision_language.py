@@ -143,9 +143,9 @@ def get_vision_language_model(whole: nn.Module) -> VisionLanguageModel:
     def build() -> VisionLanguageModel:
         return VisionLanguageModel(cast(nn.Module, weakref.proxy(whole)))
 
-    found = remember_for_model(whole, "vision-language model", build)
-    found.training = whole.training
-    return found
+    model = remember_for_model(whole, "vision-language model", build)
+    model.training = whole.training
+    return model
 
 
 def _group_texts(inputs: Mapping[Any, Any], images: int) -> dict[str, Tensor]:

@@ -43,14 +43,14 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
         raise ModelError(f"weights {str(path)!r}: no such file.")
     if not path.stat().st_size:  # a file of the system claims to be empty, and reading it may never end
         raise ModelError(f"weights {str(path)!r}: the file is empty.")
-    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    pairs = found.items() if isinstance(found, Mapping) else ()
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    pairs = content.items() if isinstance(content, Mapping) else ()
     state = {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, Tensor)}
     if not state:
-        kind = add_article(type(found).__name__)
+        kind = add_article(type(content).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
     return state
 
@@ -67,7 +67,7 @@ def match_names(
     """
     matched, removed = dict(state), ""
     known = [prefix for prefix in _WRAPPERS if not any(name.startswith(prefix) for name in names)]
-    while prefix := next((each for each in known if all(name.startswith(each) for name in matched)), ""):
+    while prefix := next((candidate for candidate in known if all(name.startswith(candidate) for name in matched)), ""):
         matched, removed = {name[len(prefix) :]: tensor for name, tensor in matched.items()}, removed + prefix
     if removed:
         text = f"weights {str(path)!r}: the prefix {removed!r} of the names is left out."
@@ -155,15 +155,15 @@ def _join_first(names: Sequence[str], most: int = 3) -> str:
     return ", ".join([*names[:most], "..."] if len(names) > most else names)
 
 
-def _suggest_fix(expected: Set[str], found: Set[str]) -> str:
+def _suggest_fix(expected: Set[str], names: Set[str]) -> str:
     """Return what to do about names that do not match: they have another prefix, or are of another architecture."""
-    prefix = _find_prefix(found, expected)
+    prefix = _find_prefix(names, expected)
     if prefix:
         return f"The names in the file start with {prefix!r}; save them without it."
-    prefix = _find_prefix(expected, found)
+    prefix = _find_prefix(expected, names)
     if prefix:
         return f"The names of the model start with {prefix!r}, those in the file do not; save them with it."
-    if expected == found:
+    if expected == names:
         return "The names agree: build the model with the size and the number of classes of the file."
     return "The file may be of another architecture. Give the name of the model that it was saved from."
 

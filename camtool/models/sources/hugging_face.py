@@ -214,11 +214,11 @@ def _list_sides(processor: Any) -> Iterator[float]:
 def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     """Yield the numbers in nested lists and dictionaries, each with the nearest name above it."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _list_numbers(key, each)
+        for key, entry in value.items():
+            yield from _list_numbers(key, entry)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _list_numbers(name, each)
+        for entry in value:
+            yield from _list_numbers(name, entry)
     elif isinstance(value, (int, float)):
         yield name, value
 
@@ -339,9 +339,9 @@ def _read_config(path: str) -> tuple[Any, Any]:
     names = config.architectures or []
     model_class = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if model_class is None:
-        found = f"it is {add_article(' or '.join(names))}" if names else "its configuration names none"
+        why = f"it is {add_article(' or '.join(names))}" if names else "its configuration names none"
         raise ModelError(
-            f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({found}); load it yourself, "
+            f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({why}); load it yourself, "
             "and pass the model."
         )
     if not _takes_images(model_class):

@@ -157,9 +157,9 @@ def _check_name(name: str) -> None:
         # timm has sources of its own, such as "hf-hub:org/name".
         return
     if not timm.is_model(base):
-        hint = suggest_names(f"timm:{base}", [f"timm:{each}" for each in timm.list_models()])
+        hint = suggest_names(f"timm:{base}", [f"timm:{architecture}" for architecture in timm.list_models()])
         raise ModelError(f"model 'timm:{name}' is unknown to timm {timm.__version__}.{hint}")
-    tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{base}.*")]
+    tags = [full_name.partition(".")[2] for full_name in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         known = f"timm's weights for {base} are {', '.join(tags)}" if tags else f"timm has no weights for {base}"
         raise ModelError(f"model 'timm:{name}': {known}.{suggest_names(tag, tags)}")

@@ -166,8 +166,8 @@ def _find_own_yaml(name: str) -> Path | None:
     if not name.lower().endswith(_YAML):
         return None
     newer = re.sub(r"(\d+[nslmx])6(?=\.[^.]*$)", r"\1-p6", name)  # it renames "yolov8n6.yaml"
-    names = (name, newer, *(_SCALE.sub(r"\1\3", each) for each in (name, newer)))
-    return next((Path(each) for each in names if Path(each).is_file()), None)
+    names = (name, newer, *(_SCALE.sub(r"\1\3", spelling) for spelling in (name, newer)))
+    return next((Path(file) for file in names if Path(file).is_file()), None)
 
 
 def _import_ultralytics() -> Any:
