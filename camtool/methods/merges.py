@@ -56,7 +56,7 @@ def multiply_maps(stacked: Tensor) -> Tensor:
     multiplied on the finest grid of the layers, and the result is resized like any other map. If the map of one layer
     is empty, the product is empty.
     """
-    return torch.stack([scale_min_max(each) for each in stacked]).prod(0)
+    return torch.stack([scale_min_max(layer_maps) for layer_maps in stacked]).prod(0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Winsor:
     def __call__(self, stacked: Tensor, importance: Tensor | None = None) -> Tensor:
         """Return the maps ``(N, *grid)``, weighted by the importance ``(L, N)``; without it all layers count alike."""
         weights = self.compute_weights(stacked.new_ones(stacked.shape[:2]) if importance is None else importance)
-        scaled = torch.stack([scale_min_max(each) for each in stacked])
+        scaled = torch.stack([scale_min_max(layer_maps) for layer_maps in stacked])
         return (unsqueeze_like(weights, scaled) * scaled).sum(0)
 
     def compute_weights(self, importance: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ class Cascade:
         """Return the map ``(N, *finest)`` of maps ``(N, *grid)``, each on a grid of its own with its own centers."""
         from_the_last = list(zip(maps, [None] * len(maps) if centers is None else centers, strict=True))[::-1]
         # The sort is stable: of maps on the same grid, the last layer stays first.
-        (coarsest, place), *finer = sorted(from_the_last, key=lambda each: each[0][0].numel())
+        (coarsest, place), *finer = sorted(from_the_last, key=lambda pair: pair[0][0].numel())
         result: Tensor = coarsest.relu()
-        for each, own_place in finer:
-            grid, positive = each.shape[1:], each.relu()
+        for layer_maps, own_place in finer:
+            grid, positive = layer_maps.shape[1:], layer_maps.relu()
             pooled = resample(positive, own_place, result.shape[1:], place)
             around = resample(pooled, place, grid, own_place)
             result = resample(result, place, grid, own_place) * torch.where(around > 0, positive / around, 0)
@@ -164,15 +164,15 @@ def merge_maps(
     function = get_merge(how) if isinstance(how, str) else how
     if len(maps) == 1:
         return maps[0]
-    scaled = [scale_by_peak(each).to(maps[0].device) for each in maps]  # layers may lie on several devices
+    scaled = [scale_by_peak(layer_maps).to(maps[0].device) for layer_maps in maps]  # layers may lie on several devices
     if isinstance(function, Cascade):
         return function(scaled, centers)
     finest = find_finest(maps)
     places = [None] * len(maps) if centers is None else centers
     stacked = torch.stack(
         [
-            resample(each, place, maps[finest].shape[1:], places[finest])
-            for each, place in zip(scaled, places, strict=True)
+            resample(layer_maps, place, maps[finest].shape[1:], places[finest])
+            for layer_maps, place in zip(scaled, places, strict=True)
         ]
     )
     if isinstance(function, Winsor):
@@ -182,7 +182,7 @@ def merge_maps(
 
 def find_finest(maps: Sequence[Tensor]) -> int:
     """Return the index of the map with the most positions; the first of several."""
-    positions = [each[0].numel() for each in maps]
+    positions = [layer_maps[0].numel() for layer_maps in maps]
     return positions.index(max(positions))
 
 
@@ -201,4 +201,4 @@ def get_merge(how: str | Merge) -> Merge:
 
 def compute_means(maps: Sequence[Tensor]) -> Tensor:
     """Return the mean over all axes but the first of L tensors ``(R, ...)``: ``(L, R)``."""
-    return torch.stack([each.flatten(1).mean(1).to(maps[0].device) for each in maps])
+    return torch.stack([tensor.flatten(1).mean(1).to(maps[0].device) for tensor in maps])

@@ -70,8 +70,8 @@ def format_method(name: str, width: int | None = None) -> list[StyledLine]:
     if name in WRAPPERS:
         return _format_details(WRAPPERS[name], width)
     parts = find_method(name).name.split(":")
-    each = [_format_details(WRAPPERS[part] if part in WRAPPERS else METHODS[part], width) for part in parts]
-    return [line for lines in each for line in ([("", "")] if lines is not each[0] else []) + lines]
+    details = [_format_details(WRAPPERS[part] if part in WRAPPERS else METHODS[part], width) for part in parts]
+    return [line for lines in details for line in ([("", "")] if lines is not details[0] else []) + lines]
 
 
 def format_needs(method: Method) -> str:
@@ -85,7 +85,7 @@ def format_needs(method: Method) -> str:
 def _format_by_family(width: int) -> list[StyledLine]:
     by_family = _group_by_family()
     rows = [("method", "what it does", "cost", "needs", "paper")]
-    rows += [_build_cells(each) for family in by_family.values() for each in family]
+    rows += [_build_cells(method) for family in by_family.values() for method in family]
     heading, *entries = fit_columns(rows, width, keep=3, wrapped=1)
     lines: list[StyledLine] = [("Begin with", "bold cyan"), *_format_table([*_BEGIN.items()], width), ("", "")]
     lines += [(line, "bold") for line in heading]
@@ -103,14 +103,14 @@ def _format_flat() -> list[StyledLine]:
     rows = [("method", "what it does", "cost", "needs", "paper", "begin with it for", "family")]
     for family, members in _group_by_family().items():
         # The heading "Wrappers, written before ..." is only "Wrappers" in a cell.
-        rows += [(*_build_cells(each), _BEGIN.get(each.name, ""), family.partition(",")[0]) for each in members]
+        rows += [(*_build_cells(method), _BEGIN.get(method.name, ""), family.partition(",")[0]) for method in members]
     return [(line, "") for line in align_columns(rows)]
 
 
 def _group_by_family() -> dict[str, list[Method | Wrapper]]:
     """Return the members of each family that has any, in the order of the list."""
     members_of: dict[str, list[Method | Wrapper]] = {heading: [] for heading in (*_FAMILIES, _OWN)}
-    for method in sorted(METHODS.values(), key=lambda each: (COSTS.index(each.cost), each.name)):
+    for method in sorted(METHODS.values(), key=lambda method: (COSTS.index(method.cost), method.name)):
         members_of[_find_family(method)].append(method)
     members_of[_WRAPPERS_HEADING] = [*WRAPPERS.values()]
     return {heading: members for heading, members in members_of.items() if members}
@@ -123,26 +123,26 @@ def _find_family(method: Method) -> str:
     return next((heading for heading, modules in _FAMILIES.items() if module in modules), _OWN)
 
 
-def _build_cells(each: Method | Wrapper) -> tuple[str, str, str, str, str]:
-    if isinstance(each, Wrapper):
-        return f"{each.name}:", _read_summary(each), "", "", each.paper
-    return each.name, _read_summary(each), each.cost, format_needs(each), each.paper
+def _build_cells(method: Method | Wrapper) -> tuple[str, str, str, str, str]:
+    if isinstance(method, Wrapper):
+        return f"{method.name}:", _read_summary(method), "", "", method.paper
+    return method.name, _read_summary(method), method.cost, format_needs(method), method.paper
 
 
-def _read_summary(each: Method | Wrapper) -> str:
-    return (inspect.getdoc(each.function) or "").split("\n", 1)[0].removesuffix(".")
+def _read_summary(method: Method | Wrapper) -> str:
+    return (inspect.getdoc(method.function) or "").split("\n", 1)[0].removesuffix(".")
 
 
 # --------------------------------------------------------------------------------------------------- the details
 
 
-def _format_details(found: Method | Wrapper, width: int | None) -> list[StyledLine]:
-    body, explained = _read_docstring(found.function)
+def _format_details(method: Method | Wrapper, width: int | None) -> list[StyledLine]:
+    body, explained = _read_docstring(method.function)
     lines: list[StyledLine] = [
-        (line, "bold cyan") for line in wrap_paragraph(f"{found.name}: {_read_summary(found)}", width)
+        (line, "bold cyan") for line in wrap_paragraph(f"{method.name}: {_read_summary(method)}", width)
     ]
-    lines += _format_table([*_iterate_facts(found)], width)
-    options = get_default_options(found.function)
+    lines += _format_table([*_iterate_facts(method)], width)
+    options = get_default_options(method.function)
     if options:
         lines += [("", ""), ("Options, each given as --option NAME=VALUE:", "bold")]
     for name, default in options.items():
@@ -162,21 +162,21 @@ def _indent(text: str, width: int | None, indent: int) -> list[StyledLine]:
     return [(f"{blank}{line}", "") for line in wrap_paragraph(text, None if width is None else width - indent)]
 
 
-def _iterate_facts(found: Method | Wrapper) -> Iterator[tuple[str, str]]:
-    if isinstance(found, Wrapper):
-        yield "use", f"{found.name}:gradcam" + (", or any method that weighs channels" if found.needs_weights else "")
+def _iterate_facts(method: Method | Wrapper) -> Iterator[tuple[str, str]]:
+    if isinstance(method, Wrapper):
+        yield "use", f"{method.name}:gradcam" + (", or any method that weighs channels" if method.needs_weights else "")
     else:
-        yield "needs", format_needs(found) or "nothing"
-        yield "cost", f"{found.cost}: {_MEANINGS[found.cost]}"
-    if found.paper:
-        yield "paper", found.paper
+        yield "needs", format_needs(method) or "nothing"
+        yield "cost", f"{method.cost}: {_MEANINGS[method.cost]}"
+    if method.paper:
+        yield "paper", method.paper
 
 
 def _read_docstring(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
     """Return the paragraphs after the summary of a docstring, and the text of each argument, without markup."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", (inspect.getdoc(function) or "").replace("``", ""))
     body, *sections = re.split(r"\n\n?(?=(?:Args|Returns|Raises):\n)", text)
-    paragraphs = [each for each in body.split("\n\n")[1:] if each.strip()]
+    paragraphs = [paragraph for paragraph in body.split("\n\n")[1:] if paragraph.strip()]
     arguments = next((section for section in sections if section.startswith("Args:")), "")
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
     return paragraphs, {name: " ".join(told.split()) for name, told in entries}

@@ -127,7 +127,7 @@ def noise(
 
 def _average(maps: Iterable[Tensor], count: int) -> Tensor:
     """Return the mean of maps that arrive one by one; only the sum is kept in memory."""
-    return reduce(torch.add, (each / count for each in maps))
+    return reduce(torch.add, (raw / count for raw in maps))
 
 
 # -------------------------------------------------------------------------------------------- windows of the image

@@ -414,13 +414,13 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
     unhookable = describe_unhookable(model)
     for method in methods:
         if unhookable and not _needs_only_model_calls(method):
-            working = ", ".join(name for name, each in METHODS.items() if _needs_only_model_calls(each))
+            working = ", ".join(name for name, other in METHODS.items() if _needs_only_model_calls(other))
             raise MethodError(
                 f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
                 f"read a layer; use one of {working}, or pass the original nn.Module."
             )
         if method.needs & _GRADIENTS and read_tree(model).structure.is_quantized:
-            working = ", ".join(name for name, each in METHODS.items() if _works_if_quantized(each))
+            working = ", ".join(name for name, other in METHODS.items() if _works_if_quantized(other))
             raise MethodError(
                 f"the model is quantized and has no gradients, which method {method.name!r} needs; "
                 f"use one of {working}, or pass the model from before quantization."
@@ -432,7 +432,7 @@ def _suggest_weighting(wrapper: str, name: str) -> str:
     outside, _, innermost = name.rpartition(":")
     if outside and innermost in METHODS and METHODS[innermost].weights is not None:
         return f"'{outside}:{wrapper}:{innermost}'"
-    return f"one of {', '.join(name for name, each in METHODS.items() if each.weights)}"
+    return f"one of {', '.join(name for name, other in METHODS.items() if other.weights)}"
 
 
 def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
@@ -444,7 +444,9 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
         inner = _bind_options(method, {name: value for name, value in options.items() if name in inner_options})
         return outer(evidence, inner, **{name: value for name, value in options.items() if name in outer_options})
 
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (inner_options | outer_options).values()]
+    keywords = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (inner_options | outer_options).values()
+    ]
     evidence = inspect.Parameter("evidence", inspect.Parameter.POSITIONAL_ONLY)
     # The options of a method are read from its signature; `wraps` alone would show those of the wrapper only.
     run_wrapper.__signature__ = inspect.Signature([evidence, *keywords])  # type: ignore[attr-defined]

@@ -173,8 +173,8 @@ def gradeclip(evidence: Evidence) -> Tensor:
         MethodError: The model has no attention over one set of tokens, or no gradient reaches it.
     """
     attention = capture_attention_evidence(evidence)
-    queries, keys, values = (_join_heads(each) for each in (attention.queries, attention.keys, attention.values))
-    keys, values = (attention.layout.to_grid(each).flatten(2).mT for each in (keys, values))
+    queries, keys, values = (_join_heads(heads) for heads in (attention.queries, attention.keys, attention.values))
+    keys, values = (attention.layout.to_grid(tokens).flatten(2).mT for tokens in (keys, values))
     cosines = normalize(queries, dim=-1) @ normalize(keys, dim=-1).mT
     loosened = scale_min_max(cosines.flatten(0, 1)).reshape(cosines.shape)
     # The gradient of a query that is not read is 0, so the sum over all queries is correct.
@@ -361,7 +361,7 @@ def _subtract_redundancy(evidence: Evidence, redundant: Sequence[Similarity], te
         weighted = [*zip(weights.tolist(), texts.values(), strict=True)]
         for (row, target), weight in zip(texts.items(), weights.tolist(), strict=True):
             if redundant:
-                scores[row] = partial(_compute_contrast, (1.0, target), [(1.0, each) for each in redundant])
+                scores[row] = partial(_compute_contrast, (1.0, target), [(1.0, similarity) for similarity in redundant])
             elif len(texts) > 1:
                 scores[row] = partial(_compute_contrast, (weight, target), weighted)
             else:
@@ -390,13 +390,13 @@ def _read_embeddings(against: Against | None) -> list[Similarity]:
         return []
     is_list = isinstance(against, (list, tuple)) or (isinstance(against, Tensor) and against.ndim > 1)
     items: Sequence[Any] = [*against] if is_list else [against]  # type: ignore[misc]
-    for each in items:
-        if not _is_similarity(each) and not (isinstance(each, Tensor) and each.ndim == 1):
+    for entry in items:
+        if not _is_similarity(entry) and not (isinstance(entry, Tensor) and entry.ndim == 1):
             raise MethodError(
-                f"against must be embeddings, (D,) or (S, D), got {type(each).__name__}; texts work with models that "
+                f"against must be embeddings, (D,) or (S, D), got {type(entry).__name__}; texts work with models that "
                 "were loaded with their tokenizer."
             )
-    return [each if _is_similarity(each) else Similarity(each, "against") for each in items]
+    return [entry if _is_similarity(entry) else Similarity(entry, "against") for entry in items]
 
 
 def _is_similarity(given: Any) -> bool:

@@ -97,7 +97,7 @@ def _compete(
     # The gradients of all classes at once could fill the memory.
     chunk = compute_chunk_size(evidence.activations.numel(), evidence.activations)
     parts = [slice(first, first + chunk) for first in range(0, len(contestants[0]), chunk)]
-    results = [_compute_contributions(evidence, [each[part] for each in contestants]) for part in parts]
+    results = [_compute_contributions(evidence, [of_row[part] for of_row in contestants]) for part in parts]
     contributions, scores = (torch.cat(kind, 1) for kind in zip(*results, strict=True))
     return contributions, _compute_share(contributions, scores, temperature, kinship)
 
@@ -220,15 +220,15 @@ def faithcam(
     contributions = (evidence.gradients * evidence.activations).sum(1).relu()
     traced = trace_contributions(evidence, (won * (contributions > 0))[:, None] * evidence.gradients)
     gate = won * scale_by_peak(contributions) ** focus
-    return _add_depths(evidence, _scale_to_equal_means([each.relu() for each in traced]), gate)
+    return _add_depths(evidence, _scale_to_equal_means([depth_maps.relu() for depth_maps in traced]), gate)
 
 
 def _find_shares(evidence: Evidence, rivals: int, temperature: float, kinship: float) -> Tensor:
     """Return what each row's target wins of each position, ``(R, *grid)``; 1 for targets without rivals."""
     contestants = [[target, *_find_rivals(evidence, row, rivals)] for row, target in enumerate(evidence.targets)]
     share = torch.ones_like(evidence.activations[:, 0])
-    for count in {len(each) for each in contestants} - {1}:
-        rows = [row for row, each in enumerate(contestants) if len(each) == count]
+    for count in {len(of_row) for of_row in contestants} - {1}:
+        rows = [row for row, of_row in enumerate(contestants) if len(of_row) == count]
         images = [evidence.images[row] for row in rows]
         part = evidence.for_targets([evidence.targets[row] for row in rows], images)
         share[rows] = _compete(part, [contestants[row] for row in rows], temperature, kinship)[1]
@@ -250,12 +250,12 @@ def _add_depths(evidence: Evidence, maps: Sequence[Tensor], gate: Tensor) -> Ten
     layers = [*evidence.depths, evidence.get_layer()]
     places = [evidence.forward_pass.find_place(layer).centers for layer in layers]
     # Of equal grids that of the layer counts, then that of the shallowest depth, as in Evidence.find_centers.
-    finest = max([maps[-1], *maps[:-1]], key=lambda each: each[0].numel())
+    finest = max([maps[-1], *maps[:-1]], key=lambda depth_maps: depth_maps[0].numel())
     grid, onto = finest.shape[1:], evidence.find_centers(finest, at_depths=True)
     total = torch.zeros_like(finest)
-    for each, place in zip(maps, places, strict=True):
-        is_finer = each[0].numel() > gate[0].numel()
-        total += resample(_smooth(each) if is_finer else each, place, grid, onto)
+    for depth_maps, place in zip(maps, places, strict=True):
+        is_finer = depth_maps[0].numel() > gate[0].numel()
+        total += resample(_smooth(depth_maps) if is_finer else depth_maps, place, grid, onto)
     return total * resample(gate, places[-1], grid, onto)
 
 
@@ -265,11 +265,11 @@ def _scale_to_equal_means(maps: Sequence[Tensor]) -> list[Tensor]:
     A depth with less than a thousandth of the last one's evidence has little more than rounding, e.g. because a norm
     behind it cancels the rest. It is not enlarged further.
     """
-    totals = [each.flatten(1).sum(1) for each in maps]
+    totals = [depth_maps.flatten(1).sum(1) for depth_maps in maps]
     scaled = []
-    for each, total in zip(maps, totals, strict=True):
-        mean = total.maximum(_LEAST_EVIDENCE * totals[-1]) / each[0].numel()
-        scaled.append(each / unsqueeze_like(torch.where(mean > 0, mean, 1), each))
+    for depth_maps, total in zip(maps, totals, strict=True):
+        mean = total.maximum(_LEAST_EVIDENCE * totals[-1]) / depth_maps[0].numel()
+        scaled.append(depth_maps / unsqueeze_like(torch.where(mean > 0, mean, 1), depth_maps))
     return scaled
 
 

@@ -164,9 +164,9 @@ def _get_inputs(node: Node) -> list[Node]:
 def _find_reachable(start: Sequence[Node], get_next: Callable[[Node], list[Node]]) -> set[Node]:
     reached, new = set(start), list(start)
     while new:
-        found = [node for node in get_next(new.pop()) if node not in reached]
-        reached.update(found)
-        new.extend(found)
+        neighbors = [node for node in get_next(new.pop()) if node not in reached]
+        reached.update(neighbors)
+        new.extend(neighbors)
     return reached
 
 

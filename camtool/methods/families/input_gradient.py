@@ -221,8 +221,8 @@ def compute_gradients(
         scores = score_with_graph(evidence, leaf.clone())
         tensors = [leaf, *find_tensors(leaf)]
         ones = torch.ones_like(scores)
-        found = differentiate(scores, tensors, ones, allow_unused=True) if scores.requires_grad else ()
-    if not found or found[0] is None:
+        gradients = differentiate(scores, tensors, ones, allow_unused=True) if scores.requires_grad else ()
+    if not gradients or gradients[0] is None:
         raise MethodError(
             "no gradient passes from the score to the input, which this method needs: the model or the target detaches "
             "it, or runs under torch.no_grad or torch.inference_mode. Explain a layer after that operation instead, "
@@ -230,7 +230,7 @@ def compute_gradients(
         )
     return [
         upcast(torch.zeros_like(tensor) if gradient is None else gradient)
-        for tensor, gradient in zip(tensors, found, strict=True)
+        for tensor, gradient in zip(tensors, gradients, strict=True)
     ]
 
 

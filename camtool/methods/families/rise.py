@@ -157,11 +157,11 @@ def _cover_windows(x: Tensor, windows: Sequence[tuple[slice, ...]], part: slice)
     """Return the input ``(C, *size)`` as it is, number 0, or without one window: ``(m, C, *size)``."""
     covered = []
     for number in range(part.start, part.stop):
-        each = x.clone()
+        copy = x.clone()
         if number:
             place = (slice(None), *windows[number - 1])
-            each[place] = 0
-        covered.append(each)
+            copy[place] = 0
+        covered.append(copy)
     return torch.stack(covered)
 
 

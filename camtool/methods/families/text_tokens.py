@@ -168,7 +168,7 @@ def _check_options(context: object, answer_start: object, window: int) -> None:
     if window % 2 == 0:
         raise MethodError(f"window must be odd, so that it has a middle; got {window}.")
     check_count("answer_start", answer_start, least=1, optional=True)
-    is_list = isinstance(context, (list, tuple, range)) and all(isinstance(each, Integral) for each in context)
+    is_list = isinstance(context, (list, tuple, range)) and all(isinstance(position, Integral) for position in context)
     if context is not None and not is_list:
         raise MethodError(f"context must be a list of positions in the text, or None; got {context!r}.")
 
@@ -179,15 +179,15 @@ def _list_positions_of_targets(evidence: Evidence) -> list[tuple[int, ...]]:
     Raises:
         MethodError: A target is about no token of a text.
     """
-    found = [target.list_text_positions() for target in evidence.targets]
-    if not all(found):
+    positions = [target.list_text_positions() for target in evidence.targets]
+    if not all(positions):
         others = {type(target).__name__ for target in evidence.targets if not target.list_text_positions()}
         raise MethodError(
             "this method explains words that a vision-language model writes, and target_class is "
             f"{', '.join(sorted(others))}; use camtool.tokens(model, processor, img, prompt, method=...), or "
             "camtool.targets.TextTokens; for other models method='gradcam'."
         )
-    return found
+    return positions
 
 
 def _find_shape_of_attention(evidence: Evidence, layout: Layout) -> tuple[int, int]:
