@@ -36,8 +36,8 @@ def find_map_warnings(
         context: The target's score and the probabilities of the classes.
     """
     # Reading the gradients would compute them, so methods that did not read them are left out.
-    used = [each for each in evidence if each.uses_gradients]
-    has_zero_gradient = bool(used) and all(each.has_zero_gradient[row] for each in used)
+    used = [of_layer for of_layer in evidence if of_layer.uses_gradients]
+    has_zero_gradient = bool(used) and all(of_layer.has_zero_gradient[row] for of_layer in used)
     return [
         *(_explain_zero_gradient(used, row) if has_zero_gradient else _check_values(raw)),
         *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.find_link().is_assumed),
@@ -47,7 +47,7 @@ def find_map_warnings(
 
 def _explain_zero_gradient(used: Sequence[Evidence], row: int) -> Iterator[MapWarning]:
     """Warn that the gradient is zero; the values of the map need no warning of their own then."""
-    if any(each.has_gradient_beside_cells(row) for each in used):
+    if any(of_layer.has_gradient_beside_cells(row) for of_layer in used):
         yield MapWarning(
             "The score's gradient is zero at all cells of the layer: behind it, only other tokens are read, e.g. the "
             "class token, so the map says nothing.",
@@ -116,11 +116,11 @@ def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_grad
             f"{first.layer!r}; the map shows nothing of these.",
             "other-paths",
         )
-    for each in evidence:
+    for of_layer in evidence:
         # A layer that runs several times has several outputs, and a map shows only one of them.
-        if each.call_count > 1 and not each.forward_pass.is_call_chosen:
+        if of_layer.call_count > 1 and not of_layer.forward_pass.is_call_chosen:
             yield MapWarning(
-                f"Layer {each.layer!r} ran {each.call_count} times in one forward pass; the map is of the last call. "
-                f"Choose another with call_index=: 0 is the first, {each.call_count - 1} the last.",
+                f"Layer {of_layer.layer!r} ran {of_layer.call_count} times in one forward pass; the map is of the last "
+                f"call. Choose another with call_index=: 0 is the first, {of_layer.call_count - 1} the last.",
                 "several-calls",
             )

@@ -64,9 +64,11 @@ class CheckContext:
     @property
     def class_scores(self) -> Tensor | None:
         """The scores of the classes, ``(K,)``; ``None`` for detectors, segmenters and embeddings."""
-        found = self.forward_pass.predictions
-        is_classifier = isinstance(found, Tensor) and found.ndim == 2 and self.forward_pass.find_link().link is not None
-        return found[0].detach() if isinstance(found, Tensor) and is_classifier else None
+        scores = self.forward_pass.predictions
+        is_classifier = (
+            isinstance(scores, Tensor) and scores.ndim == 2 and self.forward_pass.find_link().link is not None
+        )
+        return scores[0].detach() if isinstance(scores, Tensor) and is_classifier else None
 
     @property
     def has_contrast(self) -> bool:
@@ -76,8 +78,8 @@ class CheckContext:
     @cached_property
     def new_map(self) -> NDArray[Any]:
         """The map computed again, ``(*grid)``."""
-        found: NDArray[Any] = self.recompute(self.evidence)[0]
-        return found
+        raw: NDArray[Any] = self.recompute(self.evidence)[0]
+        return raw
 
     @property
     def is_blank(self) -> bool:
@@ -93,13 +95,13 @@ class CheckContext:
     @cached_property
     def blank_map(self) -> NDArray[Any]:
         """The map of the same target for an image of one color: ``(*grid)``."""
-        found: NDArray[Any] = self.recompute([each.for_inputs(self.blank_inputs) for each in self.evidence])[0]
-        return found
+        raw: NDArray[Any] = self.recompute([of_layer.for_inputs(self.blank_inputs) for of_layer in self.evidence])[0]
+        return raw
 
     def compute_maps_of(self, targets: Sequence[Target]) -> NDArray[Any]:
         """Return the maps of other targets on the image, ``(len(targets), *grid)``."""
         images = [self.evidence[0].images[0]] * len(targets)
-        return self.recompute([each.for_targets(targets, images) for each in self.evidence])
+        return self.recompute([of_layer.for_targets(targets, images) for of_layer in self.evidence])
 
     def score_blank_image(self) -> tuple[float, float, float]:
         """Return three scores of the target: of the image, and of one color with the layers' outputs held, and without.
@@ -107,13 +109,13 @@ class CheckContext:
         Held outputs stay those of the image.
         """
         forward_pass, evidence = self.forward_pass, self.evidence
-        rows = [each.get_layer().layout.rows for each in evidence]
-        outputs = [forward_pass.layer_outputs[each.layer].detach() for each in evidence]
+        rows = [of_layer.get_layer().layout.rows for of_layer in evidence]
+        outputs = [forward_pass.layer_outputs[of_layer.layer].detach() for of_layer in evidence]
         held = {
-            each.layer: output if several is None else several.join(output)
-            for each, output, several in zip(evidence, outputs, rows, strict=True)
+            of_layer.layer: output if several is None else several.join(output)
+            for of_layer, output, several in zip(evidence, outputs, rows, strict=True)
         }
-        calls = [forward_pass.call_index % each.call_count for each in evidence]
+        calls = [forward_pass.call_index % of_layer.call_count for of_layer in evidence]
 
         def score(inputs: Tensor, held: Mapping[str, Tensor]) -> float:
             with forward_pass.restore_autocast():
@@ -130,10 +132,10 @@ class CheckContext:
         try:
             with forward_pass.restore_autocast(), guard(forward_pass.model), torch.no_grad():
                 output = run_model(forward_pass.model, forward_pass.select_inputs(0, variants))
-                found = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
+                scores = predictions.get_predictions(predictions.to_batch(output, len(variants)), forward_pass.model)
         except (ForwardError, TargetError):
             if len(variants) == 1:
                 raise
-            return torch.cat([self.score_variants(each[None]) for each in variants])  # it takes one image at a time
-        assert isinstance(found, Tensor)  # as for the image itself
-        return maps.upcast(found)
+            return torch.cat([self.score_variants(image[None]) for image in variants])  # it takes one image at a time
+        assert isinstance(scores, Tensor)  # as for the image itself
+        return maps.upcast(scores)

@@ -73,12 +73,12 @@ class CheckReport:
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """The findings that are reasons not to trust the map."""
-        return tuple(each for each in self.findings if each.severity == "warning")
+        return tuple(finding for finding in self.findings if finding.severity == "warning")
 
     @property
     def codes(self) -> tuple[str, ...]:
         """The codes of all findings."""
-        return tuple(each.code for each in self.findings)
+        return tuple(finding.code for finding in self.findings)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -90,9 +90,12 @@ class CheckReport:
         return "\n\n".join([head, *map(str, self.findings), *tail])
 
     def _repr_markdown_(self) -> str:
-        found = [f"- **{each.severity}** `{each.code}`: {each.sentence} *{each.remedy}*" for each in self.findings]
+        findings = [
+            f"- **{finding.severity}** `{finding.code}`: {finding.sentence} *{finding.remedy}*"
+            for finding in self.findings
+        ]
         skipped = [f"- not checked: {name}: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([f"**{self.title}**: {self._summarize()}", "", *found, *skipped])
+        return "\n".join([f"**{self.title}**: {self._summarize()}", "", *findings, *skipped])
 
     def _summarize(self) -> str:
         notes = len(self.findings) - len(self.warnings)
@@ -102,8 +105,8 @@ class CheckReport:
 
 def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return findings with the warnings first, otherwise in order, each code and sentence once."""
-    once = {(each.code, each.sentence): each for each in findings}.values()
-    return tuple(sorted(once, key=lambda each: each.severity != "warning"))
+    once = {(finding.code, finding.sentence): finding for finding in findings}.values()
+    return tuple(sorted(once, key=lambda finding: finding.severity != "warning"))
 
 
 def _wrap(text: str, start: str) -> str:

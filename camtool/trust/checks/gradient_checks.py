@@ -36,16 +36,16 @@ _ROUNDING_ERRORS = 100
 
 def check_gradient(context: CheckContext) -> Iterator[Finding]:
     """Find a gradient that is zero or almost zero, and the module at which it is lost."""
-    used = [each for each in context.evidence if each.uses_gradients]
+    used = [of_layer for of_layer in context.evidence if of_layer.uses_gradients]
     if not used:
         return
-    if all(each.has_zero_gradient[0] for each in used):
-        if any(each.has_gradient_beside_cells(0) for each in used):  # the map's own warning says so
+    if all(of_layer.has_zero_gradient[0] for of_layer in used):
+        if any(of_layer.has_gradient_beside_cells(0) for of_layer in used):  # the map's own warning says so
             return
         place = _find_loss(context, used[0].layer)
         yield Finding("zero-gradient", f"The score's gradient at layer {used[0].layer!r} is zero everywhere; {place}.")
         return
-    share = max(_compute_share(each) for each in used)
+    share = max(_compute_share(of_layer) for of_layer in used)
     if share < _VANISHING_SHARE:
         place = _find_loss(context, used[0].layer)
         yield Finding(
@@ -57,15 +57,15 @@ def check_gradient(context: CheckContext) -> Iterator[Finding]:
 
 def check_finite_difference(context: CheckContext) -> Iterator[Finding]:
     """Find a gradient that the score does not follow if the activations change a little along it."""
-    for each in context.evidence:
-        if not each.uses_gradients or each.has_zero_gradient[0]:
+    for of_layer in context.evidence:
+        if not of_layer.uses_gradients or of_layer.has_zero_gradient[0]:
             continue
-        ratios = _measure_ratios(each)
+        ratios = _measure_ratios(of_layer)
         if ratios and not any(1 / _AGREEMENT <= ratio <= _AGREEMENT for ratio in ratios):
             nearest = min(ratios, key=lambda ratio: abs(ratio - 1))
             yield Finding(
                 "wrong-gradient",
-                f"If the output of layer {each.layer!r} changes a little along the gradient, the score changes by "
+                f"If the output of layer {of_layer.layer!r} changes a little along the gradient, the score changes by "
                 f"{nearest:.2g} times what the gradient says{', the other way' if nearest < 0 else ''}.",
                 {"measured change / expected change": nearest},
             )
@@ -76,7 +76,7 @@ def _measure_ratios(evidence: Evidence) -> list[float]:
     activations, gradient = evidence.activations.detach(), evidence.gradients
     norm = float(gradient.cpu().double().norm())  # not all devices have float64
     output = evidence.forward_pass.layer_outputs[evidence.layer]
-    rounding = max(torch.finfo(each.dtype).eps for each in (output, evidence.scores))
+    rounding = max(torch.finfo(tensor.dtype).eps for tensor in (output, evidence.scores))
     ratios = list[float]()
     for step in _STEPS:
         length = step * float(activations.cpu().double().norm())
@@ -115,8 +115,8 @@ def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:
     """Return the sum of the absolute gradient for each output; 0 where there is none."""
     if not score.requires_grad:
         return [0.0] * len(outputs)
-    found = differentiate(score.sum(), outputs, allow_unused=True)
-    return [0.0 if each is None else float(each.cpu().double().abs().sum()) for each in found]
+    gradients = differentiate(score.sum(), outputs, allow_unused=True)
+    return [0.0 if gradient is None else float(gradient.cpu().double().abs().sum()) for gradient in gradients]
 
 
 def _describe_loss(names: Sequence[str], sizes: Sequence[float]) -> str:

@@ -50,20 +50,20 @@ def check_channels(context: CheckContext) -> Iterator[Finding]:
     black, white = _find_black_and_white(context)
     # The channels are normalized each in its own way, so the colors are exchanged before normalization.
     exchanged = black + _to_unit_range(context).flip(1) * (white - black)
-    found = _find_better(context, exchanged)
-    if found is not None:
+    better = _find_better(context, exchanged)
+    if better is not None:
         yield Finding(
             "channels-swapped",
-            f"With red and blue exchanged, the model is much more certain (entropy {found[2]:.0%} of its maximum, not "
-            f"{found[1]:.0%}), so the image may be BGR where the model expects RGB, or the reverse.",
-            {"entropy": found[1], "entropy if exchanged": found[2]},
+            f"With red and blue exchanged, the model is much more certain (entropy {better[2]:.0%} of its maximum, not "
+            f"{better[1]:.0%}), so the image may be BGR where the model expects RGB, or the reverse.",
+            {"entropy": better[1], "entropy if exchanged": better[2]},
         )
 
 
 def check_scale(context: CheckContext) -> Iterator[Finding]:
     """Find an image whose prediction is much more certain in another usual range of values."""
     values = _to_unit_range(context)
-    mean, std = (values.new_tensor(each).reshape(1, -1, 1, 1) for each in (_IMAGENET_MEAN, _IMAGENET_STD))
+    mean, std = (values.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
     ranges = {
         "[0, 1]": values,
         "[-1, 1]": 2 * values - 1,
@@ -73,13 +73,13 @@ def check_scale(context: CheckContext) -> Iterator[Finding]:
     # whatever the image shows. So that range is tried only if the image has not been normalized.
     if float(context.inputs.min()) >= 0 and float(context.inputs.max()) <= 1:
         ranges["[0, 255]"] = 255 * values
-    found = _find_better(context, torch.cat(list(ranges.values())))
-    if found is not None:
+    better = _find_better(context, torch.cat(list(ranges.values())))
+    if better is not None:
         yield Finding(
             "scale-misfit",
-            f"With values normalized to {list(ranges)[found[0]]}, the model is much more certain (entropy "
-            f"{found[2]:.0%} of its maximum, not {found[1]:.0%}), so the image may not be normalized as in training.",
-            {"entropy": found[1], "entropy if normalized": found[2]},
+            f"With values normalized to {list(ranges)[better[0]]}, the model is much more certain (entropy "
+            f"{better[2]:.0%} of its maximum, not {better[1]:.0%}), so the image may not be normalized as in training.",
+            {"entropy": better[1], "entropy if normalized": better[2]},
         )
 
 
@@ -100,8 +100,8 @@ def _measure_certainty(context: CheckContext, images: Tensor) -> _Certainty:
 
     What the model does not know, it may take for something with certainty by chance, but seldom in each view.
     """
-    found = [_measure_certainty_of_scores(context.score_variants(view)) for view in _list_views(images)]
-    return _Certainty(*(torch.stack(each).mean(0) for each in zip(*found, strict=True)))
+    certainties = [_measure_certainty_of_scores(context.score_variants(view)) for view in _list_views(images)]
+    return _Certainty(*(torch.stack(measure).mean(0) for measure in zip(*certainties, strict=True)))
 
 
 def _list_views(images: Tensor) -> list[Tensor]:
@@ -129,7 +129,7 @@ def _find_black_and_white(context: CheckContext) -> tuple[Tensor, Tensor]:
     is_raw_tensor = not item.is_photo and low >= 0
     if item.black is not None and item.white is not None and not is_raw_tensor:
         return item.black.to(inputs).reshape(1, -1, 1, 1), item.white.to(inputs).reshape(1, -1, 1, 1)
-    mean, std = (inputs.new_tensor(each).reshape(1, -1, 1, 1) for each in (_IMAGENET_MEAN, _IMAGENET_STD))
+    mean, std = (inputs.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
     if low < 0 and (low < -1 or high > 1):
         return -mean / std, (1 - mean) / std
     black = -1.0 if low < 0 else 0.0

@@ -51,8 +51,8 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
     others = [index for index in ranked if index != target.get_class_index()]
     chosen = list(dict.fromkeys(others[round(rank * (len(others) - 1))] for rank in _RANKS))
     link = context.forward_pass.find_link().link or "softmax"
-    found = context.compute_maps_of([ClassScore(index, link) for index in chosen])
-    lowest = min(_correlate(context.new_map, each) for each in found)
+    class_maps = context.compute_maps_of([ClassScore(index, link) for index in chosen])
+    lowest = min(_correlate(context.new_map, class_map) for class_map in class_maps)
     if lowest < _SAME_MAP:
         return
     is_agnostic = frozenset() < context.method.needs <= _CLASS_AGNOSTIC
@@ -120,7 +120,7 @@ def _correlate(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Return Pearson's correlation of two maps; 0 if one of them is constant or of another shape."""
     if one.shape != other.shape:
         return 0.0
-    first, second = (each.astype(np.float64).ravel() - each.mean(dtype=np.float64) for each in (one, other))
+    first, second = (raw.astype(np.float64).ravel() - raw.mean(dtype=np.float64) for raw in (one, other))
     norm = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norm if norm > 0 else 0.0
 

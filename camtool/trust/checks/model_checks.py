@@ -72,12 +72,12 @@ def check_other_paths(context: CheckContext) -> Iterator[Finding]:
     if not abs(held - score) > _OTHER_SHARE * abs(free - score) + _ROUNDING * abs(score):
         return
     numbers = {"score": score, "of one color": free, "with the layer's output held": held}
-    names = " + ".join(repr(each.layer) for each in context.evidence)
+    names = " + ".join(repr(of_layer.layer) for of_layer in context.evidence)
     fact = (
         f"For an image of one color, the mean color of this image, the score is {free:.4g} instead of {score:.4g}; "
         f"it is {held:.4g} if the output of {names} stays that of this image."
     )
-    layouts = [each.get_layer().layout for each in context.evidence]
+    layouts = [of_layer.get_layer().layout for of_layer in context.evidence]
     if any(layout.prefix or layout.suffix for layout in layouts):
         tail = "The class token, or another token that is no cell of the map, has read the image in earlier layers."
         yield Finding("earlier-layers", f"{fact} {tail}", numbers)

@@ -52,8 +52,8 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
             reason = f"it failed: {error}"
         if reason:
             skipped[name] = reason
-    found = {each.code for each in findings}
-    known = [Finding(each.code, str(each)) for each in warnings if each.code not in found]
+    codes = {finding.code for finding in findings}
+    known = [Finding(warning.code, str(warning)) for warning in warnings if warning.code not in codes]
     return CheckReport(title, sort_findings([*known, *findings]), MappingProxyType(skipped))
 
 
@@ -65,7 +65,7 @@ def _find_skip_reason(name: str, context: CheckContext) -> str | None:
         return map_checks.find_classes_skip_reason(context)
     if name == "other paths" and not context.evidence[0].layer:
         return "the method looks at no layer"
-    if name in ("gradient", "finite difference") and not any(each.uses_gradients for each in context.evidence):
+    if name in ("gradient", "finite difference") and not any(of_layer.uses_gradients for of_layer in context.evidence):
         return "the method reads no gradients"
     if name == "border" and context.raw.ndim != 2:
         return "it takes an image"

@@ -155,7 +155,7 @@ def compute_box_accuracy(
     for overlap in overlaps:
         check_number("each of overlaps", overlap, least=0, most=1, error=MetricError)
     truths = _check_boxes(boxes, maps)
-    best = torch.stack([_find_overlaps(each, truth, steps) for each, truth in zip(maps, truths, strict=True)])
+    best = torch.stack([_find_overlaps(heat, truth, steps) for heat, truth in zip(maps, truths, strict=True)])
     hits = best[:, :, None] >= torch.tensor(overlaps, device="cpu")
     chosen = hits.sum(0).argmax(0)
     return hits[:, chosen, torch.arange(len(overlaps), device="cpu")].float().mean(1).to(maps)
@@ -166,9 +166,9 @@ def _find_overlaps(heat: Tensor, truth: Tensor, steps: int) -> Tensor:
     heatmap = heat.float().cpu().numpy()
     best = torch.zeros(steps, device="cpu")
     for step in range(steps):
-        found = find_boxes(heatmap, threshold=step / steps)
-        if found:
-            best[step] = _compute_ious(torch.tensor(found, dtype=torch.float32, device="cpu"), truth).max()
+        boxes = find_boxes(heatmap, threshold=step / steps)
+        if boxes:
+            best[step] = _compute_ious(torch.tensor(boxes, dtype=torch.float32, device="cpu"), truth).max()
     return best
 
 
@@ -177,7 +177,7 @@ def _compute_ious(one: Tensor, other: Tensor) -> Tensor:
     low = torch.maximum(one[:, None, :2], other[:, :2])
     high = torch.minimum(one[:, None, 2:], other[:, 2:])
     shared = (high - low).clamp_min(0).prod(2)
-    areas = [(each[:, 2:] - each[:, :2]).prod(1) for each in (one, other)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (one, other)]
     return shared / (areas[0][:, None] + areas[1] - shared)
 
 
@@ -207,8 +207,8 @@ def _check_masks(masks: Tensor, maps: Tensor, *, least: float = -float("inf")) -
 def _check_boxes(boxes: Sequence[Tensor], maps: Tensor) -> list[Tensor]:
     if isinstance(boxes, Tensor) or len(boxes) != len(maps):
         raise MetricError(f"boxes must be a list of one tensor (B, 4) per map, {len(maps)} of them.")
-    truths = [torch.as_tensor(each).float().cpu() for each in boxes]
-    for each in truths:
-        if each.ndim != 2 or each.shape[1] != 4 or len(each) == 0 or not (each[:, 2:] > each[:, :2]).all():
-            raise MetricError(f"each of boxes must be (B, 4) with x0 < x1 and y0 < y1, got {each.tolist()}.")
+    truths = [torch.as_tensor(of_image).float().cpu() for of_image in boxes]
+    for truth in truths:
+        if truth.ndim != 2 or truth.shape[1] != 4 or len(truth) == 0 or not (truth[:, 2:] > truth[:, :2]).all():
+            raise MetricError(f"each of boxes must be (B, 4) with x0 < x1 and y0 < y1, got {truth.tolist()}.")
     return truths

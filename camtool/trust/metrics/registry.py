@@ -108,7 +108,7 @@ class Metric:
     def options(self) -> dict[str, Any]:
         """The names and defaults of the options."""
         parameters = inspect.signature(self.function).parameters.values()
-        return {each.name: each.default for each in parameters if each.default is not each.empty}
+        return {option.name: option.default for option in parameters if option.default is not option.empty}
 
     def list_missing(self, inputs: MetricInputs) -> list[str]:
         """Return the names of what the metric needs and the inputs lack."""
@@ -137,7 +137,7 @@ class Metric:
         arguments = self._select(inputs, options)
         if self.chance is None:
             drawn = [_replace_maps(inputs, seed + draw * _CHANCE_STEP) for draw in range(draws)]
-            return torch.stack([self.function(**self._select(each, options)) for each in drawn]).mean(0)
+            return torch.stack([self.function(**self._select(trial, options)) for trial in drawn]).mean(0)
         if callable(self.chance):
             return self.chance(**arguments)
         return inputs.maps.new_full((len(inputs.maps),), self.chance)
@@ -196,7 +196,7 @@ def metric(
 def _list_required(function: MetricFunction) -> list[str]:
     """Return the names of the parameters that have no default."""
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.default is each.empty]
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
 def _replace_maps(inputs: MetricInputs, seed: int) -> MetricInputs:

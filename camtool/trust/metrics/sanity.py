@@ -146,7 +146,7 @@ def compute_repeatability(explain: Explain, images: Tensor, maps: Tensor) -> Ten
     """
     check_maps(maps, images)
     again = explain_again(explain, images).to(maps)
-    change, norms = ((each.flatten(1)).norm(dim=1) for each in (maps - again, maps))
+    change, norms = ((tensor.flatten(1)).norm(dim=1) for tensor in (maps - again, maps))
     total = norms + again.flatten(1).norm(dim=1)
     return torch.where(change > 0, 1 - change / total, 1)
 
@@ -165,9 +165,9 @@ def compute_random_agreement(maps: Tensor, random_maps: Tensor) -> Tensor:
     """
     if not isinstance(random_maps, Tensor) or random_maps.ndim != 4 or len(random_maps) == 0:
         raise MetricError("random_maps must be a tensor (S, N, H, W), several random maps for each image.")
-    for each in random_maps:
-        _check_pair(maps, each, "each of random_maps")
-    return torch.stack([correlate_pearson(maps, each.to(maps)).abs() for each in random_maps]).mean(0)
+    for draw in random_maps:
+        _check_pair(maps, draw, "each of random_maps")
+    return torch.stack([correlate_pearson(maps, draw.to(maps)).abs() for draw in random_maps]).mean(0)
 
 
 def _check_pair(maps: Tensor, others: Tensor, name: str) -> None:
