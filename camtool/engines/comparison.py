@@ -84,7 +84,7 @@ def run_by_engines(
         if difference is not None:
             observer.give_up(difference)
             return expected
-        if any(each.raw.any() for each in theirs):  # empty maps show nothing
+        if any(compared.raw.any() for compared in theirs):  # empty maps show nothing
             observer.note_agreement(question)
         # Not the model's own results: those of a run must not depend on where it was interrupted.
         return results

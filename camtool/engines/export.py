@@ -101,8 +101,8 @@ def export(
     runtime = _RUNTIMES[path.suffix]
     if runtime is not None and not is_installed(runtime):
         raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
-    loaded, found = to_loaded(model), find_method(method)
-    check_options([found], options)
+    loaded, chosen = to_loaded(model), find_method(method)
+    check_options([chosen], options)
     images = _make_images(loaded, size, count=2 if dynamic_batch else 1)
     name = None if layer is None else find_module_name(loaded.model, unwrap_layer(get_module(model), layer))
     layers = find_layers(loaded.model, images, None if name is None else [name])
@@ -110,9 +110,9 @@ def export(
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
     try:
         with COMPILING:
-            _export(loaded, images, layers[0], found, options, path, dynamic_batch=dynamic_batch, resize=resize)
+            _export(loaded, images, layers[0], chosen, options, path, dynamic_batch=dynamic_batch, resize=resize)
     except NotCompilableError as error:
-        raise CamtoolError(f"the model cannot be exported with method {found.name!r}: {error}.") from error
+        raise CamtoolError(f"the model cannot be exported with method {chosen.name!r}: {error}.") from error
     return path
 
 
@@ -196,7 +196,7 @@ class _ExplainedModel(nn.Module):
         ]
         (start,) = self._segment.layers
         gradients = self._gradient_graph(*weights, results[start], *(results[index] for index in self._others))[0]
-        grid, slope = (upcast(self._layer.layout.to_grid(each)) for each in (results[start], gradients))
+        grid, slope = (upcast(self._layer.layout.to_grid(tensor)) for tensor in (results[start], gradients))
         maps = self._place(self._make_maps(GridEvidence(grid, slope, logits)))
         # A file cannot raise an error. Without NaN, the map of a class that does not exist would look like any other.
         is_known = is_known_class(logits, target_class).reshape(-1, *[1] * (maps.ndim - 1))
@@ -312,7 +312,7 @@ def _write(explained: _ExplainedModel, images: Tensor, path: Path, description: 
     with tempfile.TemporaryDirectory() as folder:
         _write_into(explained, images, Path(folder) / path.name, description)
         path.parent.mkdir(parents=True, exist_ok=True)
-        for file in sorted(Path(folder).iterdir(), key=lambda each: each.name == path.name):  # the file itself last
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):  # the file itself last
             shutil.move(file, path.parent / file.name)
 
 
@@ -347,17 +347,17 @@ def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, descript
 
 
 def _check_in_runtime(runtime: str, path: Path, examples: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    found = open_session(runtime, path).run([each.numpy() for each in examples])
-    _check_results([torch.from_numpy(each) for each in found], expected, runtime)
+    results = open_session(runtime, path).run([example.numpy() for example in examples])
+    _check_results([torch.from_numpy(array) for array in results], expected, runtime)
 
 
-def _check_results(found: Sequence[Tensor], expected: Sequence[Tensor], where: str) -> None:
+def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where: str) -> None:
     """Check logits and maps.
 
     Raises:
         NotCompilableError: They differ.
     """
-    for name, ours, theirs in zip(("logits", "maps"), found, expected, strict=True):
+    for name, ours, theirs in zip(("logits", "maps"), results, expected, strict=True):
         difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
         if not difference <= _TOLERANCE * peak:
             raise NotCompilableError(

@@ -32,7 +32,7 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
 
     def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
         weights, layers, others = tensors[:results], tensors[results : results + count], tensors[results + count :]
-        _, multiply, *_ = torch.func.vjp(lambda *each: segment.graph(*each, *others), *layers)
+        _, multiply, *_ = torch.func.vjp(lambda *outputs: segment.graph(*outputs, *others), *layers)
         gradients: tuple[Tensor, ...] = multiply(tuple(weights))
         return gradients
 

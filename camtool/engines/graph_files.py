@@ -105,9 +105,9 @@ def _find_reason(error: BaseException) -> str:
         causes.append(str(cause))
         cause = cause.__cause__  # type: ignore[assignment]
     for text in reversed(causes):
-        found = _OPERATOR.search(text)
-        if found is not None:
-            return f"no operator for {found[1] or found[2]}"
+        match = _OPERATOR.search(text)
+        if match is not None:
+            return f"no operator for {match[1] or match[2]}"
     return get_first_line(error)
 
 
@@ -196,22 +196,22 @@ def _hold(folder: Path) -> Iterator[bool]:
 
 def _remove_killed(folder: Path) -> None:
     """Remove what processes left that were killed while they compiled."""
-    for each in folder.glob(f"{_UNFINISHED}*"):
+    for path in folder.glob(f"{_UNFINISHED}*"):
         with suppress(OSError):  # it was finished meanwhile
             # A new folder is not locked yet. A lock to look at it could keep its own process from locking it.
-            if time.time() - each.stat().st_mtime > _SECONDS_TO_LOCK:
-                with _hold(each) as is_held:
+            if time.time() - path.stat().st_mtime > _SECONDS_TO_LOCK:
+                with _hold(path) as is_held:
                     if is_held:
-                        shutil.rmtree(each, ignore_errors=True)
+                        shutil.rmtree(path, ignore_errors=True)
 
 
 def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:
-    others = [each for each in folders if each.is_dir() and each != keep and not each.name.startswith(_UNFINISHED)]
-    by_age = sorted(others, key=lambda each: each.stat().st_mtime)
-    sizes = {each: sum(file.stat().st_size for file in each.rglob("*") if file.is_file()) for each in [*by_age, keep]}
+    others = [path for path in folders if path.is_dir() and path != keep and not path.name.startswith(_UNFINISHED)]
+    by_age = sorted(others, key=lambda path: path.stat().st_mtime)
+    sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in [*by_age, keep]}
     total = sum(sizes.values())
-    for each in by_age:
+    for path in by_age:
         if total <= _LIMIT:
             return
-        shutil.rmtree(each, ignore_errors=True)
-        total -= sizes[each]
+        shutil.rmtree(path, ignore_errors=True)
+        total -= sizes[path]

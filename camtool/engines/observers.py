@@ -145,10 +145,10 @@ class CompiledObserver:
             _LOG.warning("engine %r is not used: %s", self.engine, reason)
 
     def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_rows: bool) -> _Compiled:
-        found = self._remember(model, layers, inputs, None, has_rows=has_rows)
-        if isinstance(found.model, CompiledModel) and found.model.image_count not in (None, len(inputs)):
+        compiled = self._remember(model, layers, inputs, None, has_rows=has_rows)
+        if isinstance(compiled.model, CompiledModel) and compiled.model.image_count not in (None, len(inputs)):
             return self._remember(model, layers, inputs, len(inputs), has_rows=has_rows)
-        return found
+        return compiled
 
     def _remember(
         self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_rows: bool
@@ -156,7 +156,9 @@ class CompiledObserver:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = read_tree(model).modules, find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
-        has_hooks = has_global_hooks() or any(list_foreign_hooks(each) or has_backward_hooks(each) for each in hooked)
+        has_hooks = has_global_hooks() or any(
+            list_foreign_hooks(module) or has_backward_hooks(module) for module in hooked
+        )
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()

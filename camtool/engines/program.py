@@ -89,13 +89,13 @@ def capture_program(model: nn.Module, images: Tensor, layers: Sequence[str]) -> 
     segments = split_at_layers(capture)
     # A gradient may read more than layers, e.g. a skip connection. The forward graph returns these tensors, too.
     known = get_results(capture.graph)
-    capture.return_also([*dict.fromkeys(each for part in segments for each in part.others if each not in known)])
+    capture.return_also([*dict.fromkeys(node for part in segments for node in part.others if node not in known)])
     results = get_results(capture.graph)
     with torch.no_grad():
         values = list(capture.graph(images))
     plans = [
-        SegmentPlan(f"gradient{number}.onnx", each.results, each.layers, [results.index(node) for node in each.others])
-        for number, each in enumerate(segments)
+        SegmentPlan(f"gradient{number}.onnx", part.results, part.layers, [results.index(node) for node in part.others])
+        for number, part in enumerate(segments)
     ]
     count = None if capture.has_any_batch_size else len(images)
     graphs, examples = {FORWARD: capture.graph}, {FORWARD: [images]}
@@ -126,10 +126,10 @@ def write_program(program: Program, folder: Path) -> None:
 
 def list_files(plan: Plan) -> list[str]:
     """Return the names of a program's graphs, which are those of their files."""
-    return [FORWARD, *(each.file for each in plan.segments)]
+    return [FORWARD, *(segment.file for segment in plan.segments)]
 
 
 def read_plan(folder: Path) -> Plan:
     """Return the plan of a program."""
     plan: dict[str, Any] = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
-    return Plan(**plan | {"segments": [SegmentPlan(**each) for each in plan["segments"]]})
+    return Plan(**plan | {"segments": [SegmentPlan(**entry) for entry in plan["segments"]]})

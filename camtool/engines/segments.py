@@ -42,7 +42,7 @@ def split_at_layers(capture: Capture) -> list[Segment]:
     count = capture.output_count
     floating = [index for index in range(count) if _is_floating(results[index])]
     wanted = [[index] for index in range(count, len(results))] + [floating]
-    return [segment for each in wanted if (segment := _extract(capture.graph, results, each, count)) is not None]
+    return [segment for indices in wanted if (segment := _extract(capture.graph, results, indices, count)) is not None]
 
 
 def _is_floating(node: fx.Node) -> bool:
@@ -68,7 +68,7 @@ def _follow(nodes: Iterable[fx.Node], starts: Collection[fx.Node]) -> set[fx.Nod
     """Return the nodes that depend on some nodes, and these."""
     reached = set(starts)
     for node in nodes:
-        if any(each in reached for each in node.all_input_nodes):
+        if any(source in reached for source in node.all_input_nodes):
             reached.add(node)
     return reached
 

@@ -44,7 +44,7 @@ class FileGraph:
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the results for tensors on the CPU."""
         arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
-        return [torch.from_numpy(each) for each in self._session.run(arrays)]
+        return [torch.from_numpy(array) for array in self._session.run(arrays)]
 
 
 class TorchGraph:
@@ -85,7 +85,7 @@ class _OnnxRuntime:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._names = [each.name for each in self._session.get_inputs()]
+        self._names = [argument.name for argument in self._session.get_inputs()]
 
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
         results: list[NDArray[Any]] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
@@ -107,8 +107,8 @@ class _OpenVino:
         if request is None:
             request = self._requests.request = self._compiled.create_infer_request()
         # The inputs are read in place. The results are copied, as the request writes the next ones over them.
-        found = request.infer(list(arrays), share_inputs=True, share_outputs=True)
-        return [np.array(found[output]) for output in self._compiled.outputs]
+        results = request.infer(list(arrays), share_inputs=True, share_outputs=True)
+        return [np.array(results[output]) for output in self._compiled.outputs]
 
 
 RUNTIMES: dict[str, type[Any]] = {"onnxruntime": _OnnxRuntime, "openvino": _OpenVino}
