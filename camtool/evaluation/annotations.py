@@ -111,11 +111,11 @@ def read_masks(folder: Path, photos: Sequence[Path]) -> list[NDArray[np.bool_]]:
         by_stem.setdefault(path.stem, []).append(path)
     masks = []
     for photo in photos:
-        found = by_stem.get(photo.stem, [])
-        if len(found) != 1:
-            came = "has no mask" if not found else f"has {len(found)} masks"
+        files = by_stem.get(photo.stem, [])
+        if len(files) != 1:
+            came = "has no mask" if not files else f"has {len(files)} masks"
             raise MetricError(f"truth: {photo.name} {came} in {folder}; give one image named {photo.stem}.png.")
-        masks.append(np.asarray(read_image(found[0])).max(2) > 0)
+        masks.append(np.asarray(read_image(files[0])).max(2) > 0)
     return masks
 
 

@@ -66,10 +66,10 @@ def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) 
     for argument, given in (("methods", names), ("layers", layers)):
         if given is not None and not given:
             raise MethodError(f"{argument} asks for nothing; give one or more.")
-    found = [
+    candidates = [
         Candidate(name, "" if find_method(name).ignores_layer else layer) for name in names for layer in layers or ("",)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(candidates))
 
 
 def _list_methods(methods: Sequence[str] | str) -> list[str]:
@@ -83,11 +83,11 @@ def list_groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     """Return the candidates in groups that share a forward pass: those that need no other one, by layer."""
     shared: dict[str, list[Candidate]] = {}
     alone = []
-    for each in candidates:
-        if find_method(each.method).cost == "a pass":
-            shared.setdefault(each.layer, []).append(each)
+    for candidate in candidates:
+        if find_method(candidate.method).cost == "a pass":
+            shared.setdefault(candidate.layer, []).append(candidate)
         else:
-            alone.append([each])
+            alone.append([candidate])
     return [*shared.values(), *alone]
 
 
@@ -105,7 +105,7 @@ def map_candidates(
     Raises:
         CamtoolError: A method cannot explain this model at this layer.
     """
-    methods = [find_method(each.method) for each in group]
+    methods = [find_method(candidate.method) for candidate in group]
     check_model_support(methods, explainer.model)
     layer = group[0].layer
     own = replace(
@@ -113,14 +113,17 @@ def map_candidates(
         methods=methods,
         has_many_methods=True,
         layers=[layer] if layer else None,
-        depths=next((each.read_depths({}) for each in methods if each.reads_depths), 0),
+        depths=next((method.read_depths({}) for method in methods if method.reads_depths), 0),
     )
     with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [ClassScore(index) for index in classes])
-    return [_join(each, batch) for each in zip(*results, strict=True)]
+    return [_join(of_candidate, batch) for of_candidate in zip(*results, strict=True)]
 
 
 def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
     size = batch.items[0].tensor.shape[-2:]
-    maps = [DeviceMaps(torch.from_numpy(each.raw)[None], each.centers).to_heatmaps(size) for each in results]
+    maps = [
+        DeviceMaps(torch.from_numpy(explanation.raw)[None], explanation.centers).to_heatmaps(size)
+        for explanation in results
+    ]
     return CandidateMaps(torch.cat(maps).to(batch.items[0].tensor.device), results[0].layer)

@@ -46,7 +46,7 @@ def choose_metrics(
         MetricError: A name is unknown, or a metric needs what is not known.
     """
     if metrics == "all":
-        return {name: {} for name, each in METRICS.items() if not _describe_obstacle(each, has_truth=has_truth)}
+        return {name: {} for name, metric in METRICS.items() if not _describe_obstacle(metric, has_truth=has_truth)}
     if metrics is None:
         metrics = DEFAULT + (DEFAULT_WITH_TRUTH if has_truth else ())
     names = [metrics] if isinstance(metrics, str) else metrics

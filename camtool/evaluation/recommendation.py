@@ -138,7 +138,7 @@ def _choose(
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_IMAGES)).round().astype(int)).tolist()
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
     known = None if truth is None else [truth[index] for index in chosen]
-    batches = [MeasuredBatch(subject, each) for each in subject.iterate_batches(used, asked, _BATCH)]
+    batches = [MeasuredBatch(subject, batch) for batch in subject.iterate_batches(used, asked, _BATCH)]
     bench = Bench(batches, place_masks(batches, known), deadline)
     tried = [bench.measure_reference()]
     for candidate in _list_candidates(subject, batches[0].labeled):
@@ -149,7 +149,7 @@ def _choose(
         except CamtoolError:
             continue  # what cannot explain this model, or takes longer than there is time, is not recommended
     # If nothing is that quick, all are compared as without the limit.
-    allowed = [each for each in tried if slowest is None or each.milliseconds <= slowest] or tried
+    allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
     return _decide(allowed, tried, len(used))
 
 
@@ -167,17 +167,17 @@ def _list_candidates(subject: Subject, labeled: LabeledBatch) -> Iterator[Candid
 
 def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
     """Return the deepest layer of each of the grids that are finer than that of the default layer."""
-    found = find_candidates(model, image)
-    chosen = next((place for place, each in enumerate(found) if each.chosen), len(found))
-    deepest = {each.stride: each.name for each in found[:chosen]}
-    if chosen < len(found):
-        deepest.pop(found[chosen].stride, None)
+    candidates = find_candidates(model, image)
+    chosen = next((place for place, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
+    deepest = {candidate.stride: candidate.name for candidate in candidates[:chosen]}
+    if chosen < len(candidates):
+        deepest.pop(candidates[chosen].stride, None)
     return [*deepest.values()][-_LAYERS:]
 
 
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
-    order, reference = sorted(tried, key=lambda each: -each.quality.mean()), tried[0]
-    front = tuple(each for each in order if not any(_dominates(other, each) for other in tried))
+    order, reference = sorted(tried, key=lambda trial: -trial.quality.mean()), tried[0]
+    front = tuple(trial for trial in order if not any(_dominates(other, trial) for other in tried))
     if count < FEW_IMAGES:
         reason = (
             f"{_describe(reference, tried, count)} It is the default: a choice among them needs {FEW_IMAGES} images or "
@@ -185,14 +185,14 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
         )
         return Recommendation(reference.method, reference.layer or None, reason, tuple(order), front)
     least = reference.quality.mean() if reference in allowed else -np.inf
-    possible = [each for each in front if each in allowed and each.quality.mean() >= least]
-    best = max(possible, key=lambda each: each.quality.mean())
-    equal = [each for each in possible if not _is_worse(each.quality, best.quality)]
+    possible = [trial for trial in front if trial in allowed and trial.quality.mean() >= least]
+    best = max(possible, key=lambda trial: trial.quality.mean())
+    equal = [trial for trial in possible if not _is_worse(trial.quality, best.quality)]
     if best.localization is not None:
         # Those that miss the right place more often than one that is as faithful.
         sharpest = max(equal, key=lambda one: float(_get_localization(one).mean()))
-        equal = [each for each in equal if not _is_worse(_get_localization(each), _get_localization(sharpest))]
-    choice = min(equal, key=lambda each: each.milliseconds)
+        equal = [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
+    choice = min(equal, key=lambda trial: trial.milliseconds)
     reason = _explain_choice(choice, best, tried, count)
     return Recommendation(choice.method, choice.layer or None, reason, tuple(order), front)
 
@@ -231,16 +231,16 @@ def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
 
 
 def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
-    found = _describe(choice, tried, count)
+    facts = _describe(choice, tried, count)
     if choice is best:
-        return f"{found} None is better."
+        return f"{facts} None is better."
     measure = "the mean of both" if choice.has_truth else "single deletion"
     if best.milliseconds > choice.milliseconds:
         but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
     else:
         but = "less of its heat is in the right place"
     return (
-        f"{found} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
+        f"{facts} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
     )
 
 

@@ -122,8 +122,8 @@ class Subject:
             wanted, maps = classes[rows].tolist(), list[Tensor]()
             for batch in self.preparer.prepare_batches(images, len(classes))[1]:
                 done = sum(map(len, maps))
-                (found,) = map_candidates(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
-                maps.append(found.maps)
+                (mapped,) = map_candidates(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
+                maps.append(mapped.maps)
             return torch.cat(maps)
 
         return explain

@@ -121,14 +121,14 @@ class Bench:
 
     def measure_reference(self) -> Tried:
         """Measure the reference without a time limit, and prepare the pointing game."""
-        found = self._measure(REFERENCE, nullcontext)
-        if found.has_truth or self._deadline.is_over():
-            return found
-        prepared = prepare_pointing(self._batches[0].subject, [each.labeled for each in self._batches], REFERENCE)
+        tried = self._measure(REFERENCE, nullcontext)
+        if tried.has_truth or self._deadline.is_over():
+            return tried
+        prepared = prepare_pointing(self._batches[0].subject, [batch.labeled for batch in self._batches], REFERENCE)
         if prepared is None:
-            return found
+            return tried
         self._game, shares = prepared
-        return replace(found, localization=_to_array([shares]))
+        return replace(tried, localization=_to_array([shares]))
 
     def measure(self, candidate: Candidate) -> Tried:
         """Measure a candidate.
@@ -136,21 +136,21 @@ class Bench:
         Raises:
             CamtoolError: It cannot explain the model, or the time is over before all is measured.
         """
-        found = self._measure(candidate, self._deadline.time_step)
+        tried = self._measure(candidate, self._deadline.time_step)
         if self._game is None:
-            return found
-        return replace(found, localization=_to_array([self._game.play(candidate, self._deadline.time_step)]))
+            return tried
+        return replace(tried, localization=_to_array([self._game.play(candidate, self._deadline.time_step)]))
 
     def _measure(self, candidate: Candidate, time_step: Callable[[], AbstractContextManager[None]]) -> Tried:
         faithfulness, localization, seconds, layer = [], [], 0.0, ""
-        for each, mask in zip(self._batches, self._masks, strict=True):
-            start, labeled = time.perf_counter(), each.labeled
+        for batch, mask in zip(self._batches, self._masks, strict=True):
+            start, labeled = time.perf_counter(), batch.labeled
             with time_step():
-                (found,) = map_candidates(each.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
-            seconds, layer = seconds + time.perf_counter() - start, found.layer
-            faithfulness.append(compare_with_cell_drops(found.maps, each.drops))
+                (maps,) = map_candidates(batch.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
+            seconds, layer = seconds + time.perf_counter() - start, maps.layer
+            faithfulness.append(compare_with_cell_drops(maps.maps, batch.drops))
             if mask is not None:
-                localization.append(compute_energy(found.maps, mask))
+                localization.append(compute_energy(maps.maps, mask))
         faithful = _to_array(faithfulness)
         localized = _to_array(localization) if localization else None
         milliseconds = seconds * 1000 / len(faithful)
@@ -164,10 +164,10 @@ def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
 def place_masks(batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None) -> list[Tensor | None]:
     """Return for each batch the masks of the objects in the input, if they are known."""
     masks, done = list[Tensor | None](), 0
-    for each in batches:
-        items = each.labeled.batch.items
+    for batch in batches:
+        items = batch.labeled.batch.items
         placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
-        masks.append(None if placed is None else placed.masks.to(each.drops.device))
+        masks.append(None if placed is None else placed.masks.to(batch.drops.device))
         done += len(items)
     return masks
 
@@ -216,8 +216,8 @@ def prepare_pointing(
 
     It takes images of four classes with a probability of at least 50 %, all of one size.
     """
-    images, classes = (torch.cat([getattr(each, name) for each in batches]) for name in ("images", "classes"))
-    chosen = _choose_images(classes, torch.cat([each.probabilities for each in batches]))
+    images, classes = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("images", "classes"))
+    chosen = _choose_images(classes, torch.cat([batch.probabilities for batch in batches]))
     if len({int(classes[row]) for row in chosen}) < _GRID**2:
         return None
     game = PointingGame(subject, images[chosen], classes[chosen])

@@ -105,7 +105,7 @@ def evaluate(
         raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
     chosen = choose_metrics(metrics, has_truth=truth is not None)
     candidates = list_candidates(methods, layers)
-    if all(each.method != _CHANCE for each in candidates):
+    if all(candidate.method != _CHANCE for candidate in candidates):
         candidates += list_candidates(_CHANCE, layers)
     subject = Subject(model, transform, labels, device)
     of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
@@ -136,7 +136,7 @@ def _match_requests(target_class: Any, count: int) -> list[Any]:
         raise MetricError("images is empty; give one or more.")
     if not isinstance(target_class, (list, tuple, Tensor, np.ndarray)):
         return [target_class] * count
-    requests = [each.item() if isinstance(each, (Tensor, np.generic)) else each for each in target_class]
+    requests = [entry.item() if isinstance(entry, (Tensor, np.generic)) else entry for entry in target_class]
     if len(requests) != count:
         raise MetricError(f"target_class has {len(requests)} entries for {count} images; give one for each.")
     return requests
@@ -182,14 +182,16 @@ class _Run:
         settings = camtool.__version__, self.weights, self.seed, labeled.link
         key = hash_tensors([labeled.images, labeled.classes, *annotations], *settings)
         judge = Judge(self.subject, labeled, truth, self.seed)
-        for group in list_groups([each for each in self.candidates if each not in self.refused]):
+        for group in list_groups([candidate for candidate in self.candidates if candidate not in self.refused]):
             missing = [
-                each for each in group if any(_name(key, each, *one) not in self.store for one in metrics.items())
+                candidate
+                for candidate in group
+                if any(_name(key, candidate, *one) not in self.store for one in metrics.items())
             ]
             for candidate, maps, milliseconds in self._compute(judge, missing, len(labeled.batch.items)):
                 results: dict[str, Any] = {_name(key, candidate): {"layer": maps.layer, "ms": milliseconds}}
-                for name, found in judge.judge(candidate, maps.maps, metrics):
-                    result = {"error": str(found)} if isinstance(found, CamtoolError) else {"values": found.tolist()}
+                for name, values in judge.judge(candidate, maps.maps, metrics):
+                    result = {"error": str(values)} if isinstance(values, CamtoolError) else {"values": values.tolist()}
                     results[_name(key, candidate, name, metrics[name])] = result
                 self.store.add(results)
                 self._report(candidate, len(labeled.batch.items))
@@ -211,13 +213,13 @@ class _Run:
             milliseconds = (time.perf_counter() - start) * 1000 / count
         except CamtoolError as error:
             if len(group) > 1:
-                return list(chain.from_iterable(self._compute(judge, [each], count) for each in group))
+                return list(chain.from_iterable(self._compute(judge, [candidate], count) for candidate in group))
             self.refused[group[0]] = str(error)
             self._report(group[0], count)
             return []
         return [
-            (each, found, milliseconds if len(group) == 1 else self._time_alone(judge, each, count))
-            for each, found in zip(group, maps, strict=True)
+            (candidate, candidate_maps, milliseconds if len(group) == 1 else self._time_alone(judge, candidate, count))
+            for candidate, candidate_maps in zip(group, maps, strict=True)
         ]
 
     def _time_alone(self, judge: Judge, candidate: Candidate, count: int) -> float:
@@ -253,14 +255,14 @@ class _Run:
         Raises:
             MethodError: All methods were refused.
         """
-        measured = [each for each in self.candidates if each not in self.refused]
-        if all(each.method == _CHANCE for each in measured) and self.refused:
+        measured = [candidate for candidate in self.candidates if candidate not in self.refused]
+        if all(candidate.method == _CHANCE for candidate in measured) and self.refused:
             candidate, reason = next(iter(self.refused.items()))
             raise MetricError(f"methods: none can explain this model. {candidate}: {reason}")
         sign = -1 if METRICS[metrics[0]].higher_is_better else 1
-        rows = [self._make_row(each, metrics) for each in measured]
+        rows = [self._make_row(candidate, metrics) for candidate in measured]
         rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
-        refused = {str(each): reason for each, reason in self.refused.items()}
+        refused = {str(candidate): reason for candidate, reason in self.refused.items()}
         return Evaluation(tuple(rows), metrics, refused, self.failed, tuple(self.notes), count, self.seed)
 
     def _make_row(self, candidate: Candidate, metrics: tuple[str, ...]) -> EvaluationRow:
@@ -343,6 +345,6 @@ def _is_entry(entry: Any) -> bool:
     is_known = value.keys() in ({"layer", "ms"}, {"values"}, {"error"})
     return (
         is_known
-        and all(isinstance(each, (int, float)) for each in numbers)
-        and all(isinstance(each, str) for each in texts)
+        and all(isinstance(number, (int, float)) for number in numbers)
+        and all(isinstance(text, str) for text in texts)
     )

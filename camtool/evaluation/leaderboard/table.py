@@ -132,7 +132,9 @@ class Evaluation:
     def to_json(self, path: str | Path | None = None) -> str:
         """Return everything as JSON, each image's values too, and write it to ``path`` if one is given."""
         values = {
-            row.name: {name: [None if np.isnan(each) else each for each in found] for name, found in row.values.items()}
+            row.name: {
+                name: [None if np.isnan(number) else number for number in array] for name, array in row.values.items()
+            }
             for row in self.rows
         }
         # NaN alone is not equal to itself.
