@@ -145,7 +145,7 @@ class Record:
         if self._storage.mode == "concat":
             return [self._concatenate_calls(kind, call_index) for call_index in range(self.most_calls)]
         entries = [call.entries.get(kind) for call in self._recorded_calls]
-        return [each and each.fill([self._storage.show(value) for value in each.values]) for each in entries]
+        return [entry and entry.fill([self._storage.show(value) for value in entry.values]) for entry in entries]
 
     def _concatenate_calls(self, kind: str, call_index: int) -> Any:
         calls = [call for call in self._recorded_calls if call.index == call_index]

@@ -65,7 +65,7 @@ class Mean:
         for part in _split_sum(values, self._per):
             self._total = _make_zeros(part) if self._total is None else self._total
             self._total += _check_same_shape(part, self._total, "Mean")
-        self._count += math.prod(values.shape[each] for each in _get_reduced_dims(self._per, values))
+        self._count += math.prod(values.shape[dim] for dim in _get_reduced_dims(self._per, values))
         self._dtype = torch.promote_types(values.dtype, torch.float32)
 
     def result(self) -> Tensor | None:
@@ -285,7 +285,7 @@ def _get_reduced_dims(per: int | None, tensor: Tensor) -> tuple[int, ...]:
             f"per is {per}, but a tensor of shape {tuple(tensor.shape)} has no such dimension besides that of the "
             f"images; leave per out, or reduce other layers."
         )
-    return tuple(each for each in range(tensor.ndim) if each != per % tensor.ndim)
+    return tuple(dim for dim in range(tensor.ndim) if dim != per % tensor.ndim)
 
 
 def _split_sum(values: Tensor, per: int | None) -> Iterable[Tensor]:

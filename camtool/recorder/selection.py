@@ -43,28 +43,28 @@ def select(model: nn.Module | HasModel, which: LayerSelection | None) -> list[st
     if which is None:
         return _keep_hookable(model, list(get_modules_by_name(model)))
     if isinstance(which, Sequence) and not isinstance(which, (str, nn.Module)):
-        return list(dict.fromkeys(name for each in which for name in _find_matches(model, each)))
+        return list(dict.fromkeys(name for choice in which for name in _find_matches(model, choice)))
     return _find_matches(model, which)
 
 
 def _find_matches(model: nn.Module, which: Any) -> list[str]:
     if isinstance(which, nn.Module) or (isinstance(which, str) and not set(which) & set("*?[")):
         return _keep_hookable(model, [find_module_name(model, which)])
-    found, message = _search(model, which)
-    if not found:
+    names, message = _search(model, which)
+    if not names:
         raise LayerError(message)
-    return _keep_hookable(model, found)
+    return _keep_hookable(model, names)
 
 
 def _keep_hookable(model: nn.Module, names: list[str]) -> list[str]:
     """Return the names whose modules accept hooks. Those of TorchScript do not."""
-    found = [name for name in names if not isinstance(find_module(model, name), torch.jit.ScriptModule)]
-    if not found:
+    hookable = [name for name in names if not isinstance(find_module(model, name), torch.jit.ScriptModule)]
+    if not hookable:
         raise LayerError(
             f"layer {names[0]!r} is TorchScript, whose modules accept no hooks; record the layers around it, or the "
             f"original model."
         )
-    return found
+    return hookable
 
 
 def _search(model: nn.Module, which: Any) -> tuple[list[str], str]:
@@ -83,8 +83,8 @@ def _search(model: nn.Module, which: Any) -> tuple[list[str], str]:
 
 def _collect_names(model: nn.Module, is_selected: Callable[[str, nn.Module], bool]) -> list[str]:
     """Return the first matching name of each module that has one."""
-    found: dict[nn.Module, str] = {}
+    names: dict[nn.Module, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if module not in found and is_selected(name, module):
-            found[module] = name
-    return list(found.values())
+        if module not in names and is_selected(name, module):
+            names[module] = name
+    return list(names.values())
