@@ -239,8 +239,8 @@ class _UnseenArea:
         around = np.ascontiguousarray(self._seen[first : rows.stop + self._reach], np.uint8)
         side = 1 + 2 * self._reach
         near = cv2.dilate(around, np.ones((side, side), np.uint8)) > 0
-        found: Bools = near[rows.start - first :][: rows.stop - rows.start]
-        return found
+        border: Bools = near[rows.start - first :][: rows.stop - rows.start]
+        return border
 
 
 def blend_batch(

@@ -248,7 +248,7 @@ def _thin_out(values: Heat, columns: int) -> tuple[Heat, Heat]:
         return x, values
     parts = np.array_split(np.arange(len(values)), 2 * columns)
     kept = [sorted({int(part[values[part].argmin()]), int(part[values[part].argmax()])}) for part in parts]
-    chosen = np.concatenate([np.array(each) for each in kept])
+    chosen = np.concatenate([np.array(indices) for indices in kept])
     return x[chosen], values[chosen]
 
 

@@ -86,19 +86,19 @@ def load_font_for(text: str, size: int) -> Font:
 
 def find_undrawable(texts: Iterable[str]) -> list[str]:
     """Return the texts with letters that no font of this system has."""
-    found = []
+    undrawable = []
     for text in texts:
         letters = frozenset(_list_letters(text))
         name = _choose_font(letters)
         if not all(_has_letter(name, letter) for letter in letters):
-            found.append(text)
-    return found
+            undrawable.append(text)
+    return undrawable
 
 
 def _list_letters(text: str) -> list[str]:
     """Return the characters that need a letter in the font: no spaces, and no marks, which fonts may compose."""
-    kinds = [(each, unicodedata.category(each)) for each in text]
-    return [each for each, kind in kinds if kind[0] not in "ZM" and kind not in ("Cc", "Cf")]
+    kinds = [(character, unicodedata.category(character)) for character in text]
+    return [character for character, kind in kinds if kind[0] not in "ZM" and kind not in ("Cc", "Cf")]
 
 
 @lru_cache(maxsize=4096)
