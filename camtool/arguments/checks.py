@@ -108,7 +108,7 @@ def check_numbers(
 def check_number_tuple(name: str, values: object, count: int, *, error: type[CamtoolError] = CamtoolError) -> None:
     """Check that a value holds exactly ``count`` numbers, e.g. coordinates. They may be tensors of one number."""
     are_numbers = isinstance(values, Iterable) and not isinstance(values, str)
-    if not are_numbers or [isinstance(each, (Real, Tensor)) for each in values] != [True] * count:  # type: ignore[attr-defined]
+    if not are_numbers or [isinstance(entry, (Real, Tensor)) for entry in values] != [True] * count:  # type: ignore[attr-defined]
         raise error(f"{name} must be {count} numbers, got {values!r}.")
 
 
@@ -174,7 +174,7 @@ def _or_none(*, optional: bool) -> str:
 def iterate_leaves(nested: Any) -> Iterator[Any]:
     """Yield what nested lists contain, depth first. Strings are values, other iterables are lists."""
     if isinstance(nested, Iterable) and not isinstance(nested, (str, bytes)):
-        for each in nested:
-            yield from iterate_leaves(each)
+        for entry in nested:
+            yield from iterate_leaves(entry)
     else:
         yield nested

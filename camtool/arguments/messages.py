@@ -65,7 +65,7 @@ def merge_texts(texts: Iterable[str]) -> str:
             text can be merged again.
     """
     parts = [_NUMBERS.split(text) for text in dict.fromkeys(texts)]
-    if len({(*each[::2],) for each in parts}) > 1:
+    if len({(*part[::2],) for part in parts}) > 1:
         return f"e.g. {''.join(parts[0])}"
     return "".join(map(_merge_parts, zip(*parts, strict=True)))
 

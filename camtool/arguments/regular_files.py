@@ -52,8 +52,8 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
-    found = f"it has {status.st_size:,} bytes, and {max_bytes:,} are allowed" if kind is None else f"it is {kind}"
-    raise CamtoolError(f"{path} cannot be read: {found}.")
+    why = f"it has {status.st_size:,} bytes, and {max_bytes:,} are allowed" if kind is None else f"it is {kind}"
+    raise CamtoolError(f"{path} cannot be read: {why}.")
 
 
 @contextmanager
