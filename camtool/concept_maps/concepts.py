@@ -200,7 +200,7 @@ def concepts(
         W, H, explained = factorize(_check_positive(points, used.name), n, seed=seed)
         probabilities = compute_probabilities(loaded.model, inputs[0].tensor[None], used, H)
     names = labels if labels is not None else loaded.labels
-    notes = dict.fromkeys(note for each in inputs for note in each.notes)
+    notes = dict.fromkeys(note for image in inputs for note in image.notes)
     maps, places = _build_maps(W, [grid.shape[1:] for grid in grids], centers)
     return Concepts(
         maps=maps,
@@ -227,12 +227,12 @@ def _collect_activations(
     The activations are ``(C, h, w)``.
     """
     names = None if layer is None else [find_module_name(model, layer)]
-    found: list[Layer] = []
+    layers: list[Layer] = []
     grids: list[Tensor] = []
     centers: list[CellCenters | None] = []
     known: dict[object, CellCenters | None] = {}
     for batch in group_into_batches(inputs, batch_size):
-        tensor = torch.stack([each.tensor for each in batch])
+        tensor = torch.stack([image.tensor for image in batch])
         (used,) = find_layers(model, tensor, names)
         output = observe(model, [used.name], tensor, grad=False).calls[used.name][-1]
         activations = used.layout.to_grid(output.detach())
@@ -244,8 +244,8 @@ def _collect_activations(
         centers += [known[key]] * len(batch)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
-        found.append(used)
-    return found[0], grids, centers
+        layers.append(used)
+    return layers[0], grids, centers
 
 
 def _check_positive(points: Tensor, layer: str) -> Tensor:
@@ -340,4 +340,4 @@ def rank_classes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tu
     def build_vote(index: int, probability: float) -> Vote:
         return Vote(targets.get_class_label(index, names), index, probability)
 
-    return tuple(tuple(map(build_vote, *each)) for each in zip(indices.tolist(), values.tolist(), strict=True))
+    return tuple(tuple(map(build_vote, *concept)) for concept in zip(indices.tolist(), values.tolist(), strict=True))

@@ -89,8 +89,8 @@ def _arrange_in_rows(aspects: Sequence[float]) -> tuple[list[tuple[int, int, int
         if sum(row) * row_height < available and i < len(aspects) - 1:
             continue
         height, x = round(min(row_height, available / sum(row))), 0
-        for each in row:
-            boxes.append((x, y, max(1, round(each * height)), height))
+        for ratio in row:
+            boxes.append((x, y, max(1, round(ratio * height)), height))
             x += boxes[-1][2] + _GAP
         y, widest, row = y + height + _GAP, max(widest, x - _GAP), []
     return boxes, widest, y - _GAP
