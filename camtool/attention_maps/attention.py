@@ -103,7 +103,7 @@ def attention(
     return AttentionMaps(
         matrices=np.asarray(read.matrix.float().cpu().numpy()),
         layer=layers[index].name,
-        layers=tuple(each.name for each in layers),
+        layers=tuple(candidate.name for candidate in layers),
         layout=read.layout,
         queries=queries,
         view=batch.items[0].view,
@@ -162,13 +162,13 @@ def _describe_queries(
     total = read.matrix.shape[-2]
     are_objects = not read.are_queries_tokens and total == count
     kind: QueryKind = "tokens" if read.are_queries_tokens else "objects" if are_objects else "others"
-    found = _find_objects(model, output) if are_objects else None
+    detections = _find_objects(model, output) if are_objects else None
     boxes, best = None, None
-    if found:
-        scale = item.geometry.size[::-1] * 2 if found.is_relative else (1, 1, 1, 1)
-        by_query = (found.boxes.float().cpu() * torch.tensor(scale, device="cpu")).tolist()
+    if detections:
+        scale = item.geometry.size[::-1] * 2 if detections.is_relative else (1, 1, 1, 1)
+        by_query = (detections.boxes.float().cpu() * torch.tensor(scale, device="cpu")).tolist()
         boxes = np.array([item.geometry.to_photo_box(tuple(box)) for box in by_query], np.float32)
-        best = int(found.confidences.flatten(1).amax(1).argmax())
+        best = int(detections.confidences.flatten(1).amax(1).argmax())
     return Queries(
         count=total,
         kind=kind,
@@ -183,13 +183,13 @@ def _describe_queries(
 
 def _find_objects(model: nn.Module, output: Any) -> Detections | None:
     """Return the detections in the first image; ``None`` if the model is not a detector."""
-    found = find_detections(output, find_class_count(model, count_query_logits(output)))
-    return found[0] if found else None
+    by_image = find_detections(output, find_class_count(model, count_query_logits(output)))
+    return by_image[0] if by_image else None
 
 
 def _find_doubts(model: nn.Module, queries: Queries, output: Any) -> list[str]:
     """Return a warning if the object with the highest confidence depends on an assumption."""
-    found = _find_objects(model, output) if queries.kind == "objects" else None
-    if found is None or not found.is_no_object_assumed or found.class_count is None:
+    detections = _find_objects(model, output) if queries.kind == "objects" else None
+    if detections is None or not detections.is_no_object_assumed or detections.class_count is None:
         return []
-    return [describe_assumption(found.class_count)]
+    return [describe_assumption(detections.class_count)]

@@ -79,14 +79,14 @@ def list_layers(model: nn.Module, inputs: ModelInputs) -> list[AttentionLayer]:
     Raises:
         LayerError: There is none.
     """
-    found: list[AttentionLayer] = []
-    visit_attention(model, inputs, lambda call: found.append(AttentionLayer(call.name, tuple(call.matrix.shape))))
-    if not found:
+    layers: list[AttentionLayer] = []
+    visit_attention(model, inputs, lambda call: layers.append(AttentionLayer(call.name, tuple(call.matrix.shape))))
+    if not layers:
         raise LayerError(
             "the model runs no attention that can be captured: a convolutional network has none, and compiled or "
             "scripted code hides it."
         )
-    return found
+    return layers
 
 
 def choose_layer(model: nn.Module, layers: Sequence[AttentionLayer], layer: LayerSelector) -> int:
@@ -107,10 +107,10 @@ def choose_layer(model: nn.Module, layers: Sequence[AttentionLayer], layer: Laye
             raise LayerError(f"layer={layer}: the model has {len(layers)} attention layers, 0 to {len(layers) - 1}.")
         return layer % len(layers)
     name = find_module_name(model, layer)
-    inside = [index for index, each in enumerate(layers) if f"{each.name}.".startswith(f"{name}." if name else "")]
+    inside = [index for index, other in enumerate(layers) if f"{other.name}.".startswith(f"{name}." if name else "")]
     names = list(dict.fromkeys(layers[index].name for index in inside))
     if len(names) != 1:
-        known = _shorten(names or list(dict.fromkeys(each.name for each in layers)))
+        known = _shorten(names or list(dict.fromkeys(candidate.name for candidate in layers)))
         came = "holds several attention layers" if names else "runs no attention to the image"
         raise LayerError(f"layer={name!r} {came}; choose one of {known}, or a number from 0 to {len(layers) - 1}.")
     return inside[-1]
@@ -147,7 +147,7 @@ def read_layer(
     layout = reader.find_layout_of_tokens(layer.shape[-1])
     if layout is None:
         raise _build_error(layers, layer, "they form no grid over the image")
-    first = next(number for number, each in enumerate(layers) if each.family == layer.family)
+    first = next(number for number, candidate in enumerate(layers) if candidate.family == layer.family)
     kept = _keep_calls(model, vary_halves(inputs), {index, first})
     keys = kept[first].keys.transpose(1, 2).flatten(2)
     doubt = _find_doubt(layout, keys, may_be_objects=layer.shape[-1] == objects)
@@ -191,13 +191,13 @@ def _check_not_windowed(layers: Sequence[AttentionLayer], layer: AttentionLayer,
     """
     shapes = {call.name: call.shape or () for call in calls}
 
-    def is_split(each: AttentionLayer) -> bool:
+    def is_split(candidate: AttentionLayer) -> bool:
         # Windows are images of the batch, in the matrices or, if those have them as heads, in the module's output.
-        output = shapes.get(each.name, ())
-        is_in_output = len(output) == 3 and output[0] not in (1, each.shape[-2])
-        return len(each.shape) != 4 or each.shape[0] != 1 or is_in_output
+        output = shapes.get(candidate.name, ())
+        is_in_output = len(output) == 3 and output[0] not in (1, candidate.shape[-2])
+        return len(candidate.shape) != 4 or candidate.shape[0] != 1 or is_in_output
 
-    sizes = {each.shape[-1] for each in layers if is_split(each)}
+    sizes = {candidate.shape[-1] for candidate in layers if is_split(candidate)}
     if layer.shape[-1] in sizes:
         raise LayerError(
             f"layer {layer.name!r} attends within windows of {layer.shape[-1]} tokens, so no query sees the whole "
@@ -241,7 +241,7 @@ def _find_changed(tokens: Tensor) -> Tensor:
 
 
 def _build_error(layers: Sequence[AttentionLayer], layer: AttentionLayer, reason: str) -> LayerError:
-    others = list(dict.fromkeys(each.name for each in layers if each.family != layer.family))
+    others = list(dict.fromkeys(candidate.name for candidate in layers if candidate.family != layer.family))
     known = f", e.g. {_shorten(others)}" if others else ""
     return LayerError(
         f"layer {layer.name!r} attends to {layer.shape[-1]} tokens, of which it is not certain how they lie on the "

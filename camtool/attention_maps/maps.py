@@ -98,7 +98,7 @@ class AttentionMaps(image_writing.Displayable):
             probability=None,
             method="attention",
             layer=self.layer,
-            warnings=tuple(to_map_warning(each, "method-note") for each in (*self.warnings, *_find_warnings(share))),
+            warnings=tuple(to_map_warning(note, "method-note") for note in (*self.warnings, *_find_warnings(share))),
             box=self.queries.find_box(indices) if self.queries.kind == "objects" else None,
             centers=self.queries.centers,
         )
@@ -151,8 +151,8 @@ class AttentionMaps(image_writing.Displayable):
 
     def _draw_head(self, head: Head) -> NDArray[np.uint8]:
         """Return the overlay of a head, without the box of an object, which the photo beside it has."""
-        found, view = self.map(head=head), self.view.enlarge()
-        return view.draw_overlay(view.place_map(found.raw, found.centers))
+        explanation, view = self.map(head=head), self.view.enlarge()
+        return view.draw_overlay(view.place_map(explanation.raw, explanation.centers))
 
     def _mark_query(self, indices: list[int]) -> NDArray[np.uint8]:
         """Return the photo with a box around the query."""

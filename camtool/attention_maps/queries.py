@@ -110,7 +110,7 @@ class Queries:
             cell = self._find_cell(indices[0]) if self.kind == "tokens" else None
             if cell is None:
                 return None
-            (y, height), (x, width) = (self._locate(axis, each) for axis, each in enumerate(cell))
+            (y, height), (x, width) = (self._locate(axis, index) for axis, index in enumerate(cell))
             x0, y0, x1, y1 = self.geometry.to_photo_box((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
         rows, columns = self.geometry.photo
         inside = max(x0, 0.0), max(y0, 0.0), min(x1, float(columns)), min(y1, float(rows))
