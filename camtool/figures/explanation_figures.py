@@ -120,7 +120,7 @@ def comparison(
         CamtoolError: There are no explanations, the images differ, or an argument is invalid.
     """
     shown, style = _flatten(explanations), _OverlayStyle(alpha, colormap, scale)
-    if any(not np.array_equal(draw_without_map(each), draw_without_map(shown[0])) for each in shown):
+    if any(not np.array_equal(draw_without_map(explanation), draw_without_map(shown[0])) for explanation in shown):
         raise CamtoolError("explanations are of different images; comparison takes one image, gallery takes many.")
     captions = _choose_titles(titles, shown, describe_differences(shown))
     cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), captions)]
@@ -194,7 +194,7 @@ def layers_sweep(
     if not layers:
         raise CamtoolError("layers is empty; pass one or more.")
     by_layer = [Explainer(model, method, layer, **settings)(shown, target_class) for layer in layers.values()]
-    grids = [format_shape(_flatten(each)[0].raw.shape, between="") for each in by_layer]
+    grids = [format_shape(_flatten(of_layer)[0].raw.shape, between="") for of_layer in by_layer]
     return _draw_table(list(zip(*by_layer, strict=True)), list(map(Caption, layers, grids)), inches, style)
 
 
@@ -229,9 +229,9 @@ def classes_grid(
     check_count("k", k)
     inches, style = to_inches(width), _OverlayStyle(alpha, colormap, scale)
     rows: list[GridRow] = []
-    for each in Explainer(model, method, **settings)(_to_list(model, images, settings), Top(k)):
-        cells = [_build_plain_cell(each[0]), *map(GridCell, style.draw_overlays(each), map(_describe_target, each))]
-        rows += _split_rows(cells, _count_fitting(inches, _choose_width(each, _CAPTIONED_WIDTH)))
+    for shown in Explainer(model, method, **settings)(_to_list(model, images, settings), Top(k)):
+        cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), map(_describe_target, shown))]
+        rows += _split_rows(cells, _count_fitting(inches, _choose_width(shown, _CAPTIONED_WIDTH)))
     return draw_grid(rows, inches, style.build_key(whose="each image" if scale == "shared" else "each map"))
 
 
@@ -254,7 +254,7 @@ def _build_plain_cell(explanation: Explanation) -> GridCell:
 
 def _choose_width(explanations: Sequence[Explanation], of_photos: float) -> float:
     """Return the default width of images: that of photos, or the full width for other inputs."""
-    return of_photos if all(each.view.kind == "photo" for each in explanations) else _SHEET_WIDTH
+    return of_photos if all(explanation.view.kind == "photo" for explanation in explanations) else _SHEET_WIDTH
 
 
 @dataclass(frozen=True)
@@ -271,12 +271,12 @@ class _OverlayStyle:
     def draw_overlays(self, explanations: Sequence[Explanation]) -> list[NDArray[np.uint8]]:
         """Return the overlays; on a shared scale, equal values have equal colors in all."""
         if self.scale == "each":
-            return [each.overlay(self.alpha, self.colormap) for each in explanations]
+            return [explanation.overlay(self.alpha, self.colormap) for explanation in explanations]
         limits = _find_limits(explanations)
-        heats = [_rescale_heatmap(each, *limits) for each in explanations]
+        heats = [_rescale_heatmap(explanation, *limits) for explanation in explanations]
         return [
-            each.view.draw_overlay(heat, alpha=self.alpha, colormap=self.colormap)
-            for each, heat in zip(explanations, heats, strict=True)
+            explanation.view.draw_overlay(heat, alpha=self.alpha, colormap=self.colormap)
+            for explanation, heat in zip(explanations, heats, strict=True)
         ]
 
     def build_key_of(self, explanations: Sequence[Explanation]) -> ColorKey:
@@ -294,7 +294,8 @@ class _OverlayStyle:
 
 def _find_limits(explanations: Sequence[Explanation]) -> tuple[float, float]:
     """Return the lowest and the highest value of all raw maps."""
-    return min(float(each.raw.min()) for each in explanations), max(float(each.raw.max()) for each in explanations)
+    maps = [explanation.raw for explanation in explanations]
+    return min(float(raw.min()) for raw in maps), max(float(raw.max()) for raw in maps)
 
 
 def _rescale_heatmap(explanation: Explanation, low: float, high: float) -> NDArray[np.float32]:
@@ -318,12 +319,12 @@ def _flatten(explanations: Any) -> list[Explanation]:
     Raises:
         CamtoolError: There are none, or another object is among them.
     """
-    found = list(iterate_leaves(explanations))
-    other = next((each for each in found if not isinstance(each, Explanation)), None)
-    if not found or other is not None:
+    leaves = list(iterate_leaves(explanations))
+    other = next((leaf for leaf in leaves if not isinstance(leaf, Explanation)), None)
+    if not leaves or other is not None:
         came = "nothing" if other is None else type(other).__name__
         raise CamtoolError(f"explanations holds {came}; pass results of camtool.explain.")
-    return found
+    return leaves
 
 
 def _to_list(model: nn.Module | Loaded, images: Any, settings: Mapping[str, Any]) -> Any:
@@ -376,8 +377,8 @@ def _describe_target(explanation: Explanation) -> Caption:
 
 def describe_differences(explanations: Sequence[Explanation]) -> list[Caption]:
     """Return for each explanation its class, method and layer, as far as they are not the same for all."""
-    differing = {name for name in ("method", "layer") if len({getattr(each, name) for each in explanations}) > 1}
-    if len({each.label for each in explanations}) > 1 or not differing:
+    differing = {name for name in ("method", "layer") if len({getattr(entry, name) for entry in explanations}) > 1}
+    if len({entry.label for entry in explanations}) > 1 or not differing:
         differing.add("label")
 
     def describe(explanation: Explanation) -> Caption:

@@ -188,16 +188,16 @@ def _build_panels(
     batch = _prepare(loaded, img, transform)
     calls = trace(loaded.model, batch.inputs)
     names = _choose_layers(loaded.model, layers, calls)
-    found = _find_layouts(loaded.model, batch.inputs, names, calls, to_list(layers))
+    used = _find_layouts(loaded.model, batch.inputs, names, calls, to_list(layers))
     if choice.order == "class":
-        evidence, label = _collect_evidence(loaded, batch, found, choice.target_class)
-        maps: list[tuple[Tensor, Tensor | None]] = [(each.activations[0], each.gradients[0]) for each in evidence]
+        evidence, label = _collect_evidence(loaded, batch, used, choice.target_class)
+        maps: list[tuple[Tensor, Tensor | None]] = [(part.activations[0], part.gradients[0]) for part in evidence]
         note = f", most for {label} first"
     else:
-        returned = observe(loaded.model, [layer.name for layer in found], batch.inputs, grad=False).calls
-        maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in found]
+        returned = observe(loaded.model, [layer.name for layer in used], batch.inputs, grad=False).calls
+        maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in used]
         note = ", the strongest first" if choice.order == "strongest" else ""
-    for layer, (activations, gradient) in zip(found, maps, strict=True):
+    for layer, (activations, gradient) in zip(used, maps, strict=True):
         yield choice.build_panel(layer.name, activations, gradient, note)
 
 
@@ -233,10 +233,10 @@ def _choose_layers(model: nn.Module, layers: Any, calls: Sequence[TracedCall]) -
     for name in asked:
         if isinstance(name, str) and name in places and places[name] is None:
             raise LayerError(f"layer {name!r} did not run in this forward pass; choose a layer that runs.")
-    found = sorted((place, name) for name, place in places.items() if place is not None)
-    if not found:
+    ordered = sorted((place, name) for name, place in places.items() if place is not None)
+    if not ordered:
         raise LayerError(f"layers={layers!r}: none of these layers ran in this forward pass.")
-    return [name for _, name in found]
+    return [name for _, name in ordered]
 
 
 def select_layers(model: nn.Module, layers: LayerSelection) -> list[str]:
@@ -250,7 +250,7 @@ def select_layers(model: nn.Module, layers: LayerSelection) -> list[str]:
         raise LayerError("layers is empty; pass one or more.")
     if "conv" in asked and not any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
         raise LayerError("layers='conv', but the model has no convolution; pass names, patterns or types of layers.")
-    return select(model, [_is_convolution if each == "conv" else each for each in asked])
+    return select(model, [_is_convolution if choice == "conv" else choice for choice in asked])
 
 
 def _is_convolution(name: str, module: nn.Module) -> bool:

@@ -162,7 +162,7 @@ def _find_convolution(model: nn.Module, name: str) -> Any:
     """
     module = find_module(model, name)
     if not _has_filters(module):
-        others = [other for other, each in get_modules_by_name(model).items() if _has_filters(each)]
+        others = [other for other, candidate in get_modules_by_name(model).items() if _has_filters(candidate)]
         some = f"; choose from {', '.join(others[:3])}" if others else ""
         raise LayerError(f"layer {name!r} is {add_article(type(module).__name__)}, which has no filters{some}.")
     return module

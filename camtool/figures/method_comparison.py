@@ -108,9 +108,9 @@ def compare(
     """
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         raise MethodError(f"methods={methods!r} is no list of methods; give e.g. ['gradcam', 'layercam'].")
-    found = list(iterate_leaves(explain(model, img, target_class, method=list(methods), **settings)))
-    if not found:
+    shown = list(iterate_leaves(explain(model, img, target_class, method=list(methods), **settings)))
+    if not shown:
         raise ImageError("img holds no image; pass one.")
-    if any(not np.array_equal(draw_without_map(each), draw_without_map(found[0])) for each in found):
+    if any(not np.array_equal(draw_without_map(explanation), draw_without_map(shown[0])) for explanation in shown):
         raise CamtoolError("img holds several images; pass one, or use camtool.figures.methods_grid.")
-    return Comparison(tuple(found))
+    return Comparison(tuple(shown))
