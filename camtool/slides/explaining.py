@@ -214,9 +214,9 @@ class _SlideRun:
             readable = [(tile, pixels) for tile, pixels in batch if not isinstance(pixels, str)]
             with show_progress(False):
                 results = self._explain([Image.fromarray(pixels) for _, pixels in readable])
-            found = {tile: result for (tile, _), result in zip(readable, results, strict=True)}
+            by_tile = {tile: result for (tile, _), result in zip(readable, results, strict=True)}
             for tile, pixels in batch:
-                self._add(tile, found.get(tile, pixels))
+                self._add(tile, by_tile.get(tile, pixels))
 
     def _explain(self, images: list[Image.Image]) -> list[Explanation | str | None]:
         """Return the explanations; ``None`` for a tile in which a detector finds nothing."""

@@ -26,8 +26,8 @@ def import_openslide() -> Any:
 def find_format(path: str) -> str | None:
     """Return OpenSlide's name for the format of a file; ``None`` if it does not know it or is not installed."""
     openslide = import_openslide()
-    found: str | None = None if openslide is None else openslide.OpenSlide.detect_format(path)
-    return found
+    name: str | None = None if openslide is None else openslide.OpenSlide.detect_format(path)
+    return name
 
 
 class OpenSlideReader(SlideReader):

@@ -76,7 +76,7 @@ class TileRow:
             score=explanation.score,
             probability=explanation.probability,
             warnings=tuple(map(str, explanation.warnings)),
-            warning_codes=tuple(each.code for each in explanation.warnings),
+            warning_codes=tuple(warning.code for warning in explanation.warnings),
         )
 
 
@@ -184,7 +184,7 @@ class SlideExplanation:
             self._draw(reader, heat, self.scale, pixels, alpha, colormap)
         levels = build_levels(pixels)
         write_pyramid(folder / "overlay.tif", levels, self.mpp, about)
-        preview = next((each for each in levels if max(each.shape) <= _PREVIEW_SIDE), levels[-1])
+        preview = next((level for level in levels if max(level.shape) <= _PREVIEW_SIDE), levels[-1])
         image_writing.write_image(folder / "preview.png", np.asarray(preview))
         _write_text(folder / "tiles.jsonl", (_to_json(asdict(row)) for row in self.tiles))
         _write_text(folder / "slide.json", [_to_json(self._describe(), indent=2)])
@@ -196,7 +196,7 @@ class SlideExplanation:
             **{name: getattr(self, name) for name in names},
             "heatmap_size": self.heatmap.shape,
             "explained_tiles": len(self.tiles),
-            "failures": [asdict(each) for each in self.failures],
+            "failures": [asdict(failure) for failure in self.failures],
         }
 
     def _to_bytes(self) -> Pixels:
@@ -251,9 +251,9 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _replace_nonfinite(each) for key, each in value.items()}
+        return {key: _replace_nonfinite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_replace_nonfinite(each) for each in value]
+        return [_replace_nonfinite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -68,7 +68,7 @@ class Stitcher:
         One scale holds for the whole slide. A constant map becomes zeros.
         """
         self._advance(self._top + self._rows)
-        low, high = (float(each) for each in self._limits)
+        low, high = (float(limit) for limit in self._limits)
         # As camtool.maps.normalize: a map that varies by rounding alone is constant.
         rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
         factor = 1 / (high - low) if high - low > rounding else 0.0

@@ -148,7 +148,7 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
     scale = mpp / reader.mpp
     if scale < 0.98:
         raise CamtoolError(f"mpp={mpp:g} is finer than the slide, which has {reader.mpp:.3g} micrometers per pixel.")
-    nearest = min(reader.levels, key=lambda each: abs(math.log(each.downsample / scale)))
+    nearest = min(reader.levels, key=lambda candidate: abs(math.log(candidate.downsample / scale)))
     # Scanners write 0.2508 for 0.25; a resampling by so little would only blur.
     return nearest.downsample if abs(nearest.downsample / scale - 1) < 0.02 else scale
 
@@ -202,5 +202,5 @@ def _check_mask(mask: Any) -> NDArray[np.bool_]:
             f"background: the function returned {np.shape(mask)} for pixels {(_LOOK, _LOOK, 3)}; it must return a mask "
             "(H, W) of booleans, True where there is tissue."
         )
-    found: NDArray[np.bool_] = np.asarray(mask)
-    return found
+    tissue: NDArray[np.bool_] = np.asarray(mask)
+    return tissue
