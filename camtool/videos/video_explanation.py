@@ -90,7 +90,7 @@ class FrameRow:
             probability=result.probability,
             box=result.box,
             warnings=tuple(map(str, result.warnings)),
-            warning_codes=tuple(each.code for each in result.warnings),
+            warning_codes=tuple(warning.code for warning in result.warnings),
         )
 
 
@@ -154,15 +154,15 @@ class VideoExplanation:
         Raises:
             CamtoolError: There is no such frame, or there is no map for it.
         """
-        found = self._find_row(frame)
-        geometry, values = self.maps[found].geometry, self._read_map(found)
+        index = self._find_row(frame)
+        geometry, values = self.maps[index].geometry, self._read_map(index)
         if values is None or geometry is None:
-            raise CamtoolError(f"frame {frame} has no heatmap: {self.rows[found].reason}.")
+            raise CamtoolError(f"frame {frame} has no heatmap: {self.rows[index].reason}.")
         low, high = self.limits
         # As camtool.maps.normalize: maps that vary by rounding alone are constant.
         rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
         scaled = (values - low) / (high - low) if high - low > rounding else np.zeros_like(values)
-        placed: Map = geometry.place(torch.from_numpy(scaled), self.maps[found].centers).numpy().clip(0, 1)
+        placed: Map = geometry.place(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
         return placed
 
     def save(
@@ -206,21 +206,21 @@ class VideoExplanation:
         """
         last, heat = -1, None
         for frame in islice(self.reader, self.frame_count):
-            found = self._find_row(frame.index)
-            if found != last:
-                last, heat = found, None if self.maps[found].number is None else self.heatmap(frame.index)
-            yield frame, frame.pixels if heat is None else self._draw(frame.pixels, heat, found, alpha, colormap)
+            index = self._find_row(frame.index)
+            if index != last:
+                last, heat = index, None if self.maps[index].number is None else self.heatmap(frame.index)
+            yield frame, frame.pixels if heat is None else self._draw(frame.pixels, heat, index, alpha, colormap)
 
-    def _draw(self, photo: Pixels, heat: Map, found: int, alpha: float | None, colormap: Colormap) -> Pixels:
-        each = self.maps[found]
-        assert each.geometry is not None
-        seen = None if each.geometry.sees_all else each.geometry.seen
+    def _draw(self, photo: Pixels, heat: Map, index: int, alpha: float | None, colormap: Colormap) -> Pixels:
+        frame_map = self.maps[index]
+        assert frame_map.geometry is not None
+        seen = None if frame_map.geometry.sees_all else frame_map.geometry.seen
         pixels = overlay.blend(photo, heat, alpha=alpha, colormap=colormap, seen=seen, is_part=True)
-        if each.box is None:
+        if frame_map.box is None:
             return pixels
-        row = self.rows[found]
+        row = self.rows[index]
         caption = f"{row.label}" + ("" if row.probability is None else f" {format_percent(row.probability)}")
-        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(each.box)], labels=[caption])
+        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(frame_map.box)], labels=[caption])
 
     def _find_row(self, frame: int) -> int:
         """Return the position of the last row that is not behind a frame.
@@ -237,16 +237,16 @@ class VideoExplanation:
     def _frames(self) -> list[int]:
         return [row.frame for row in self.rows]
 
-    def _read_map(self, found: int) -> Map | None:
+    def _read_map(self, index: int) -> Map | None:
         """Return the raw map of a row, averaged with those of its neighbors that have its class and size."""
-        number = self.maps[found].number
+        number = self.maps[index].number
         if number is None:
             return None
         own, reach = self.store.get(number), self.smooth // 2
-        near = range(max(0, found - reach), min(len(self.maps), found + reach + 1))
-        alike = [self.maps[i].number for i in near if self.rows[i].label == self.rows[found].label]
-        values = [self.store.get(each) for each in alike if each is not None]
-        mean: Map = np.mean([each for each in values if each.shape == own.shape], axis=0, dtype=np.float32)
+        near = range(max(0, index - reach), min(len(self.maps), index + reach + 1))
+        alike = [self.maps[i].number for i in near if self.rows[i].label == self.rows[index].label]
+        values = [self.store.get(other) for other in alike if other is not None]
+        mean: Map = np.mean([raw for raw in values if raw.shape == own.shape], axis=0, dtype=np.float32)
         return mean
 
     def __repr__(self) -> str:
