@@ -129,11 +129,11 @@ def _check_arguments(seed: int, objects: int, size: int) -> None:
 def _find_indices(classes: Sequence[str | int], objects: int) -> list[int]:
     """Return the indices of classes that are given by name or index."""
     indices = []
-    for each in classes:
-        if each not in LABELS and each not in range(len(LABELS)):
-            suggestion = suggest_names(str(each), LABELS)
-            raise CamtoolError(f"classes must be among {', '.join(LABELS)}, or 0 to 9, got {each!r}.{suggestion}")
-        indices.append(LABELS.index(each) if isinstance(each, str) else int(each))
+    for choice in classes:
+        if choice not in LABELS and choice not in range(len(LABELS)):
+            suggestion = suggest_names(str(choice), LABELS)
+            raise CamtoolError(f"classes must be among {', '.join(LABELS)}, or 0 to 9, got {choice!r}.{suggestion}")
+        indices.append(LABELS.index(choice) if isinstance(choice, str) else int(choice))
     if len(indices) != objects or len(set(indices)) != objects:
         raise CamtoolError(f"classes must be {objects} different ones for objects={objects}, got {list(classes)!r}.")
     return indices

@@ -159,19 +159,19 @@ def evaluate_method(model: Loaded, scenes: Sequence[Scene], method: str) -> tupl
     explainer = Explainer(model, method)
     explainer(scenes[0].image)  # the first call prepares the model, and is not timed
     start = time.perf_counter()
-    explanations = [explainer(each.image, [item.index for item in each.objects]) for each in scenes]
+    explanations = [explainer(scene.image, [item.index for item in scene.objects]) for scene in scenes]
     milliseconds = (time.perf_counter() - start) * 1000 / len(scenes)
-    found = [
+    measures = [
         (
             item.mask.flat[explanation.heatmap.argmax()],
             compute_energy_in_mask(explanation.heatmap, item.mask),
             item.mask.mean(),
         )
-        for each, own in zip(scenes, explanations, strict=True)
-        for item, explanation in zip(each.objects, own, strict=True)
+        for scene, own in zip(scenes, explanations, strict=True)
+        for item, explanation in zip(scene.objects, own, strict=True)
     ]
-    hits, energy, share = np.asarray(found, float).mean(0).tolist()
-    return Row(method, len(found), hits, energy, share, milliseconds), explanations
+    hits, energy, share = np.asarray(measures, float).mean(0).tolist()
+    return Row(method, len(measures), hits, energy, share, milliseconds), explanations
 
 
 # --------------------------------------------------------------------------------------------- files
@@ -181,9 +181,9 @@ def _write_scenes(folder: Path, scenes: Sequence[Scene]) -> list[Path]:
     """Write each scene to a file named by its number and its objects."""
     return [
         image_writing.write_image(
-            folder / f"{number:02}-{'-'.join(item.label for item in each.objects)}.png", each.image
+            folder / f"{number:02}-{'-'.join(item.label for item in scene.objects)}.png", scene.image
         )
-        for number, each in enumerate(scenes, 1)
+        for number, scene in enumerate(scenes, 1)
     ]
 
 
@@ -191,8 +191,8 @@ def _write_overlays(folder: Path, scenes: Sequence[Scene], explanations: Sequenc
     """Write the overlay of each object to a file named by the scene's number and the object."""
     return [
         image_writing.write_image(folder / f"{number:02}-{item.label}.png", _draw_outlined_overlay(item, explanation))
-        for number, (each, own) in enumerate(zip(scenes, explanations, strict=True), 1)
-        for item, explanation in zip(each.objects, own, strict=True)
+        for number, (scene, own) in enumerate(zip(scenes, explanations, strict=True), 1)
+        for item, explanation in zip(scene.objects, own, strict=True)
     ]
 
 
@@ -320,7 +320,7 @@ def _fill_rows(groups: Iterable[ImageGroup], columns: int) -> list[list[ImageGro
     rows: list[list[ImageGroup]] = []
     for group in groups:
         for row in rows:
-            if sum(len(each.images) for each in row) + len(group.images) <= columns:
+            if sum(len(neighbor.images) for neighbor in row) + len(group.images) <= columns:
                 row.append(group)
                 break
         else:
@@ -333,8 +333,8 @@ def _draw_group(page: Image.Image, group: ImageGroup, left: int, top: int) -> No
     right = left + len(group.images) * (side + _GAP) - _GAP
     ImageDraw.Draw(page).line((left, top, right - 1, top), fill=_RULE, width=1)
     draw_text(page, (left, top + 13), group.heading, _TEXT_SIZE)
-    for i, each in enumerate(group.images):
+    for i, picture in enumerate(group.images):
         x, below = left + i * (side + _GAP), top + _HEADING_HEIGHT + side + 10
-        page.paste(Image.fromarray(each.image), (x, top + _HEADING_HEIGHT))
-        draw_text(page, (x, below), each.caption, _CAPTION_SIZE, MUTED)
-        draw_text(page, (x + side, below), each.note, _CAPTION_SIZE, each.color, anchor="ra")
+        page.paste(Image.fromarray(picture.image), (x, top + _HEADING_HEIGHT))
+        draw_text(page, (x, below), picture.caption, _CAPTION_SIZE, MUTED)
+        draw_text(page, (x + side, below), picture.note, _CAPTION_SIZE, picture.color, anchor="ra")
