@@ -101,9 +101,7 @@ _KINDS = (
         "note",
     ),
     WarningKind(
-        "constant-image",
-        "The input has the same value everywhere.",
-        "Check the file and the code that reads it.",
+        "constant-image", "The input has the same value everywhere.", "Check the file and the code that reads it."
     ),
     WarningKind(
         "dark-image",
@@ -176,9 +174,7 @@ _KINDS = (
         "Explain a class that the model considers: target_class=None is the first.",
     ),
     WarningKind(
-        "class-nowhere",
-        "A segmenter predicts the class at no position.",
-        "Explain a class that is in the image.",
+        "class-nowhere", "A segmenter predicts the class at no position.", "Explain a class that is in the image."
     ),
     WarningKind(
         "probability-score",
@@ -192,9 +188,7 @@ _KINDS = (
         "note",
     ),
     WarningKind(
-        "saturated-probability",
-        "The target is a probability within 0.0001 of 1.",
-        "Explain the class's score instead.",
+        "saturated-probability", "The target is a probability within 0.0001 of 1.", "Explain the class's score instead."
     ),
     WarningKind(
         "not-reported",
@@ -217,11 +211,7 @@ _KINDS = (
         "The model returns an embedding, and the map is of one of its dimensions.",
         "Explain the similarity to another embedding: camtool.targets.Similarity.",
     ),
-    WarningKind(
-        "target-warning",
-        "A user's own target warns.",
-        "See the sentence.",
-    ),
+    WarningKind("target-warning", "A user's own target warns.", "See the sentence."),
     # ------------------------------------------------------------------------------------------------ the layer
     WarningKind(
         "zero-gradient",
@@ -287,11 +277,7 @@ _KINDS = (
         "The map holds NaN or infinite values.",
         "Look for overflow: run the model in float32, and check its weights.",
     ),
-    WarningKind(
-        "constant-map",
-        "The map has the same value everywhere.",
-        "Choose another method or layer.",
-    ),
+    WarningKind("constant-map", "The map has the same value everywhere.", "Choose another method or layer."),
     WarningKind(
         "same-map",
         "Classes from all ranks of the model's prediction get the same map.",
@@ -308,12 +294,7 @@ _KINDS = (
         "The heat is at the border of the image, and so it is for an image of one color: an artifact of padding.",
         "Remove it with explanation.trim_border(), or choose an earlier layer.",
     ),
-    WarningKind(
-        "method-note",
-        "The method has something to say about the map.",
-        "See the sentence.",
-        "note",
-    ),
+    WarningKind("method-note", "The method has something to say about the map.", "See the sentence.", "note"),
 )
 
 WARNING_KINDS: Mapping[str, WarningKind] = MappingProxyType({kind.code: kind for kind in _KINDS})
