@@ -23,12 +23,11 @@ from camtool.cli import (
     export_command,
     figure_commands,
     list_commands,
-    run_command,
     slide_and_video_commands,
     terminal,
 )
 from camtool.cli.options import photo_options
-from camtool.cli.run_folders import replay_command, report_command
+from camtool.cli.run_folders import replay_command, report_command, run_command
 from camtool.errors import CamtoolError
 
 

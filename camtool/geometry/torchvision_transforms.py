@@ -10,8 +10,8 @@ from PIL import Image
 
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.hugging_face_processors import apply_processor, are_close, guess_geometries, is_standard_processor
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.transform_output import Transform
-from camtool.geometry.unknown_transforms import probe_geometry
 
 
 def read_geometry(
@@ -22,7 +22,7 @@ def read_geometry(
     The common transforms of torchvision, timm and open_clip, also composed, and the standard image processors of
     Hugging Face are read exactly, from their attributes. For other processors a geometry is guessed from their
     settings, and used if a measurement confirms it. All other transforms are measured, see
-    :func:`camtool.geometry.unknown_transforms.probe_geometry`.
+    :func:`camtool.geometry.measured_transforms.probe_geometry`.
 
     Args:
         transform: Function from a PIL image to the model's input.

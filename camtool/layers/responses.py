@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError
 from camtool.hooks.observation import observe
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
-from camtool.layers import rules
+from camtool.layers import candidate_rules as rules
 from camtool.layers.candidates import Candidate
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (

@@ -14,6 +14,7 @@ from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, trace
+from camtool.layers.candidate_rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     VARIANTS,
@@ -26,7 +27,6 @@ from camtool.layers.image_variants import (
 from camtool.layers.layout_reader import find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
 from camtool.layers.responses import keep_views, locate_tokens, observe_variants
-from camtool.layers.rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
 from camtool.layers.survey import find_candidates, group_grid_outputs, read_layouts
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens

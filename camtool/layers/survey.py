@@ -2,7 +2,7 @@
 
 A first forward pass, on the user's own input, lists the shapes of all outputs. A second one, with gradients and on
 variants of the image, answers what shapes leave open: does the gradient of the score reach the grid? If a shape has two
-layouts, which of them responds where the image was changed? The rules are in :mod:`camtool.layers.rules`.
+layouts, which of them responds where the image was changed? The rules are in :mod:`camtool.layers.candidate_rules`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from camtool.hooks.structures.modules import (
 )
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
-from camtool.layers import rules
+from camtool.layers import candidate_rules as rules
 from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from camtool.cli.options.model_options import ModelOptions
-from camtool.cli.run_command import run
 from camtool.cli.run_folders import run_request
+from camtool.cli.run_folders.run_command import run
 from camtool.runs import result_writer
 from tests.cli.test_commands import assert_refused, list_files, read_lines, write_photo
 from tests.helpers.tiny_models import Net

@@ -20,9 +20,9 @@ from torchvision import transforms
 
 import camtool
 from camtool import ForwardError, ImageError, ModelError
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
-from camtool.geometry.unknown_transforms import probe_geometry
 from camtool.models import (
     Preprocessing,
     build_default_transform,

@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 import camtool
 from camtool import Loaded, ModelError, TargetError
 from camtool.cli.app import app
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.unknown_transforms import probe_geometry
 from camtool.models import ImageTower, build_untrained, find_input_size, find_transform, resolve_labels, to_loaded
 from camtool.models.sources.hugging_face import ProcessorTransform
 from camtool.targets import Similarity

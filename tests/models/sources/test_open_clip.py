@@ -14,8 +14,8 @@ from torch import nn
 
 import camtool
 from camtool import ModelError
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.unknown_transforms import probe_geometry
 from camtool.models import build_untrained, find_input_size, find_transform
 from camtool.targets import Similarity
 

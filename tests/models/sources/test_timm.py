@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import camtool
 from camtool import ModelError
 from camtool.cli.app import app
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.unknown_transforms import probe_geometry
 from camtool.models import build_untrained, find_input_size, find_transform, resolve_labels
 
 NAME = "test_resnet"

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from camtool.hooks.tracing import trace
-from camtool.layers import rules
+from camtool.layers import candidate_rules as rules
+from camtool.layers.candidate_rules import TABLES, Rule
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout
-from camtool.layers.rules import TABLES, Rule
 from camtool.layers.survey import find_candidates
 from tests.helpers.nets import Apply
 from tests.layers.nets import (

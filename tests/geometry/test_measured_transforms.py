@@ -14,8 +14,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as vision
 
 from camtool.errors import GeometryError
+from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.unknown_transforms import probe_geometry
 from tests.geometry.photos import (
     LANDSCAPE,
     PORTRAIT,
