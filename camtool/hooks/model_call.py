@@ -72,6 +72,7 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     except Exception as error:
         raise _explain_error(error, model, inputs) from error
     finally:
+        # The model's code may have replaced modules, so they are read anew.
         held = HELD_TREES.by_model
         held.update(dict.fromkeys(held))
 

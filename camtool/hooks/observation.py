@@ -60,7 +60,7 @@ class Rows:
         return (tensor if self.in_turn else tensor.transpose(0, 1)).flatten(0, 1)
 
 
-_ONE_ROW: Mapping[str, Rows] = {}
+_SINGLE_ROWS: Mapping[str, Rows] = {}
 
 Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
@@ -92,7 +92,7 @@ class Observe(Protocol):
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        rows: Mapping[str, Rows] = _ONE_ROW,
+        rows: Mapping[str, Rows] = _SINGLE_ROWS,
     ) -> Observation:
         """Run the model once."""
         ...
@@ -104,7 +104,7 @@ def observe(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    rows: Mapping[str, Rows] = _ONE_ROW,
+    rows: Mapping[str, Rows] = _SINGLE_ROWS,
     without_graph: Collection[str] = (),
 ) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
@@ -191,7 +191,7 @@ def observe_connected(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    rows: Mapping[str, Rows] = _ONE_ROW,
+    rows: Mapping[str, Rows] = _SINGLE_ROWS,
 ) -> Observation:
     """Run ``model`` as :func:`observe` does, with a graph from its parameters and inputs to the outputs of ``layers``.
 

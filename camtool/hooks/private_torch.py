@@ -114,9 +114,9 @@ For TorchScript it is an object with the methods ``keys``, ``values`` and ``item
 
 get_buffers: Callable[[nn.Module], MutableMapping[str, Tensor | None]] = attrgetter("_buffers")
 get_parameters: Callable[[nn.Module], Mapping[str, nn.Parameter | None]] = attrgetter("_parameters")
-"""The buffers of a module itself by name, with ``None`` for those that were set to it.
+"""The buffers, and the parameters, of a module itself by name, with ``None`` for those that were set to it.
 
-To write to it replaces a buffer. ``setattr`` refuses to do that in some modules. For TorchScript see
+To write to the mapping replaces one. ``setattr`` refuses to do that in some modules. For TorchScript see
 :data:`get_children`.
 """
 

@@ -190,7 +190,7 @@ def read_image(
         max_pixels: The most pixels that a file may have. A PIL image or an array is in memory already, and is not
             limited.
         max_memory: The most bytes that reading a file may take, so that a small file cannot fill the memory; by default
-            :data:`MAX_MEMORY`, or 4 bytes for each of ``max_pixels`` if that is more. Decoders take 4 to 20 bytes for
+            850 MB, or 4 bytes for each of ``max_pixels`` if that is more. Decoders take 4 to 20 bytes for
             each pixel, e.g. 4 for a baseline JPEG and 17 for WebP.
         max_drawn: The most pixels of the result if ``max_side`` is not given: a larger photo is reduced by a whole
             factor, and :func:`get_reading_notes` says so.

@@ -82,7 +82,7 @@ def keep_views(
         model: Any module.
         inputs: What the model is called with.
         layouts: The ways to read the output of each layer.
-        call_index: See :func:`find_candidates`.
+        call_index: See :func:`camtool.layers.survey.find_candidates`.
     """
     asked = [name for name, possible in layouts.items() if any(layout.views for layout in possible)]
     if not asked:
@@ -150,7 +150,7 @@ def locate_tokens(
         before: Layers before it with the same layout, from shallow to deep. If the layer itself does not show the order
             of its tokens, the nearest of these that does is asked.
         origins: The first modules with as many tokens.
-        call_index: See :func:`find_candidates`.
+        call_index: See :func:`camtool.layers.survey.find_candidates`.
     """
     if not layer.layout.has_tokens:
         return layer.layout, ""

@@ -171,11 +171,12 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
     # An output that is not one row per image has no score that the layers could be asked about.
     to_batch(calls[-1].output, 1)
-    hint = (
-        " Is the model's head still all zeros, untrained, or is the score computed from another output (target_class=) "
-        "or from another call of these layers (call_index=)?"
-    )
-    hint = hint if is_untrained else ""
+    hint = ""
+    if is_untrained:
+        hint = (
+            " Is the model's head still all zeros, untrained, or is the score computed from another output "
+            "(target_class=) or from another call of these layers (call_index=)?"
+        )
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
 
 

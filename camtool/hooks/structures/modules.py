@@ -182,14 +182,14 @@ def find_module(model: nn.Module, layer: str) -> nn.Module:
     Raises:
         LayerError: There is none. The message suggests similar names.
     """
-    module: Any = model
+    module = model
     # The same steps as in get_submodule, which TorchScript modules do not have.
     for name in layer.split(".") if layer else ():
-        module = getattr(module, name, None)
-        if not isinstance(module, nn.Module):
+        child = getattr(module, name, None)
+        if not isinstance(child, nn.Module):
             raise LayerError(describe_unknown_layer(model, layer))
-    submodule: nn.Module = module
-    return submodule
+        module = child
+    return module
 
 
 def describe_unknown_layer(model: nn.Module, layer: str) -> str:
