@@ -53,12 +53,12 @@ def list_layers(
     except ForwardError as error:
         reason = str(error.__cause__).split("\n", 1)[0]
         raise CamtoolError(f"{model} cannot run on one image of {height} x {width} (--size): {reason}") from error
-    chosen = next((place for place, each in enumerate(candidates) if each.chosen), len(candidates))
+    chosen = next((place for place, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
     # The deepest layers are the useful ones, but the chosen one must be among those shown.
     first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
     if printed.as_json:
         names = ("name", "kind", "shape", "stride", "chosen", "verdict")
-        terminal.print_json([{name: getattr(each, name) for name in names} for each in candidates[first:]])
+        terminal.print_json([{name: getattr(candidate, name) for name in names} for candidate in candidates[first:]])
         return
     columns = terminal.get_screen_width()
     if columns is not None:
@@ -87,7 +87,7 @@ def list_methods(
         chosen = methods.METHODS.values() if name is None else [methods.find_method(name)]
         names = ("name", "summary", "cost", "paper")
         terminal.print_json(
-            [{each: getattr(method, each) for each in names} | {"needs": sorted(method.needs)} for method in chosen]
+            [{field: getattr(method, field) for field in names} | {"needs": sorted(method.needs)} for method in chosen]
         )
         return
     width = terminal.get_screen_width()

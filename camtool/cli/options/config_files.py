@@ -71,16 +71,16 @@ def _convert_value(name: str, value: Any, *, is_flag: bool, is_list: bool) -> An
             raise CamtoolError(f"--config: {name} is true or false, got {value!r}.")
         return value
     if isinstance(value, dict) and name == "option":
-        value = [f"{key}={json.dumps(each, default=str)}" for key, each in value.items()]
+        value = [f"{key}={json.dumps(entry, default=str)}" for key, entry in value.items()]
     values = value if isinstance(value, list) else [value]
-    for each in values:
-        if isinstance(each, bool):
+    for entry in values:
+        if isinstance(entry, bool):
             raise CamtoolError(
-                f"--config: {name} has the value {each}; to give a word such as 'no', write it in quotes."
+                f"--config: {name} has the value {entry}; to give a word such as 'no', write it in quotes."
             )
-        if not isinstance(each, str | int | float):
-            raise CamtoolError(f"--config: {name} takes a value or a list of values, got {type(each).__name__}.")
-    texts = [str(each) for each in values]
+        if not isinstance(entry, str | int | float):
+            raise CamtoolError(f"--config: {name} takes a value or a list of values, got {type(entry).__name__}.")
+    texts = [str(entry) for entry in values]
     return texts if is_list else ",".join(texts)
 
 
@@ -108,7 +108,7 @@ def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
         # "--help" has no value.
         if getattr(parameter, "expose_value", True) and parameter.name != "config" and name[:2].count("-") != 1
     }
-    found = read_config(path, parameters)
+    entries = read_config(path, parameters)
     context.default_map = {
         str(parameters[name].name): _convert_value(
             name,
@@ -116,7 +116,7 @@ def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
             is_flag=bool(getattr(parameters[name], "is_flag", False)),
             is_list=parameters[name].nargs == -1 or bool(getattr(parameters[name], "multiple", False)),
         )
-        for name, value in found.items()
+        for name, value in entries.items()
     }
     return path
 

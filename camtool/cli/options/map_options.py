@@ -94,10 +94,10 @@ def find_methods(texts: list[str], settings: Mapping[str, Any], reserved: Collec
     names = split_names(texts)
     if not names:
         raise CamtoolError(f"--method names no method. Known methods: {', '.join(methods.METHODS)}.")
-    found = [methods.find_method(name) for name in names]
-    methods.check_options(found, settings.keys() - {*reserved})
+    chosen = [methods.find_method(name) for name in names]
+    methods.check_options(chosen, settings.keys() - {*reserved})
     get_merge(settings["merge"])
-    return list(dict.fromkeys(method.name for method in found))
+    return list(dict.fromkeys(method.name for method in chosen))
 
 
 def parse_targets(texts: list[str] | None) -> list[Top | AllDetections | int | str]:
@@ -146,12 +146,12 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
         CamtoolError: A text has another form, or its name is reserved.
     """
     options = {}
-    for each in texts or []:
-        name, equals, text = each.partition("=")
+    for option in texts or []:
+        name, equals, text = option.partition("=")
         if not equals or not name.isidentifier():
-            raise CamtoolError(f"--option {each!r} is not of the form NAME=VALUE, e.g. samples=50.")
+            raise CamtoolError(f"--option {option!r} is not of the form NAME=VALUE, e.g. samples=50.")
         if name in reserved:
-            raise CamtoolError(f"--option {each!r} is not an option of a method; use --{name.replace('_', '-')}.")
+            raise CamtoolError(f"--option {option!r} is not an option of a method; use --{name.replace('_', '-')}.")
         try:
             options[name] = json.loads(text)
         except (ValueError, RecursionError):

@@ -109,8 +109,8 @@ class ModelOptions:
             loaded = load_with_preprocessing(
                 self.model, self.weights, labels=label_names, device=where, preprocessing=stated
             )
-        for each in caught if not is_quiet else ():
-            terminal.print_note(str(each.message))
+        for warning in caught if not is_quiet else ():
+            terminal.print_note(str(warning.message))
         if loaded.transform_file is not None and not is_quiet:
             terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
         return loaded
@@ -138,11 +138,11 @@ def choose_device(asked: str) -> str:
     import torch
 
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    found = [name for name, is_available in available.items() if is_available]
+    names = [name for name, is_available in available.items() if is_available]
     if asked == "auto":
-        return found[0]
-    if asked not in found:
-        raise CamtoolError(f"--device {asked} is not available on this machine. Available: {', '.join(found)}.")
+        return names[0]
+    if asked not in names:
+        raise CamtoolError(f"--device {asked} is not available on this machine. Available: {', '.join(names)}.")
     return asked
 
 

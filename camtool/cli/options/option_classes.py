@@ -33,14 +33,14 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         command(**{name: _collect(name, hint, values) for name, hint in hints.items() if name != "return"})
 
-    infos = [each.annotation.__metadata__[0] for each in parameters if hasattr(each.annotation, "__metadata__")]
+    infos = [option.annotation.__metadata__[0] for option in parameters if hasattr(option.annotation, "__metadata__")]
     folded = [panel for panel in _FOLDED if any(info.hidden and info.rich_help_panel == panel for info in infos)]
     if folded:
         text = f"Show all options, also those of: {', '.join(folded)}."
         info = typer.Option("--help-all", is_eager=True, expose_value=False, callback=_show_all, help=text)
         parameters += _iterate_options("help_all", Annotated[bool, info], False, None)
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__annotations__ = {option.name: option.annotation for option in parameters}
     return call
 
 

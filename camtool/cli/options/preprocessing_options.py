@@ -97,8 +97,8 @@ def parse_image_size(text: str) -> tuple[int, int]:
     Raises:
         CamtoolError: The text has another form, or a side is 0 or has more than five digits.
     """
-    found = re.fullmatch(r"(\d{1,5})(?: ?x ?(\d{1,5}))?", text, re.ASCII)
-    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,5})(?: ?x ?(\d{1,5}))?", text, re.ASCII)
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if min(height, width) < 1:
         raise CamtoolError(f"--size {text!r} is not an image size; give a side in pixels, or e.g. 224x320.")
     return height, width

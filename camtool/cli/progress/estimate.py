@@ -51,7 +51,7 @@ class Passes:
         """Forget a loop, and count it if it is not inside another one."""
         if loop in self._loops:
             self._finished += self._loops.index(loop) == 0
-            self._loops = [each for each in self._loops if each is not loop]
+            self._loops = [other for other in self._loops if other is not loop]
 
     @property
     def seconds(self) -> float:
@@ -150,8 +150,8 @@ class Estimate:
         """Seconds that the whole run takes; ``None`` before the second batch is done."""
         if self._first is None or self._last is None or self._last[0] == self._first[0]:
             return None
-        each = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-        return self._first[1] + each * (self._photos - self._first[0])
+        per_photo = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        return self._first[1] + per_photo * (self._photos - self._first[0])
 
     @property
     def rest(self) -> float | None:

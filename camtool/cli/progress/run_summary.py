@@ -270,7 +270,7 @@ class RunReport:
 
     def _print_skipped(self) -> None:
         if self._skipped:
-            shown = [f"{escape(str(each.path))} ({each.reason})" for each in self._skipped[:_MAX_SKIPPED_SHOWN]]
+            shown = [f"{escape(str(entry.path))} ({entry.reason})" for entry in self._skipped[:_MAX_SKIPPED_SHOWN]]
             more = len(self._skipped) - len(shown)
             print_line(f"[yellow]Skipped:[/] {', '.join(shown)}" + (f" and {more:,} more" if more else ""))
 
@@ -281,7 +281,7 @@ class RunReport:
             "interrupted": interrupted,
             "explained": [*self._iterate_lines()],
             "removed": self._removed,
-            "skipped": [{"path": str(each.path), "reason": each.reason} for each in self._skipped],
+            "skipped": [{"path": str(entry.path), "reason": entry.reason} for entry in self._skipped],
             "failed": [{"image": str(failure.job.source), "reason": failure.reason} for failure in self._failed],
             "right": totals.right if self._output.true_classes else None,
             "wrong": totals.wrong if self._output.true_classes else None,
@@ -325,7 +325,7 @@ def build_success_line(success: Success, place: str, seconds: float | None) -> s
     targets = dict.fromkeys(_describe_target(line) for line in success.lines)
     methods = dict.fromkeys(line.method for line in success.lines)
     parts = [
-        ", ".join(f"[bold]{escape(each)}[/]" for each in targets),
+        ", ".join(f"[bold]{escape(target)}[/]" for target in targets),
         ", ".join(map(escape, methods)),
         _describe_verdict(success),
         "" if seconds is None else f"{1000 * seconds:.1f}ms",
@@ -348,7 +348,7 @@ def _describe_verdict(success: Success) -> str:
     if success.correct is not False:
         return "[green]right[/]" if success.correct else ""
     line = success.lines[0]
-    is_shown = line.predicted_label in {each.label for each in success.lines}
+    is_shown = line.predicted_label in {other.label for other in success.lines}
     more = "" if is_shown else f", predicted: {line.predicted_label}"
     return f"[red]wrong, true: {escape(f'{line.true_label}{more}')}[/]"
 

@@ -85,10 +85,10 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
     if is_joined and folders:
         count = format_count(len(folders), "folder")
         terminal.print_note(f"{count} of DICOM slices, each read as one volume, sorted by position.")
-    found = None if is_joined else find_series(job.source for job in plan.jobs)
-    if found is not None:
+    series = None if is_joined else find_series(job.source for job in plan.jobs)
+    if series is not None:
         terminal.print_note(
-            f"{found[0]} holds slices of a DICOM series. Each of the {found[1]} files is explained as a photo of its "
+            f"{series[0]} holds slices of a DICOM series. Each of the {series[1]} files is explained as a photo of its "
             "own; --volume explains a folder as one volume."
         )
 
@@ -121,10 +121,10 @@ def describe_undrawable_labels(loaded: Loaded) -> list[str]:
     """Return what to tell about labels that captions cannot show."""
     from camtool.rendering.text_drawing import find_undrawable
 
-    found = find_undrawable(map(str, loaded.labels or ()))
-    if not found:
+    texts = find_undrawable(map(str, loaded.labels or ()))
+    if not texts:
         return []
-    note = f"No font of this system has all letters of {format_count(len(found), 'label')}, e.g. {found[0]!r}; captions"
+    note = f"No font of this system has all letters of {format_count(len(texts), 'label')}, e.g. {texts[0]!r}; captions"
     return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
 
 

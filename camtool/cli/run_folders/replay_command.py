@@ -71,7 +71,7 @@ def _check_trusted(
         if value is not None and value != command.get(name):
             raise CamtoolError(f"--{name} {value}: the run used {command.get(name) or 'none'}; repeat that, or none.")
     named = {image, *(f"--{name} {value}" for name, value in repeated.items())}
-    untrusted = [each for each in replayer.list_foreign() if each not in named]
+    untrusted = [foreign for foreign in replayer.list_foreign() if foreign not in named]
     if untrusted and not allow_code:
         listed = "\n".join(untrusted)
         raise CamtoolError(
@@ -102,7 +102,7 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         CamtoolError: The command has no such option, as the run was made by another version of camtool.
     """
     # The description of a run holds no others. They could name an output folder or a file of further options.
-    known = {each.name: each for each in command.params if each.name not in run_request.WITHOUT_EFFECT}
+    known = {option.name: option for option in command.params if option.name not in run_request.WITHOUT_EFFECT}
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
@@ -112,7 +112,7 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         if parameter.is_flag:
             yield from (parameter.opts if value else parameter.secondary_opts)[:1]
         elif parameter.multiple:
-            yield from (f"{parameter.opts[0]}={each}" for each in (value if isinstance(value, list) else [value]))
+            yield from (f"{parameter.opts[0]}={entry}" for entry in (value if isinstance(value, list) else [value]))
         elif isinstance(value, list) and len(value) == parameter.nargs > 1:
             yield from (parameter.opts[0], *map(str, value))
         elif isinstance(value, (list, dict)):
@@ -122,10 +122,10 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _print_result(replayer: Replayer) -> None:
-    differing = [each for each in replayer.explanations if each.differences]
-    for each in differing:
-        print_line("  ".join(escape(part) for part in (each.image, each.label, each.method) if part))
-        for difference in each.differences:
+    differing = [row for row in replayer.explanations if row.differences]
+    for row in differing:
+        print_line("  ".join(escape(part) for part in (row.image, row.label, row.method) if part))
+        for difference in row.differences:
             print_line(f"  [yellow]{escape(difference)}[/]")
     count = format_count(len(replayer.explanations), "explanation")
     if differing:
@@ -143,5 +143,5 @@ def _build_json(replayer: Replayer) -> dict[str, Any]:
         "run": str(replayer.folder),
         "identical": replayer.is_identical,
         "changes": replayer.changes,
-        "explanations": [{**asdict(each), "identical": not each.differences} for each in replayer.explanations],
+        "explanations": [{**asdict(row), "identical": not row.differences} for row in replayer.explanations],
     }
