@@ -124,7 +124,7 @@ class Actions:
         """Show the first photos of the folder as small pictures to click on, or the scenes of the demo."""
         if not self.photos:
             scenes = [self._add_scene(number) for number in range(len(_SCENES))]
-            crops = [(str(n), each.name, _crop(each.image)) for n, each in enumerate(scenes)]
+            crops = [(str(n), scene.name, _crop(scene.image)) for n, scene in enumerate(scenes)]
             return {"thumbnails": fragments.build_thumbnails(crops)}
         with self._thumbnail_lock:
             if not self._thumbnails:
@@ -317,7 +317,7 @@ class Actions:
             while len(self._scenes) <= number:
                 seed, objects = _SCENES[len(self._scenes)]
                 scene = draw_scene(seed, objects=objects, size=_SCENE_SIDE)
-                name = "scene with " + " and ".join(each.label for each in scene.objects)
+                name = "scene with " + " and ".join(item.label for item in scene.objects)
                 code = f"draw_scene({seed}, objects={objects}, size={_SCENE_SIDE}).image"
                 self._scenes.append(self.workbench.add_image(Image.fromarray(scene.image), name, code))
         kept = self._scenes[number]
@@ -332,8 +332,8 @@ class Actions:
         """Show an image or a model that is new to the session."""
         model, image = session.request.model, session.request.image
         layers = self.workbench.list_layers(model, image)
-        names = [each.name for each in layers]
-        default = next((number for number, each in enumerate(layers) if each.is_default), max(0, len(layers) - 1))
+        names = [layer.name for layer in layers]
+        default = next((number for number, layer in enumerate(layers) if layer.is_default), max(0, len(layers) - 1))
         position = names.index(session.request.layer) if session.request.layer in names else default
         scale = (
             fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
@@ -344,7 +344,7 @@ class Actions:
         named = self.workbench.list_labels(model)
         # Without names of classes, those that the model ranks highest can be chosen by their numbers.
         labels = [(label, index) for index, label in enumerate(named)] or [
-            (each.label, each.index) for each in self._rank(session)
+            (ranked.label, ranked.index) for ranked in self._rank(session)
         ]
         choices = {"choices": labels, "allow_custom_value": is_text}
         return {
@@ -386,7 +386,7 @@ class Actions:
 
     def _build_model_hint(self, session: Session) -> str:
         """Return what to do if the demo's model looks at something else than its scenes; else nothing."""
-        is_scene = any(each.key == session.request.image for each in self._scenes)
+        is_scene = any(scene.key == session.request.image for scene in self._scenes)
         return "" if is_scene or session.request.model not in BUNDLED else fragments.build_hint(_TOY_MODEL)
 
     def _draw_picture(self, session: Session) -> str:
@@ -401,19 +401,19 @@ class Actions:
             return fragments.build_hint("No second class is predicted here. Choose one to compare with.")
         requests = [session.request, replace(session.request, target=second)]
         screens = [self.workbench.make_screen(request) for request in requests]
-        found = [self.workbench.explain(request) for request in requests]
+        explanations = [self.workbench.explain(request) for request in requests]
         pictures = [
-            (_reduce(screen.draw(session.look), _PAIR_SIDE), each.label, _describe(each))
-            for screen, each in zip(screens, found, strict=True)
+            (_reduce(screen.draw(session.look), _PAIR_SIDE), explanation.label, _describe(explanation))
+            for screen, explanation in zip(screens, explanations, strict=True)
         ]
-        line = f"orange: more heat for {found[0].label}; blue: more for {found[1].label}"
+        line = f"orange: more heat for {explanations[0].label}; blue: more for {explanations[1].label}"
         pictures.append((_reduce(draw_difference(screens[0], screens[1]), _PAIR_SIDE), "difference", line))
         return fragments.build_pair(pictures)
 
     def _find_second(self, session: Session) -> int | None:
         """Return the highest class that is not the explained one."""
         first = self._find_first(session)
-        return next((each.index for each in self._rank(session) if each.index != first), None)
+        return next((ranked.index for ranked in self._rank(session) if ranked.index != first), None)
 
     def _find_first(self, session: Session) -> int | str | None:
         """Return the explained class."""

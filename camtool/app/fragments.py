@@ -29,7 +29,9 @@ def build_picture(
 ) -> str:
     """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
-    warned = "".join(f'<li data-code="{escape(each.code)}">{escape(str(each))}</li>' for each in explanation.warnings)
+    warned = "".join(
+        f'<li data-code="{escape(warning.code)}">{escape(str(warning))}</li>' for warning in explanation.warnings
+    )
     warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
     alt = escape(f"{explanation.label}, explained by {explanation.method}")
     grid = " x ".join(map(str, explanation.raw.shape))
@@ -71,7 +73,7 @@ def build_hint(sentence: str) -> str:
 
 def build_bars(ranked: Sequence[RankedClass], chosen: int | str | None) -> str:
     """Return the classes that the model ranks highest as bars to click on."""
-    rows = "".join(_build_bar(each, is_chosen=each.index == chosen) for each in ranked)
+    rows = "".join(_build_bar(entry, is_chosen=entry.index == chosen) for entry in ranked)
     return f'<div class="bars" role="group" aria-label="Top predictions">{rows}</div>'
 
 
@@ -142,7 +144,7 @@ def _build_card(compared: Compared, pixels: NDArray[np.uint8] | None) -> str:
             f'<figure class="failed"><div class="blank"><p>{escape(compared.failure)}</p></div>'
             f"<figcaption><strong>{name}</strong><span>not possible</span></figcaption></figure>"
         )
-    warned = "".join(f"<li>{escape(str(each))}</li>" for each in compared.explanation.warnings)
+    warned = "".join(f"<li>{escape(str(warning))}</li>" for warning in compared.explanation.warnings)
     warnings = (
         f"<details><summary>{format_count(len(compared.explanation.warnings), 'warning')}</summary><ul>{warned}</ul>"
         "</details>"

@@ -214,7 +214,7 @@ class Gate:
                 await self._app(scope, _replay(body, None), delay)
         finally:
             guesses.waiting -= 1
-            idle = (name for name, each in self._guesses.items() if not each.waiting)
+            idle = (name for name, guesser in self._guesses.items() if not guesser.waiting)
             if len(self._guesses) > _MAX_GUESSERS or not guesses.wrong:
                 self._guesses.pop(next(idle, "") if guesses.wrong else address, None)
 
@@ -295,8 +295,8 @@ def _is_address(name: str) -> bool:
 
 def _get_name(pattern: re.Pattern[str], text: str) -> str:
     """Return the host in a ``Host`` or an ``Origin``, without its port; empty if it is malformed."""
-    found = pattern.fullmatch(text)
-    return found[1].strip("[]") if found else ""
+    match = pattern.fullmatch(text)
+    return match[1].strip("[]") if match else ""
 
 
 def _get_network(scope: Scope) -> str:
@@ -320,10 +320,10 @@ def _get_boundary(scope: Scope) -> bytes:
         _RefusedError: It is written in another way than browsers do, so that its parts could be counted wrong.
     """
     kinds = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
-    found = _FORM.fullmatch(kinds[0]) if len(kinds) == 1 else None
-    if found is None:
+    match = _FORM.fullmatch(kinds[0]) if len(kinds) == 1 else None
+    if match is None:
         raise _RefusedError(400, "The request is no upload.")
-    return b"--" + bytes(found[1])
+    return b"--" + bytes(match[1])
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -285,10 +285,10 @@ class _Page:
         @wraps(handler)
         def call(*arguments: Any) -> dict[Any, Any]:
             try:
-                found: dict[Any, Any] = handler(*arguments)
+                updates: dict[Any, Any] = handler(*arguments)
             except Exception as error:  # noqa: BLE001  # the log has it
                 return describe(error)
-            return found
+            return updates
 
         return call
 

@@ -185,14 +185,14 @@ class Workbench:
             most = self.count_classes(model)
             top = Top(count if most is None else min(count, most))
             try:
-                found = camtool.predict(loaded, stored.image, top)
+                predictions = camtool.predict(loaded, stored.image, top)
             except NothingFoundError:
                 return ()
             ranked: dict[int, RankedClass] = {}
-            for each in found:
+            for entry in predictions:
                 # Several detections may be of one class; the most confident comes first.
-                if each.index is not None:
-                    ranked.setdefault(each.index, RankedClass(each.index, each.label, each.probability))
+                if entry.index is not None:
+                    ranked.setdefault(entry.index, RankedClass(entry.index, entry.label, entry.probability))
             return tuple(ranked.values())
 
         return self._rankings.get((model, image, count), rank)
@@ -339,15 +339,15 @@ def choose_layers(candidates: Sequence[Candidate]) -> tuple[LayerChoice, ...]:
 
     Where there are many, one stays of each module: the last inside it. Modules are as small as the number allows.
     """
-    good = [each for each in candidates if each.chosen or each.verdict in (LEVEL, NOT_DEEPEST, SHALLOW, "")]
-    deepest = max((each.name.count(".") + 1 for each in good), default=1)
+    good = [layer for layer in candidates if layer.chosen or layer.verdict in (LEVEL, NOT_DEEPEST, SHALLOW, "")]
+    deepest = max((layer.name.count(".") + 1 for layer in good), default=1)
     options = [_keep_last_of_modules(good, depth) for depth in range(deepest, 0, -1)]
     kept = next((option for option in options if len(option) <= _MAX_LAYERS), options[-1] if options else [])
-    return tuple(LayerChoice(each.name, tuple(each.layout.grid), each.chosen) for each in kept)
+    return tuple(LayerChoice(option.name, tuple(option.layout.grid), option.chosen) for option in kept)
 
 
 def _keep_last_of_modules(candidates: Sequence[Candidate], depth: int) -> list[Candidate]:
     """Return the last candidate in each module whose name has so many parts, and the chosen one."""
-    last = {tuple(each.name.split(".")[:depth]): each for each in candidates}
-    kept = {each.name for each in last.values()}
-    return [each for each in candidates if each.chosen or each.name in kept]
+    last = {tuple(candidate.name.split(".")[:depth]): candidate for candidate in candidates}
+    kept = {candidate.name for candidate in last.values()}
+    return [candidate for candidate in candidates if candidate.chosen or candidate.name in kept]

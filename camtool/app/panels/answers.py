@@ -88,8 +88,8 @@ def explain_answer(
             "the files of its processor."
         )
     given = None if answer is None or not answer.strip() else answer.strip()
-    found = camtool.tokens(loaded, processor, image, asked, given, max_new_tokens=longest, method=method)
-    return Answer(found.answer, found.explanations, split_answer(found.answer, found.words))
+    maps = camtool.tokens(loaded, processor, image, asked, given, max_new_tokens=longest, method=method)
+    return Answer(maps.answer, maps.explanations, split_answer(maps.answer, maps.words))
 
 
 def split_answer(text: str, words: tuple[str, ...]) -> tuple[Piece, ...]:
@@ -139,22 +139,22 @@ def build(context: PageContext) -> Built:
             lambda: explain_answer(loaded, find_text_processor(loaded.model), image, question, method=_METHODS[name]),
         )
 
-    def show(found: Answer, number: int) -> dict[Any, Any]:
-        word = found.words[number]
+    def show(reply: Answer, number: int) -> dict[Any, Any]:
+        word = reply.words[number]
         overlay = draw_photo(Image.fromarray(word.overlay()), f"the map of {word.label}")
-        return {words: _draw_words(found, number), shown: overlay, context.status: ""}
+        return {words: _draw_words(reply, number), shown: overlay, context.status: ""}
 
     @context.guard
     def ask(session: Session, question: str, name: str) -> Any:
         yield {words: draw_hint("The model writes ..."), shown: "", context.status: ""}
-        found = answer(session, question, name)
+        reply = answer(session, question, name)
         # Longer words are more often names of things than short ones.
-        yield show(found, max(range(len(found.words)), key=lambda number: len(found.words[number].label)))
+        yield show(reply, max(range(len(reply.words)), key=lambda number: len(reply.words[number].label)))
 
     @context.guard
     def choose(session: Session, question: str, name: str, event: gr.EventData) -> dict[Any, Any]:
-        found = answer(session, question, name)
-        return show(found, min(max(int(event.value), 0), len(found.words) - 1))
+        reply = answer(session, question, name)
+        return show(reply, min(max(int(event.value), 0), len(reply.words) - 1))
 
     inputs, outputs = [context.session, field, method], [words, shown, context.status]
     button.click(ask, inputs, outputs, **COMPUTE)
@@ -168,13 +168,13 @@ def _count_bytes(answer: Answer) -> int:
     return answer.words[0].photo.nbytes + sum(map(count_bytes, answer.words)) if answer.words else 0
 
 
-def _draw_words(found: Answer, chosen: int) -> str:
+def _draw_words(answer: Answer, chosen: int) -> str:
     """Return the answer with a button for each word."""
     pieces = "".join(
-        escape(each.text)
-        if each.word is None
-        else f'<button type="button" data-value="{each.word}" aria-pressed="{str(each.word == chosen).lower()}">'
-        f"{escape(each.text)}</button>"
-        for each in found.pieces
+        escape(piece.text)
+        if piece.word is None
+        else f'<button type="button" data-value="{piece.word}" aria-pressed="{str(piece.word == chosen).lower()}">'
+        f"{escape(piece.text)}</button>"
+        for piece in answer.pieces
     )
     return f'<p class="ct-answer">{pieces}</p>'

@@ -78,7 +78,7 @@ def draw_curves(curves: TrustCurves) -> str:
     """Return both curves as HTML with two SVG charts side by side, one below the other on a narrow screen."""
     values = [value for curve in (curves.deletion, curves.insertion) for value in (*curve.scores, *curve.random)]
     low, high = _choose_range(values, is_probability=curves.score_name == "probability")
-    charts = "".join(_draw_curve(each, low, high, curves.score_name) for each in (curves.deletion, curves.insertion))
+    charts = "".join(_draw_curve(curve, low, high, curves.score_name) for curve in (curves.deletion, curves.insertion))
     done = 100 * curves.progress
     progress = (
         f'<div class="ct-progress" role="progressbar" aria-valuenow="{done:.0f}">'

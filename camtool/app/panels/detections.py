@@ -78,17 +78,17 @@ def list_boxes(loaded: Loaded, image: Image.Image, least: float = 0.0) -> tuple[
         CamtoolError: The model does not run on the photo.
     """
     try:
-        found = camtool.predict(loaded, image, Top(_MOST_BOXES))
+        predictions = camtool.predict(loaded, image, Top(_MOST_BOXES))
     except NothingFoundError:
         return ()
-    if any(each.box is None for each in found):
+    if any(prediction.box is None for prediction in predictions):
         raise ModelError("this model returns no boxes; it is no detector.")
     boxes = (
-        BoxOnPhoto(number, each.label, each.probability or 0.0, each.box)
-        for number, each in enumerate(found)
-        if each.box is not None
+        BoxOnPhoto(number, prediction.label, prediction.probability or 0.0, prediction.box)
+        for number, prediction in enumerate(predictions)
+        if prediction.box is not None
     )
-    return tuple(each for each in boxes if each.confidence >= least)
+    return tuple(box for box in boxes if box.confidence >= least)
 
 
 def find_box_at(boxes: Sequence[BoxOnPhoto], x: float, y: float) -> BoxOnPhoto | None:
@@ -96,19 +96,19 @@ def find_box_at(boxes: Sequence[BoxOnPhoto], x: float, y: float) -> BoxOnPhoto |
 
     Among boxes of one area the most confident one counts.
     """
-    hit = [each for each in boxes if each.contains(x, y)]
-    return min(hit, key=lambda each: (each.area, each.number), default=None)
+    hit = [box for box in boxes if box.contains(x, y)]
+    return min(hit, key=lambda box: (box.area, box.number), default=None)
 
 
 def draw_all_boxes(image: Image.Image, boxes: Sequence[BoxOnPhoto], chosen: int | None = None) -> Image.Image:
     """Return the photo with the boxes, the one with the number ``chosen`` in another color and on top."""
     photo = np.asarray(image.convert("RGB"))
     for color, own in (
-        (_SHOWN_COLOR, [each for each in boxes if each.number != chosen]),
-        (_CHOSEN_COLOR, [each for each in boxes if each.number == chosen]),
+        (_SHOWN_COLOR, [box for box in boxes if box.number != chosen]),
+        (_CHOSEN_COLOR, [box for box in boxes if box.number == chosen]),
     ):
-        corners = [grow_to_one_pixel(each.xyxy) for each in own]
-        photo = draw_boxes(photo, corners, color=color, labels=[each.caption for each in own])
+        corners = [grow_to_one_pixel(box.xyxy) for box in own]
+        photo = draw_boxes(photo, corners, color=color, labels=[box.caption for box in own])
     return Image.fromarray(photo)
 
 
@@ -213,8 +213,8 @@ def _draw_list(boxes: Sequence[BoxOnPhoto], chosen: int | None) -> str:
     if not boxes:
         return draw_hint("No object is this sure; lower the confidence.")
     buttons = "".join(
-        f'<button type="button" data-value="{each.number}" aria-pressed="{str(each.number == chosen).lower()}">'
-        f"{escape(each.label)} <span>{each.confidence:.0%}</span></button>"
-        for each in boxes
+        f'<button type="button" data-value="{box.number}" aria-pressed="{str(box.number == chosen).lower()}">'
+        f"{escape(box.label)} <span>{box.confidence:.0%}</span></button>"
+        for box in boxes
     )
     return f'<div class="ct-chips">{buttons}</div>'

@@ -131,7 +131,7 @@ def repaint(
         share=float(painted.mean()),
         top_before=changes[ranked[0][0]],
         top_after=changes[ranked[1][0]],
-        changes=tuple(sorted(changes.values(), key=lambda each: -max(each.before, each.after))),
+        changes=tuple(sorted(changes.values(), key=lambda change: -max(change.before, change.after))),
     )
 
 
@@ -220,9 +220,9 @@ def build(context: PageContext) -> Built:
     def show(session: Session, sent: str, name: str) -> dict[Any, Any]:
         loaded, image = get_subject(context, session)
         painted = read_mask(sent, image.size)
-        found = repaint(loaded, image, painted, name)
+        repainted = repaint(loaded, image, painted, name)
         heat = describe_heat(context.workbench.explain(session.request), painted, "in the painted part")
-        return {mask: sent, shown: _draw_result(found, heat), context.status: ""}
+        return {mask: sent, shown: _draw_result(repainted, heat), context.status: ""}
 
     @context.guard
     def paint(session: Session, name: str, event: gr.EventData) -> dict[Any, Any]:
@@ -252,24 +252,24 @@ def _draw_canvas(photo: Image.Image) -> str:
     )
 
 
-def _draw_result(found: Repainted, heat: str) -> str:
+def _draw_result(repainted: Repainted, heat: str) -> str:
     """Return the sentences, the classes before and after, and what the model got."""
-    rows = "".join(map(_draw_change, found.changes))
+    rows = "".join(map(_draw_change, repainted.changes))
     return (
-        f'<p class="ct-lead">{escape(found.describe())}</p>{draw_hint(heat)}'
+        f'<p class="ct-lead">{escape(repainted.describe())}</p>{draw_hint(heat)}'
         '<table class="ct-changes"><thead><tr><th>class</th>'
         "<th>before</th><th></th><th>after</th><th>points</th><th>score</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table>{draw_card(found.picture, 'What the model got', '')}"
+        f"<tbody>{rows}</tbody></table>{draw_card(repainted.picture, 'What the model got', '')}"
     )
 
 
-def _draw_change(each: ClassChange) -> str:
+def _draw_change(change: ClassChange) -> str:
     """Return a row of the table: the probability before and after, with two bars, and the change."""
-    points = round(100 * each.change, 1) + 0.0  # no negative zero
+    points = round(100 * change.change, 1) + 0.0  # no negative zero
     style = "ct-up" if points > 0 else "ct-down" if points < 0 else ""
     return (
-        f"<tr><th>{escape(each.label)}</th><td>{each.before:.1%}</td>"
-        f'<td class="ct-meter"><i class="ct-was" style="width:{each.before:.1%}"></i>'
-        f'<i class="ct-is" style="width:{each.after:.1%}"></i></td><td>{each.after:.1%}</td>'
-        f'<td class="{style}">{points:+.1f}</td><td>{round(each.score_change, 2) + 0.0:+.2f}</td></tr>'
+        f"<tr><th>{escape(change.label)}</th><td>{change.before:.1%}</td>"
+        f'<td class="ct-meter"><i class="ct-was" style="width:{change.before:.1%}"></i>'
+        f'<i class="ct-is" style="width:{change.after:.1%}"></i></td><td>{change.after:.1%}</td>'
+        f'<td class="{style}">{points:+.1f}</td><td>{round(change.score_change, 2) + 0.0:+.2f}</td></tr>'
     )

@@ -101,7 +101,7 @@ class Place:
     @property
     def is_faint(self) -> bool:
         """True if no class has evidence here to speak of, compared with the strongest cell."""
-        return all(abs(each.evidence) < _FAINT * self.strongest for each in self.classes)
+        return all(abs(ranked.evidence) < _FAINT * self.strongest for ranked in self.classes)
 
     def describe(self) -> str:
         """Return one sentence that says what the numbers are."""
@@ -172,15 +172,15 @@ def look_at_place(
     check_point(image, x, y)
     request = [target, *texts] if loaded.text is not None else [target, camtool.targets.Top(_RANKED_CLASSES)]
     point = _find_input_point(loaded, image, x, y)
-    found: list[_CellEvidence] = []
+    cells: list[_CellEvidence] = []
 
     def read(evidence: Evidence) -> Tensor:
-        found.append(_read_cell(evidence, point))
+        cells.append(_read_cell(evidence, point))
         # The map of gradient times activation; its values are those that are read at the cell.
         return (evidence.gradients * evidence.activations).sum(1)
 
     explanations = camtool.explain(loaded, image, request, method=read, layer=layer)
-    return _describe_place(loaded, explanations, found[0], class_count, channel_count)
+    return _describe_place(loaded, explanations, cells[0], class_count, channel_count)
 
 
 def _find_input_point(loaded: Loaded, image: Image.Image, x: float, y: float) -> tuple[float, float]:
@@ -232,47 +232,47 @@ def _find_cell(centers: CellCenters | None, axis: int, place: float, cells: int,
 
 
 def _describe_place(
-    loaded: Loaded, explanations: Sequence[Explanation], found: _CellEvidence, class_count: int, channel_count: int
+    loaded: Loaded, explanations: Sequence[Explanation], cell: _CellEvidence, class_count: int, channel_count: int
 ) -> Place:
     """Return the evidence at a cell with the names of the classes, and with pictures."""
     shown = explanations[0]
-    box = _find_cell_box(shown, found)
-    strongest = found.by_channel.abs().topk(min(channel_count, len(found.by_channel))).indices.tolist()
+    box = _find_cell_box(shown, cell)
+    strongest = cell.by_channel.abs().topk(min(channel_count, len(cell.by_channel))).indices.tolist()
     return Place(
-        cell=found.cell,
+        cell=cell.cell,
         grid=(shown.raw.shape[0], shown.raw.shape[1]),
         box=box,
         picture=Image.fromarray(draw_boxes(shown.photo, [box])),
         layer=shown.layer,
         label=shown.label,
-        classes=tuple(_rank_classes(loaded, explanations, found)[:class_count]),
-        channels=tuple(_draw_channel(shown, found, box, channel) for channel in strongest),
-        is_exact=found.by_class is not None,
+        classes=tuple(_rank_classes(loaded, explanations, cell)[:class_count]),
+        channels=tuple(_draw_channel(shown, cell, box, channel) for channel in strongest),
+        is_exact=cell.by_class is not None,
         strongest=float(np.abs(shown.raw).max()),
     )
 
 
-def _rank_classes(loaded: Loaded, explanations: Sequence[Explanation], found: _CellEvidence) -> list[PlaceClass]:
+def _rank_classes(loaded: Loaded, explanations: Sequence[Explanation], cell: _CellEvidence) -> list[PlaceClass]:
     """Return the classes with the strongest evidence first."""
-    if found.by_class is None:
-        rows = zip(explanations, found.by_row, strict=True)
-        ranked = {each.label: PlaceClass(each.index, each.label, value) for each, value in rows}
-        return sorted(ranked.values(), key=lambda each: -each.evidence)
-    values = found.by_class.tolist()
+    if cell.by_class is None:
+        rows = zip(explanations, cell.by_row, strict=True)
+        ranked = {shown.label: PlaceClass(shown.index, shown.label, value) for shown, value in rows}
+        return sorted(ranked.values(), key=lambda entry: -entry.evidence)
+    values = cell.by_class.tolist()
     labels = resolve_labels(loaded.model, loaded.labels, len(values))
     order = sorted(range(len(values)), key=lambda index: -values[index])
     return [PlaceClass(index, get_class_label(index, labels), values[index]) for index in order]
 
 
-def _find_cell_box(shown: Explanation, found: _CellEvidence) -> tuple[float, float, float, float]:
+def _find_cell_box(shown: Explanation, cell: _CellEvidence) -> tuple[float, float, float, float]:
     """Return the square of a cell on the photo, ``(x0, y0, x1, y1)`` in pixels."""
     geometry = shown.geometry
     assert geometry is not None  # the input was a photo
     edges = []
     for axis in (1, 0):  # x, then y
-        cells, pixels, at = shown.raw.shape[axis], geometry.size[axis], found.cell[axis]
-        stride = pixels / cells if found.centers is None else found.centers.axes[axis].stride
-        center = stride * (at + 0.5) if found.centers is None else found.centers.axes[axis].list_centers(at + 1)[-1]
+        cells, pixels, at = shown.raw.shape[axis], geometry.size[axis], cell.cell[axis]
+        stride = pixels / cells if cell.centers is None else cell.centers.axes[axis].stride
+        center = stride * (at + 0.5) if cell.centers is None else cell.centers.axes[axis].list_centers(at + 1)[-1]
         edges.append((float(center - stride / 2), float(center + stride / 2)))
     x0, y0, x1, y1 = geometry.to_photo_box((edges[0][0], edges[1][0], edges[0][1], edges[1][1]))
     height, width = geometry.photo
@@ -280,15 +280,15 @@ def _find_cell_box(shown: Explanation, found: _CellEvidence) -> tuple[float, flo
 
 
 def _draw_channel(
-    shown: Explanation, found: _CellEvidence, box: tuple[float, float, float, float], channel: int
+    shown: Explanation, cell: _CellEvidence, box: tuple[float, float, float, float], channel: int
 ) -> PlaceChannel:
     """Return a channel at the cell, with its activation on the photo."""
-    values: NDArray[np.float32] = found.activations[channel].float().cpu().numpy()
-    heatmap = shown.view.place_map(values, found.centers)
+    values: NDArray[np.float32] = cell.activations[channel].float().cpu().numpy()
+    heatmap = shown.view.place_map(values, cell.centers)
     return PlaceChannel(
         index=channel,
-        activation=float(values[found.cell]),
-        contribution=float(found.by_channel[channel]),
+        activation=float(values[cell.cell]),
+        contribution=float(cell.by_channel[channel]),
         picture=Image.fromarray(draw_boxes(blend(shown.photo, heatmap, seen=shown.seen), [box])),
     )
 
@@ -309,13 +309,13 @@ def build(context: PageContext) -> Built:
     def look(session: Session, event: gr.EventData) -> dict[Any, Any]:
         request = session.request
         # Half a pixel: a click on a pixel means its center.
-        found = look_at_place(
+        place = look_at_place(
             *get_subject(context, session), event.x + 0.5, event.y + 0.5, request.target, layer=request.layer
         )
         return {
-            photo: draw_photo(found.picture, "the cell that was clicked on"),
-            classes: _draw_classes(found),
-            channels: _draw_channels(found),
+            photo: draw_photo(place.picture, "the cell that was clicked on"),
+            classes: _draw_classes(place),
+            channels: _draw_channels(place),
             context.status: "",
         }
 
@@ -337,18 +337,18 @@ def build(context: PageContext) -> Built:
     return Built({photo: "", classes: draw_hint(_HINT), channels: ""}, refresh)
 
 
-def _draw_classes(found: Place) -> str:
+def _draw_classes(place: Place) -> str:
     """Return the classes as bars, and what the numbers are."""
-    rows = [(each.label, each.evidence, f"{each.evidence:+.2g}") for each in found.classes]
-    faint = draw_hint("Hardly any class speaks here.") if found.is_faint else ""
-    bars = draw_bars(rows, found.strongest)
-    return f"<h3>Classes that speak here</h3>{faint}{bars}{draw_hint(found.describe())}"
+    rows = [(ranked.label, ranked.evidence, f"{ranked.evidence:+.2g}") for ranked in place.classes]
+    faint = draw_hint("Hardly any class speaks here.") if place.is_faint else ""
+    bars = draw_bars(rows, place.strongest)
+    return f"<h3>Classes that speak here</h3>{faint}{bars}{draw_hint(place.describe())}"
 
 
-def _draw_channels(found: Place) -> str:
+def _draw_channels(place: Place) -> str:
     """Return the channels as small pictures."""
     cards = "".join(
-        draw_card(each.picture, f"channel {each.index}", f"{each.contribution:+.2g} to {found.label}")
-        for each in found.channels
+        draw_card(channel.picture, f"channel {channel.index}", f"{channel.contribution:+.2g} to {place.label}")
+        for channel in place.channels
     )
     return f'<h3>Channels that speak here</h3><div class="ct-cards">{cards}</div>'

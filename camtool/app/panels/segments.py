@@ -72,7 +72,7 @@ class Segments:
         index = int(self.classes[int(y), int(x)])
         if index == UNSEEN:
             raise TargetError(f"the model never saw the point ({x:g}, {y:g}); click inside the colored part.")
-        return next(each for each in self.legend if each.index == index)
+        return next(segment for segment in self.legend if segment.index == index)
 
 
 def find_segments(loaded: Loaded, image: Image.Image) -> Segments:
@@ -103,14 +103,14 @@ def _place_on_photo(planes: NDArray[np.int64], geometry: Geometry) -> NDArray[np
 
 def _find_cells(pixels: int, start: float, end: float, cells: int) -> NDArray[np.int64]:
     """Return for each pixel of one axis of the photo the cell that covers its center, -1 if none does."""
-    found = np.floor((np.arange(pixels) + 0.5 - start) / (end - start) * cells).astype(np.int64)
-    return np.where((found >= 0) & (found < cells), found, -1)
+    indices = np.floor((np.arange(pixels) + 0.5 - start) / (end - start) * cells).astype(np.int64)
+    return np.where((indices >= 0) & (indices < cells), indices, -1)
 
 
 def _build_legend(classes: NDArray[np.int64], output: ModelOutput) -> tuple[Segment, ...]:
     """Return the classes in the photo, the largest first, and background last."""
-    found, counts = np.unique(classes[classes != UNSEEN], return_counts=True)
-    shares = {int(index): count / counts.sum() for index, count in zip(found, counts, strict=True)}
+    indices, counts = np.unique(classes[classes != UNSEEN], return_counts=True)
+    shares = {int(index): count / counts.sum() for index, count in zip(indices, counts, strict=True)}
     is_background = {index: _is_background(index, output) for index in shares}
     order = sorted(shares, key=lambda index: (is_background[index], -shares[index]))
     return tuple(
@@ -133,8 +133,8 @@ def _draw(photo: Image.Image, classes: NDArray[np.int64], legend: tuple[Segment,
     """Return the photo in the colors of the legend; what the model did not see is dark."""
     colors = np.empty((*classes.shape, 3), np.uint8)
     colors[classes == UNSEEN] = _UNSEEN_COLOR
-    for each in legend:
-        colors[classes == each.index] = each.color
+    for segment in legend:
+        colors[classes == segment.index] = segment.color
     return Image.blend(photo, Image.fromarray(colors), _OPACITY)
 
 
@@ -151,16 +151,16 @@ def build(context: PageContext) -> Built:
     legend = gr.HTML(elem_id="segments-legend", js_on_load=read_asset("clicks.js"))
     outputs = [legend, shown, context.status]
 
-    def show_map(session: Session, index: int, found: Segments | None = None) -> dict[Any, Any]:
-        found = find_segments(*get_subject(context, session)) if found is None else found
+    def show_map(session: Session, index: int, segments: Segments | None = None) -> dict[Any, Any]:
+        segments = find_segments(*get_subject(context, session)) if segments is None else segments
         explanation = context.workbench.explain(replace(session.request, target=index))
         overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
-        return {legend: _draw_legend(found, index), shown: overlay, context.status: ""}
+        return {legend: _draw_legend(segments, index), shown: overlay, context.status: ""}
 
     @context.guard
     def click(session: Session, event: gr.EventData) -> dict[Any, Any]:
-        found = find_segments(*get_subject(context, session))
-        return show_map(session, found.find_at(event.x, event.y).index, found)
+        segments = find_segments(*get_subject(context, session))
+        return show_map(session, segments.find_at(event.x, event.y).index, segments)
 
     @context.guard
     def choose(session: Session, event: gr.EventData) -> dict[Any, Any]:
@@ -170,17 +170,17 @@ def build(context: PageContext) -> Built:
     legend.click(choose, context.session, outputs, **COMPUTE)
 
     def refresh(session: Session) -> dict[Any, Any]:
-        found = find_segments(*get_subject(context, session))
-        return {photo: draw_photo(found.picture, "the classes in colors"), legend: _draw_legend(found, None)}
+        segments = find_segments(*get_subject(context, session))
+        return {photo: draw_photo(segments.picture, "the classes in colors"), legend: _draw_legend(segments, None)}
 
     return Built({photo: "", shown: draw_hint(_HINT), legend: ""}, refresh)
 
 
-def _draw_legend(found: Segments, chosen: int | None) -> str:
+def _draw_legend(segments: Segments, chosen: int | None) -> str:
     """Return the classes as buttons with their colors and shares."""
     buttons = "".join(
-        f'<button type="button" data-value="{each.index}" aria-pressed="{str(each.index == chosen).lower()}">'
-        f'<i style="background:rgb{each.color}"></i>{escape(each.label)} <span>{each.share:.1%}</span></button>'
-        for each in found.legend
+        f'<button type="button" data-value="{entry.index}" aria-pressed="{str(entry.index == chosen).lower()}">'
+        f'<i style="background:rgb{entry.color}"></i>{escape(entry.label)} <span>{entry.share:.1%}</span></button>'
+        for entry in segments.legend
     )
     return f'<div class="ct-chips">{buttons}</div>'

@@ -46,9 +46,9 @@ def build_panels(context: PageContext) -> None:
     """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model."""
     tabs: dict[str, Any] = {}
     built: dict[str, Built] = {}
-    for each in _TABS:
-        with gr.Tab(each.title, id=each.name, visible=False, elem_id=f"tab-{each.name}") as tabs[each.name]:
-            built[each.name] = each.build(context)
+    for tab in _TABS:
+        with gr.Tab(tab.title, id=tab.name, visible=False, elem_id=f"tab-{tab.name}") as tabs[tab.name]:
+            built[tab.name] = tab.build(context)
     seen = gr.State(None)
 
     @context.guard
@@ -57,13 +57,13 @@ def build_panels(context: PageContext) -> None:
             return {seen: former}
         kind = context.workbench.find_kind(session.request.model, session.request.image)
         shown: dict[Any, Any] = {seen: session.request}
-        for each in _TABS:
-            shown[tabs[each.name]] = gr.update(visible=kind in each.kinds)
-            shown.update(built[each.name].cleared)
-            refresh = built[each.name].refresh
-            if refresh is not None and kind in each.kinds:
+        for tab in _TABS:
+            shown[tabs[tab.name]] = gr.update(visible=kind in tab.kinds)
+            shown.update(built[tab.name].cleared)
+            refresh = built[tab.name].refresh
+            if refresh is not None and kind in tab.kinds:
                 shown.update(refresh(session))
         return shown
 
-    cleared = [component for each in built.values() for component in each.cleared]
+    cleared = [component for panel in built.values() for component in panel.cleared]
     context.session.change(follow, [context.session, seen], [seen, *tabs.values(), *cleared, context.status], **COMPUTE)

@@ -75,9 +75,9 @@ def explain_texts(
     if loaded.text is None:
         raise ModelError("this model takes no texts; it has classes of its own.")
     texts = split_prompts(written)
-    found = camtool.explain(loaded, image, list(texts), method=method, layer=layer)
-    matches = [TextMatch(text, each.score, each) for text, each in zip(texts, found, strict=True)]
-    return tuple(sorted(matches, key=lambda each: -each.similarity))
+    explanations = camtool.explain(loaded, image, list(texts), method=method, layer=layer)
+    matches = [TextMatch(text, shown.score, shown) for text, shown in zip(texts, explanations, strict=True)]
+    return tuple(sorted(matches, key=lambda match: -match.similarity))
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -102,17 +102,17 @@ def build(context: PageContext) -> Built:
     @context.guard
     def compare(session: Session, written: str) -> dict[Any, Any]:
         request = session.request
-        found = explain_texts(*get_subject(context, session), written, request.method, layer=request.layer)
-        return {shown: _draw_matches(found), context.status: ""}
+        matches = explain_texts(*get_subject(context, session), written, request.method, layer=request.layer)
+        return {shown: _draw_matches(matches), context.status: ""}
 
     button.click(compare, [context.session, field], [shown, context.status], **COMPUTE)
     return Built({shown: draw_hint(_HINT)})
 
 
-def _draw_matches(found: tuple[TextMatch, ...]) -> str:
+def _draw_matches(matches: tuple[TextMatch, ...]) -> str:
     """Return a picture for each text, the most similar first."""
     cards = "".join(
-        draw_card(Image.fromarray(each.explanation.overlay()), each.text, f"similarity {each.similarity:.3f}")
-        for each in found
+        draw_card(Image.fromarray(match.explanation.overlay()), match.text, f"similarity {match.similarity:.3f}")
+        for match in matches
     )
     return f'<div class="ct-cards ct-large">{cards}</div>'

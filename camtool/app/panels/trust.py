@@ -69,11 +69,11 @@ def iterate_curves(
     score, score_name = _build_score(loaded, image, target, images)
     shown = {name: Curve(name) for name in CURVES}
     known: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CURVES}
-    jobs = [(each, name) for each in maps for name in CURVES]
-    for number, (each, name) in enumerate(jobs):
+    jobs = [(heat, name) for heat in maps for name in CURVES]
+    for number, (heat, name) in enumerate(jobs):
         removal, insert = METRICS[name].options["removal"], CURVES[name]
         for points in iterate_curve(
-            score, images, each, steps=steps, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
+            score, images, heat, steps=steps, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
         ):
             if not known[name]:  # the map itself, not a random one
                 shown[name] = _draw_so_far(name, *points)
@@ -115,8 +115,8 @@ def _draw_so_far(name: str, fractions: Tensor, scores: Tensor) -> Curve:
 def _finish(name: str, known: Sequence[tuple[Tensor, Tensor]]) -> Curve:
     """Return the curve of the map, the first one, with the mean of the curves of random maps."""
     fractions, scores = known[0]
-    areas = [float(torch.trapezoid(each[0], fractions)) for _, each in known]
-    others = [each[0] for _, each in known[1:]]
+    areas = [float(torch.trapezoid(curve[0], fractions)) for _, curve in known]
+    others = [curve[0] for _, curve in known[1:]]
     return replace(
         _draw_so_far(name, fractions, scores),
         random=_to_numbers(torch.stack(others).mean(0)) if others else (),

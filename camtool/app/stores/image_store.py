@@ -130,15 +130,15 @@ class ImageFolder:
         Raises:
             ImageError: The folder has no such image.
         """
-        found = self._root / name
+        path = self._root / name
         try:
-            is_inside = "\0" not in name and self._is_served(found)
+            is_inside = "\0" not in name and self._is_served(path)
         except OSError:
             # The name is longer than the system allows.
             is_inside = False
         if not is_inside:
             raise ImageError(f"the folder has no image {name!r}; choose one from the list.")
-        return found.resolve()
+        return path.resolve()
 
     def write_code(self, name: str) -> tuple[str, str]:
         """Return the Python expression of an image's path, and a comment. It does not tell where the folder lies."""
@@ -148,7 +148,7 @@ class ImageFolder:
 
     def _iterate_names(self) -> Iterator[str]:
         for folder, subfolders, files in os.walk(self._root):
-            subfolders[:] = sorted(each for each in subfolders if not each.startswith("."))
+            subfolders[:] = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
             for file in sorted(files):
                 path = Path(folder, file)
                 if self._is_served(path):

@@ -105,6 +105,6 @@ class ModelStore:
             while len(self._loaded) > self._max_loaded:
                 dropped.append(self._loaded.popitem(last=False)[0])
                 self._states[dropped[-1]] = "not loaded"
-        for each in dropped:
-            self.on_drop(each)
+        for other in dropped:
+            self.on_drop(other)
         return loaded

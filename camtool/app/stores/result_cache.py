@@ -36,8 +36,8 @@ class ResultCache(Generic[Value]):
     def __contains__(self, key: Hashable) -> bool:
         """Return True if the result is there; one that is still being computed is not."""
         with self._lock:
-            found = self._futures.get(key)
-            return found is not None and found.done()
+            future = self._futures.get(key)
+            return future is not None and future.done()
 
     def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Return the result of a key. The first caller computes it; others of the same key wait for it.
@@ -45,15 +45,15 @@ class ResultCache(Generic[Value]):
         An error reaches all who wait, and is not kept: the next caller computes again.
         """
         with self._lock:
-            found = self._futures.get(key)
+            future = self._futures.get(key)
             mine: Future[Value] | None = None
-            if found is None:
-                found = mine = self._futures[key] = Future()
+            if future is None:
+                future = mine = self._futures[key] = Future()
             self._futures.move_to_end(key)
             self._drop_oldest()
         if mine is not None:
             self._compute(key, mine, compute)
-        return found.result()
+        return future.result()
 
     def _compute(self, key: Hashable, future: Future[Value], compute: Callable[[], Value]) -> None:
         try:
