@@ -93,7 +93,7 @@ def find_results(
         methods: Names of methods.
         endings: Endings of results, behind the name of :func:`name_result`.
     """
-    slugs, ends = ("|".join(map(re.escape, each)) for each in (map(_make_slug, methods), endings))
+    slugs, ends = ("|".join(map(re.escape, parts)) for parts in (map(_make_slug, methods), endings))
     pattern = re.compile(rf"(.+)\.(?:{slugs})\.[\w+-]+(?:{ends})", re.DOTALL | re.IGNORECASE)
     matches = [match for match in map(pattern.fullmatch, names) if match is not None] if slugs else []
     if not matches:
@@ -130,15 +130,15 @@ def make_distinct(names: Sequence[str]) -> list[str]:
     The result depends only on the names and their order.
     """
     taken: set[str] = set()
-    found = []
+    distinct = []
     for name in names:
-        each, number = name, 1
-        while fold_name(each) in taken:
+        candidate, number = name, 1
+        while fold_name(candidate) in taken:
             number += 1
-            each = f"{name}-{number}"
-        taken.add(fold_name(each))
-        found.append(each)
-    return found
+            candidate = f"{name}-{number}"
+        taken.add(fold_name(candidate))
+        distinct.append(candidate)
+    return distinct
 
 
 def fold_name(name: str) -> str:

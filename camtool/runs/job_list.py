@@ -125,7 +125,7 @@ def plan_run(
             below = _find_place(photo, base)
             branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
             placed.setdefault(photo, branch / below)
-    skipped = {each.path: each for branch in branches for each in branch.skipped}
+    skipped = {entry.path: entry for branch in branches for entry in branch.skipped}
     return Plan(_build_jobs(placed, as_volumes=as_volumes), [*skipped.values()], tuple(dict.fromkeys(folders)))
 
 
@@ -200,20 +200,20 @@ def _build_branch(path: str, *, recursive: bool, out: Path | None, as_volumes: b
         return _Branch(None, _join_slices(path, [Path(path)], is_folder=False)[0] if as_volumes else [Path(path)], [])
     is_folder = Path(path).is_dir()
     unreadable: list[Skipped] = []
-    base, found = (
+    base, files = (
         _list_folder(Path(path), unreadable, recursive=recursive, out=out) if is_folder else _list_pattern(path)
     )
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
-    photos = [photo for photo in found if _is_photo(photo, results)]
+    photos = [photo for photo in files if _is_photo(photo, results)]
     is_entered = recursive and is_folder
     skipped = unreadable + [
-        Skipped(each, reason)
-        for each in found
-        if (reason := _describe_skipped(each, is_entered=is_entered)) is not None
+        Skipped(file, reason)
+        for file in files
+        if (reason := _describe_skipped(file, is_entered=is_entered)) is not None
     ]
     if as_volumes:
         photos, left = _join_slices(path, photos, is_folder=is_folder)
-        skipped += [Skipped(each, "an image, and no volume") for each in left]
+        skipped += [Skipped(photo, "an image, and no volume") for photo in left]
     if not photos:
         hint = " To read its subfolders, add --recursive." if is_folder and not recursive else ""
         left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
@@ -243,7 +243,7 @@ def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple
     others = [photo for photo in photos if photo not in single]
     files = [photo for photo in others if photo.name.lower().endswith(_VOLUME_FILES)]
     kept = {*files}
-    return sorted({photo.parent for photo in slices} | kept), [each for each in others if each not in kept]
+    return sorted({photo.parent for photo in slices} | kept), [photo for photo in others if photo not in kept]
 
 
 def _list_folder(
@@ -254,7 +254,7 @@ def _list_folder(
         raise ImageError(
             f"path {str(base)!r} is also the output folder; give another folder for the results with --out."
         )
-    found: list[Path] = []
+    paths: list[Path] = []
     waiting = [base]
     while waiting:  # a recursive function would end at a thousand levels
         folder = waiting.pop()
@@ -266,10 +266,10 @@ def _list_folder(
                 raise
             unreadable.append(Skipped(folder, f"a folder that cannot be read: {error.strerror}"))
             continue
-        found += [folder / entry.name for entry in visible]
+        paths += [folder / entry.name for entry in visible]
         if recursive:
             waiting += [folder / entry.name for entry in visible if entry.is_dir(follow_symlinks=False)]
-    return base, sorted(found)
+    return base, sorted(paths)
 
 
 def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
@@ -288,7 +288,7 @@ def _build_missing_error(path: str) -> ImageError:
 def _suggest_path(path: Path) -> str:
     """Return a sentence that suggests what has a similar name in the same folder; empty if nothing has."""
     try:
-        names = [each.name for each in islice(path.parent.iterdir(), _NAMES_COMPARED)]
+        names = [sibling.name for sibling in islice(path.parent.iterdir(), _NAMES_COMPARED)]
     except OSError:
         return ""
     return suggest_names(path.name, [name for name in names if not name.startswith(".") and name != path.name])
@@ -345,7 +345,7 @@ def _build_jobs(placed: dict[Path | str, Path], *, as_volumes: bool) -> list[Job
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.
     """
     # A dot in the name of a folder starts no suffix.
-    folders = {each for each in placed if as_volumes and isinstance(each, Path) and each.is_dir()}
+    folders = {source for source in placed if as_volumes and isinstance(source, Path) and source.is_dir()}
     bare = [place if source in folders else _remove_suffix(place) for source, place in placed.items()]
     count = Counter(map(fold_path, bare))
     wanted = [stem if count[fold_path(stem)] == 1 else place for stem, place in zip(bare, placed.values(), strict=True)]

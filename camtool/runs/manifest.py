@@ -90,7 +90,7 @@ def is_correct(explanations: Sequence[Explanation], true_class: TrueClass | None
 
     All explanations of a photo have the same top class.
     """
-    predicted = next((each.predicted_index for each in explanations), None)
+    predicted = next((explanation.predicted_index for explanation in explanations), None)
     return None if predicted is None or true_class is None else predicted == true_class.index
 
 

@@ -97,11 +97,11 @@ def explain_batch(
         TargetError: The model has no such class.
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    readable = [each for each in photos if not isinstance(each, str)]
+    readable = [photo for photo in photos if not isinstance(photo, str)]
     together = _try_explaining(explainer, readable, target)
     # A batch that fails is explained photo by photo.
     each_alone = together if isinstance(together, list) else [_explain_one(explainer, one, target) for one in readable]
-    refusals = [each for each in each_alone if isinstance(each, MethodError)]
+    refusals = [refusal for refusal in each_alone if isinstance(refusal, MethodError)]
     if strict and refusals and len(refusals) == len(each_alone):
         raise refusals[0]
     results = iter(each_alone)
@@ -113,8 +113,8 @@ def explain_batch(
 
 def _explain_one(explainer: Explainer[Any], photo: PreparedInput, target: Any) -> Any:
     """Return the explanations of one photo, or why there are none."""
-    found = _try_explaining(explainer, [photo], target)
-    return found[0] if isinstance(found, list) else found
+    results = _try_explaining(explainer, [photo], target)
+    return results[0] if isinstance(results, list) else results
 
 
 def _try_explaining(
@@ -127,7 +127,7 @@ def _try_explaining(
     """
     try:
         # Lists of methods and targets give nested lists, whose leaves are the explanations.
-        found: list[Any] = explainer(photos, [target] * len(photos)) if photos else []
+        results: list[Any] = explainer(photos, [target] * len(photos)) if photos else []
     except NothingFoundError as error:
         return str(error)
     except TargetError:
@@ -136,11 +136,11 @@ def _try_explaining(
         return error
     except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
         return describe_error(error)
-    return found
+    return results
 
 
-def _to_result(name: str, found: Any) -> list[Explanation] | str:
-    return f"{name}: {found}" if isinstance(found, (str, MethodError)) else list(iterate_leaves(found))
+def _to_result(name: str, explained: Any) -> list[Explanation] | str:
+    return f"{name}: {explained}" if isinstance(explained, (str, MethodError)) else list(iterate_leaves(explained))
 
 
 def count_workers() -> int:

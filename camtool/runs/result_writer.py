@@ -111,13 +111,16 @@ class ResultWriter:
         if self._output.only_wrong and correct:
             return Success(job, [], size=size, correct=correct)
         kinds = [SAVE_KINDS[name] for name in self._output.kinds]
-        refusals = (kind.describe_refusal(each) for each in explanations for kind in kinds)
+        refusals = (kind.describe_refusal(explanation) for explanation in explanations for kind in kinds)
         refusal = next((refusal for refusal in refusals if refusal is not None), None)
         if refusal is not None:
             return Failure(job, f"{job.source}: {refusal}")
         try:
             names = file_names.make_distinct(
-                [file_names.name_result(job.stem.name, each.method, each.label, each.index) for each in explanations]
+                [
+                    file_names.name_result(job.stem.name, explanation.method, explanation.label, explanation.index)
+                    for explanation in explanations
+                ]
             )
             lines = [
                 self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
@@ -186,19 +189,19 @@ def find_mask(folder: Path, photo: Path, size: tuple[int, int]) -> NDArray[np.bo
 
     from camtool.inputs.image_files import read_image
 
-    found = [path for path in folder.iterdir() if path.stem == photo.stem and path.is_file()]
-    if not found:
+    files = [path for path in folder.iterdir() if path.stem == photo.stem and path.is_file()]
+    if not files:
         return None
-    if len(found) > 1:
-        raise CamtoolError(f"{folder} has {len(found)} masks for it: {', '.join(sorted(each.name for each in found))}")
-    mask = Image.fromarray(np.asarray(read_image(found[0])).max(2))
+    if len(files) > 1:
+        raise CamtoolError(f"{folder} has {len(files)} masks for it: {', '.join(sorted(file.name for file in files))}")
+    mask = Image.fromarray(np.asarray(read_image(files[0])).max(2))
     # A photo that was reduced has the proportions of its mask up to one pixel.
     if abs(mask.width * size[0] - mask.height * size[1]) > max(mask.size):
-        raise CamtoolError(f"the mask {found[0]} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
+        raise CamtoolError(f"the mask {files[0]} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
     return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST)) > 0
 
 
 def _get_size(explanations: Sequence[Explanation]) -> tuple[int, int] | None:
     """Return height and width of the photo."""
-    size = next((each.view.size for each in explanations), ())
+    size = next((explanation.view.size for explanation in explanations), ())
     return (size[0], size[1]) if len(size) == 2 else None

@@ -26,13 +26,13 @@ def parse_object(content: bytes, *, is_finite: bool = True) -> dict[str, Any]:
         ValueError: The content is no JSON, something else than an object, or nested too deep.
     """
     try:
-        found = (_FINITE if is_finite else _ANY).decode(content.decode("utf-8", "surrogatepass"))
+        parsed = (_FINITE if is_finite else _ANY).decode(content.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, not an object")
-    _check_depth(found, _MAX_DEPTH)
-    return found
+    if not isinstance(parsed, dict):
+        raise ValueError(f"it holds a {type(parsed).__name__}, not an object")
+    _check_depth(parsed, _MAX_DEPTH)
+    return parsed
 
 
 def _refuse_number(text: str) -> NoReturn:
@@ -57,8 +57,8 @@ def _check_depth(value: Any, most: int) -> None:
     if isinstance(value, (dict, list)):
         if most == 0:
             raise ValueError("it is nested too deep")
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_depth(each, most - 1)
+        for entry in value.values() if isinstance(value, dict) else value:
+            _check_depth(entry, most - 1)
 
 
 def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
@@ -81,7 +81,7 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
 @cache
 def _get_checks(kind: type) -> dict[str, Callable[[Any], bool]]:
     hints = get_type_hints(kind)
-    return {each.name: _build_check(hints[each.name]) for each in fields(kind)}
+    return {field.name: _build_check(hints[field.name]) for field in fields(kind)}
 
 
 def _build_check(hint: Any) -> Callable[[Any], bool]:
@@ -93,7 +93,7 @@ def _build_check(hint: Any) -> Callable[[Any], bool]:
         allowed = (int, float) if hint is float else hint
         return lambda value: isinstance(value, allowed) and (hint is bool or (value is not True and value is not False))
     if origin is UnionType:
-        checks = [_build_check(each) for each in arguments]
+        checks = [_build_check(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
     check = _build_check(arguments[1 if origin is dict else 0])
     if origin is dict:

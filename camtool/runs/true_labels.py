@@ -82,7 +82,7 @@ def read_true_classes(
     rows, is_index = _read_rows(path)
     find_class = _ClassFinder(labels, class_count, is_index=is_index)
     find_photo = _PhotoFinder(plan)
-    found: dict[Path | str, tuple[int, TrueClass]] = {}
+    by_photo: dict[Path | str, tuple[int, TrueClass]] = {}
     unused = 0
     for line, image, label in rows:
         place = f"--labels-csv {path}, line {line}"
@@ -91,17 +91,17 @@ def read_true_classes(
         if photo is None:
             unused += 1
             continue
-        earlier = found.setdefault(photo, (line, true_class))
+        earlier = by_photo.setdefault(photo, (line, true_class))
         if earlier[1] != true_class:
             raise CamtoolError(
                 f"{place}: {image!r} is {true_class.label!r}, but line {earlier[0]} says {earlier[1].label!r}."
             )
-    if not found:
+    if not by_photo:
         raise CamtoolError(
             f"--labels-csv {path}: no row is about a photo of the run; the column image holds paths relative to the "
             "folder of the photos, or file names."
         )
-    return TrueClasses(path, {photo: true_class for photo, (_, true_class) in found.items()}, unused)
+    return TrueClasses(path, {photo: true_class for photo, (_, true_class) in by_photo.items()}, unused)
 
 
 def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:

@@ -73,7 +73,7 @@ class ClusterRun:
             OSError: A file cannot be read.
         """
         with ThreadPoolExecutor(_READING_THREADS) as pool:
-            return [each for each in pool.map(partial(read_outcome, self.folder), names) if each is not None]
+            return [outcome for outcome in pool.map(partial(read_outcome, self.folder), names) if outcome is not None]
 
     def start(self) -> Generator[ShardOutcome, None, None]:
         """Compute the shards that are not finished, and yield the outcome of each.
@@ -144,7 +144,7 @@ def _check_request(explain: ExplainBatch, shards: list[Shard]) -> None:
     if not shards:
         return
     photos = islice(shards[0].source.iterate_photos(), _MAX_TRIED)
-    next((found for _, found in explain.explain_photos(photos, strict=True) if not isinstance(found, str)), None)
+    next((shown for _, shown in explain.explain_photos(photos, strict=True) if not isinstance(shown, str)), None)
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class ExplainBatch:
             TargetError: The model has no such class.
         """
         return rows.to_columns(
-            row for photo, found in self.explain_photos(_list_photos(batch)) for row in rows.build_rows(photo, found)
+            row for photo, shown in self.explain_photos(_list_photos(batch)) for row in rows.build_rows(photo, shown)
         )
 
     def explain_photos(

@@ -93,8 +93,8 @@ class OutputFolder:
     def list_files(self) -> set[str]:
         """Return the names of the files in the folder itself."""
         fs = import_library("pyarrow.fs")
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return {each.base_name for each in found if each.type == fs.FileType.File}
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        return {entry.base_name for entry in entries if entry.type == fs.FileType.File}
 
     def open_file(self, name: str) -> Any | None:
         """Return a regular file, opened to read parts of it; None if there is none.
@@ -159,7 +159,7 @@ class OutputFolder:
         """Return the notes of a shard; the folder, which may hold many shards, is not listed."""
         fs = import_library("pyarrow.fs")
         paths = [f"{self.path}/.{name}.{number}{_ATTEMPT}" for number in range(1, MAX_ATTEMPTS + 1)]
-        return [each.path for each in self.filesystem.get_file_info(paths) if each.type == fs.FileType.File]
+        return [entry.path for entry in self.filesystem.get_file_info(paths) if entry.type == fs.FileType.File]
 
     def remove_traces(self) -> None:
         """Remove what killed workers left behind: temporary files and notes of attempts. No worker may run."""
@@ -173,8 +173,8 @@ class OutputFolder:
         Raises:
             CamtoolError: The folder holds a run without a cluster, or a ``run.json`` that camtool did not write.
         """
-        found = self.read_description()
-        if found is not None and not is_cluster_run(found):
+        description = self.read_description()
+        if description is not None and not is_cluster_run(description):
             raise CamtoolError(
                 f"out {self.name!r} holds a run of camtool run, which only that command removes; give another "
                 "folder with --out."
@@ -193,11 +193,11 @@ class OutputFolder:
         """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""
         fs = import_library("pyarrow.fs")
         path = f"{self.path}/{name}"
-        found = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        names = sorted(each.base_name for each in found if each.type == fs.FileType.Directory)
+        entries = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        names = sorted(entry.base_name for entry in entries if entry.type == fs.FileType.Directory)
         if self.local_path is None:
             return names
-        return [] if Path(path).is_symlink() else [each for each in names if not Path(path, each).is_symlink()]
+        return [] if Path(path).is_symlink() else [folder for folder in names if not Path(path, folder).is_symlink()]
 
     def read_description(self) -> dict[str, Any] | None:
         """Return what ``run.json`` says; None if there is no run.

@@ -200,11 +200,11 @@ def _split(photos: Iterable[Photo], size: int) -> Iterator[tuple[Photo, ...]]:
 
 def _list_images(uri: str, *, recursive: bool) -> list[RemoteFile]:
     files = list_uri(uri, recursive=recursive)
-    found = [file for file in files if is_image_name(file.path) or len(files) == 1]
-    if not found:
+    images = [file for file in files if is_image_name(file.path) or len(files) == 1]
+    if not images:
         hint = "" if recursive else " To read its subfolders, add --recursive."
         raise ImageError(f"path {uri!r}: no images found.{hint}")
-    return found
+    return images
 
 
 def _list_containers(paths: Sequence[str]) -> list[RemoteFile]:
@@ -214,14 +214,14 @@ def _list_containers(paths: Sequence[str]) -> list[RemoteFile]:
 
 def _list_files(path: str) -> list[RemoteFile]:
     if is_uri(path):
-        found = list_uri(path)
+        files = list_uri(path)
     else:
         names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207
         whole = [Path(name).absolute() for name in names if Path(name).is_file()]
-        found = [RemoteFile(get_local_filesystem(), str(each), str(each)) for each in whole]
-    if not found:
+        files = [RemoteFile(get_local_filesystem(), str(file), str(file)) for file in whole]
+    if not files:
         raise ImageError(f"path {path!r}: no such file.")
-    return found
+    return files
 
 
 def _list_row_groups(files: Sequence[RemoteFile], shard_size: int, column: str | None) -> list[Source]:
@@ -240,13 +240,13 @@ def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list
     except (arrow.ArrowException, OSError) as error:
         raise ImageError(f"{file.name} cannot be read as Parquet: {error}") from error
     image, name = find_image_column(schema, column, file.name)
-    found: list[ParquetRows] = []
+    parts: list[ParquetRows] = []
     groups: list[int] = []
     first, row = 0, 0
     for group in range(metadata.num_row_groups):
         groups.append(group)
         row += metadata.row_group(group).num_rows
         if row - first >= shard_size or group == metadata.num_row_groups - 1:
-            found.append(ParquetRows(file, tuple(groups), first, image, name))
+            parts.append(ParquetRows(file, tuple(groups), first, image, name))
             groups, first = [], row
-    return found
+    return parts

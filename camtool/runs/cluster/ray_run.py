@@ -106,16 +106,16 @@ def run_on_ray(
     if not missing:
         return
     with _connect(ray, address), _quiet_data(data):
-        found = (resources or Resources()).resolve(ray.cluster_resources())
+        resolved = (resources or Resources()).resolve(ray.cluster_resources())
         worker = {
-            "settings": {**settings, **_choose_threads(shards, found)},
+            "settings": {**settings, **_choose_threads(shards, resolved)},
             "folder": folder,
             "pictures": pictures,
             "only_wrong": only_wrong,
             "expected": expected or {},
         }
         try:
-            for row in _build_dataset(data, shards, found, worker).iter_rows():
+            for row in _build_dataset(data, shards, resolved, worker).iter_rows():
                 outcome = ShardOutcome(**{**row, "reasons": [*row["reasons"]]})
                 if outcome.error:
                     raise CamtoolError(outcome.error)
@@ -183,11 +183,11 @@ def _check_reachable(address: str | None) -> None:
     Raises:
         CamtoolError: Nothing does.
     """
-    found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address or "")
-    if found is None:  # e.g. "auto"
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address or "")
+    if match is None:  # e.g. "auto"
         return
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=_SECONDS_TO_CONNECT).close()
+        socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_SECONDS_TO_CONNECT).close()
     except (OSError, OverflowError) as error:  # OverflowError: there is no such port
         raise CamtoolError(f"--address {address}: no Ray cluster can be reached there: {error}.") from error
 

@@ -133,14 +133,14 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
         if info.type == fs.FileType.File:
             return [folder.get_file(folder.path)]
         selector = fs.FileSelector(folder.path, recursive=recursive or wildcard is not None)
-        found = [each.path for each in folder.filesystem.get_file_info(selector) if each.type == fs.FileType.File]
+        paths = [entry.path for entry in folder.filesystem.get_file_info(selector) if entry.type == fs.FileType.File]
     except OSError as error:
         raise ImageError(f"path {uri!r} cannot be listed: {error}.") from error
     if wildcard is not None:
         glob_translate = import_library("fsspec.utils").glob_translate
         pattern = re.compile(glob_translate(f"{folder.path.rstrip('/')}{uri[len(base) :]}"))
-        found = [path for path in found if pattern.match(path)]
-    return [folder.get_file(path) for path in sorted(found)]
+        paths = [path for path in paths if pattern.match(path)]
+    return [folder.get_file(path) for path in sorted(paths)]
 
 
 def import_library(name: str) -> Any:

@@ -59,18 +59,18 @@ Row = dict[str, Any]
 """Column → value. Columns that are left out are null."""
 
 
-def build_rows(photo: Photo, found: Sequence[Explanation] | str, overlays: Sequence[str] | None = None) -> list[Row]:
+def build_rows(photo: Photo, outcome: Sequence[Explanation] | str, overlays: Sequence[str] | None = None) -> list[Row]:
     """Return the rows of a photo.
 
     Args:
         photo: The photo.
-        found: Its explanations, or the reason why there are none.
+        outcome: Its explanations, or the reason why there are none.
         overlays: The path of the picture of each explanation.
     """
-    if isinstance(found, str):
-        return [{"path": _to_text(photo.path), "failure": _to_text(found)}]
-    names: Sequence[str | None] = overlays if overlays is not None else [None] * len(found)
-    return [_build_row(photo, each, overlay) for each, overlay in zip(found, names, strict=True)]
+    if isinstance(outcome, str):
+        return [{"path": _to_text(photo.path), "failure": _to_text(outcome)}]
+    names: Sequence[str | None] = overlays if overlays is not None else [None] * len(outcome)
+    return [_build_row(photo, explanation, overlay) for explanation, overlay in zip(outcome, names, strict=True)]
 
 
 def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> Row:
@@ -91,7 +91,7 @@ def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> R
         "heatmap_place": _describe_place(explanation),
         "image_width": width,
         "image_height": height,
-        "warnings": [str(each) for each in line.warnings],
+        "warnings": [str(warning) for warning in line.warnings],
         "warning_codes": [*line.warning_codes],
         "box": None if line.box is None else [*line.box],
         "predicted_label": line.predicted_label,
@@ -108,7 +108,7 @@ def _describe_place(explanation: Explanation) -> list[float] | None:
     centers = explanation.centers or CellCenters.stretch(explanation.raw.shape, geometry.size)
     # The centers may be in pixels of a larger input, of which the layer saw a reduced one.
     scales = [pixels / known for pixels, known in zip(geometry.size, centers.size, strict=True)]
-    axes = [(scale * each.offset, scale * each.stride) for scale, each in zip(scales, centers.axes, strict=True)]
+    axes = [(scale * axis.offset, scale * axis.stride) for scale, axis in zip(scales, centers.axes, strict=True)]
     return [float(number) for number in (*geometry.box, *geometry.size, *axes[0], *axes[1])]
 
 
@@ -143,7 +143,7 @@ def get_schema() -> Any:
     pa = import_library("pyarrow")
     types = {"list<string>": pa.list_(pa.string()), "string": pa.string(), "binary": pa.binary()}
     types |= {"int32": pa.int32(), "double": pa.float64(), "list<double>": pa.list_(pa.float64()), "bool": pa.bool_()}
-    return pa.schema([(name, types[each]) for name, each in COLUMNS.items()])
+    return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
 
 
 def to_table(columns: Mapping[str, Any]) -> Any:

@@ -87,7 +87,7 @@ class ShardWorker:
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Compute the shards in the column ``shard``, and return the fields of a :class:`ShardOutcome` of each."""
         outcomes = [asdict(self.compute_shard(shard)) for shard in batch["shard"]]
-        return {name: [each[name] for each in outcomes] for name in outcomes[0]}
+        return {name: [outcome[name] for outcome in outcomes] for name in outcomes[0]}
 
     def compute_shard(self, shard: Shard) -> ShardOutcome:
         """Explain the photos of a shard and write it, unless its file exists.
@@ -109,19 +109,19 @@ class ShardWorker:
         return outcome
 
     def _write_shard(self, shard: Shard) -> ShardOutcome:
-        found: list[rows.Row] = []
+        written: list[rows.Row] = []
         facts = dict.fromkeys(_FACTS, 0)
         for photo, explanations in self._get_explainer().explain_photos(shard.source.iterate_photos()):
             correct, result = _judge(photo, explanations), self._select(photo, explanations)
             stem = f"{PICTURES}/{shard.name.removesuffix(SHARD_SUFFIX)}/{facts['photos']:06}-{_make_stem(photo.path)}"
-            found += self._write_photo(photo, result, stem)
+            written += self._write_photo(photo, result, stem)
             facts["photos"] += 1
             facts["failures"] += isinstance(result, str)
             facts["right"] += correct is True
             facts["wrong"] += correct is False
-        reasons = [row["failure"] for row in found if "failure" in row]
-        self.folder.write(shard.name, rows.encode_parquet(rows.to_columns(found), facts))
-        return _build_outcome(shard.name, len(found), reasons, facts)
+        reasons = [row["failure"] for row in written if "failure" in row]
+        self.folder.write(shard.name, rows.encode_parquet(rows.to_columns(written), facts))
+        return _build_outcome(shard.name, len(written), reasons, facts)
 
     def _select(self, photo: Photo, explanations: list[Explanation] | str) -> list[Explanation] | str:
         """Return the explanations that get rows, or why the photo failed."""
@@ -181,13 +181,13 @@ def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
         with file:
             opened = parquet.ParquetFile(file)
             facts = {key: int(opened.schema_arrow.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
-            found = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
+            failures = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
             rows_in_file = opened.metadata.num_rows
     except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:  # also no metadata at all
         raise CamtoolError(
             f"{folder.name}/{name} is damaged, or no shard of camtool: {error}. Remove it to compute it again."
         ) from error
-    return _build_outcome(name, rows_in_file, [each for each in found if each is not None], facts)
+    return _build_outcome(name, rows_in_file, [failure for failure in failures if failure is not None], facts)
 
 
 def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, int]) -> ShardOutcome:
@@ -210,15 +210,15 @@ def _write_overlays(
     kind = SAVE_KINDS["overlay"]
     place, _, name = stem.rpartition("/")
     suffix = kind.choose_suffix(pictures.format)
-    wanted = [file_names.name_result(name, each.method, each.label, each.index) for each in explanations]
-    found = [f"{place}/{each}.{suffix}" for each in file_names.make_distinct(wanted)]
+    wanted = [file_names.name_result(name, shown.method, shown.label, shown.index) for shown in explanations]
+    paths = [f"{place}/{file_name}.{suffix}" for file_name in file_names.make_distinct(wanted)]
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / f"overlay.{suffix}"
-        for explanation, path in zip(explanations, found, strict=True):
+        for explanation, path in zip(explanations, paths, strict=True):
             line = build_line(photo.path, explanation, photo.true_class)
             kind.write(explanation, file, pictures, build_caption(line) if pictures.has_captions else None)
             folder.write(path, file.read_bytes())
-    return found
+    return paths
 
 
 def _make_stem(path: str) -> str:

@@ -199,17 +199,17 @@ def find_image_column(schema: Any, asked: str | None, name: str) -> tuple[str, s
         ImageError: There is no such column, or several could be meant.
     """
     fitting = [field.name for field in schema if _holds_images(field.type)]
-    known = [each for each in _IMAGE_COLUMNS if each in fitting]
-    found = [asked] if asked is not None else known[:1] or fitting
-    if len(found) != 1 or found[0] not in fitting:
+    known = [column for column in _IMAGE_COLUMNS if column in fitting]
+    candidates = [asked] if asked is not None else known[:1] or fitting
+    if len(candidates) != 1 or candidates[0] not in fitting:
         listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
         named = f" {asked!r}" if asked is not None else ""
         raise ImageError(
             f"{name}: no column{named} that holds the bytes of images; name a binary column with --image-column. "
             f"Columns: {listed}."
         )
-    names = [each for each in _NAME_COLUMNS if each in schema.names and each != found[0]]
-    return found[0], names[0] if names else None
+    names = [column for column in _NAME_COLUMNS if column in schema.names and column != candidates[0]]
+    return candidates[0], names[0] if names else None
 
 
 def _holds_images(type_: Any) -> bool:

@@ -88,10 +88,10 @@ def describe_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _flatten(each, f"{name}.{key}" if name else str(key))
+        for key, entry in value.items():
+            yield from _flatten(entry, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
-        yield name, ", ".join(each if isinstance(each, str) else json.dumps(each) for each in value)
+        yield name, ", ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in value)
     elif value is not None and value != "":
         yield name, value if isinstance(value, str) else json.dumps(value)
 

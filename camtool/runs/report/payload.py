@@ -183,17 +183,17 @@ def _encode_warnings(rows: Sequence[ReportRow], summary: RunSummary) -> dict[str
 
 
 def _encode_pictures(pictures: Sequence[RowPictures]) -> Mapping[str, Any]:
-    ratios = [each.ratio for each in pictures if each.ratio is not None]
+    ratios = [row.ratio for row in pictures if row.ratio is not None]
     typical = statistics.median(ratios) if ratios else 1
     return {
         "tileRatio": round(min(max(typical, _MIN_RATIO), _MAX_RATIO), 3),
-        "photos": _encode_texts([each.photo for each in pictures]),
+        "photos": _encode_texts([row.photo for row in pictures]),
         "thumbnails": [
             # 0: the thumbnail is the first picture itself.
-            0 if each.pictures and each.thumbnail == each.pictures[0][1] else each.thumbnail
-            for each in pictures
+            0 if row.pictures and row.thumbnail == row.pictures[0][1] else row.thumbnail
+            for row in pictures
         ],
-        "pictures": [[[kind, url] for kind, url in each.pictures] for each in pictures],
-        "ratios": [None if each.ratio is None else round(each.ratio, 4) for each in pictures],
-        "placed": [int(each.is_placed) for each in pictures],
+        "pictures": [[[kind, url] for kind, url in row.pictures] for row in pictures],
+        "ratios": [None if row.ratio is None else round(row.ratio, 4) for row in pictures],
+        "placed": [int(row.is_placed) for row in pictures],
     }

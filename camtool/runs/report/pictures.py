@@ -130,12 +130,12 @@ def prepare_pictures(
     for image, photo in zip(images, _map_in_threads(partial(_prepare_photo, settings), images), strict=True):
         photos[image] = photo
         progress(len(photos), total)
-    found: list[RowPictures] = []
-    for each in _map_in_threads(lambda row: _prepare_row(settings, row, photos[row.image]), rows):
-        found.append(each)
-        progress(len(photos) + len(found), total)
-    _remove_unused(beside, found)
-    return found
+    prepared: list[RowPictures] = []
+    for of_row in _map_in_threads(lambda row: _prepare_row(settings, row, photos[row.image]), rows):
+        prepared.append(of_row)
+        progress(len(photos) + len(prepared), total)
+    _remove_unused(beside, prepared)
+    return prepared
 
 
 def _map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:

@@ -100,13 +100,13 @@ def _read_lines(
     """Return what the first lines of a file hold, how many there are, and how many others cannot be read."""
     built, count, damaged = [], 0, 0
     for fields in _parse_lines(path):
-        each = None if fields is None else build(fields)
-        if each is None:
+        row = None if fields is None else build(fields)
+        if row is None:
             damaged += 1
             continue
         count += 1
         if count <= most:
-            built.append(each)
+            built.append(row)
     return built, count, damaged
 
 
@@ -148,13 +148,13 @@ def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
 
 
 def _read_box(value: object) -> tuple[float, ...] | None:
-    numbers = [read_number(each) for each in value] if isinstance(value, list) else []
-    return tuple(each for each in numbers if each is not None) if len(numbers) == 4 and None not in numbers else None
+    numbers = [read_number(entry) for entry in value] if isinstance(value, list) else []
+    return tuple(edge for edge in numbers if edge is not None) if len(numbers) == 4 and None not in numbers else None
 
 
 def _read_shares(value: object) -> dict[str, float]:
     """Return the share of the heat in each region that has one."""
-    numbers = {str(name): read_number(each) for name, each in (value.items() if isinstance(value, dict) else ())}
+    numbers = {str(name): read_number(entry) for name, entry in (value.items() if isinstance(value, dict) else ())}
     return {name: number for name, number in numbers.items() if number is not None}
 
 

@@ -28,8 +28,8 @@ def list_shards(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".parquet" else []
     # Hidden files are unfinished ones, also to Spark and Ray.
-    found = [each for each in sorted(path.rglob("*.parquet")) if each.is_file()]
-    return [each for each in found if not any(part[0] in "._" for part in each.relative_to(path).parts)]
+    files = [file for file in sorted(path.rglob("*.parquet")) if file.is_file()]
+    return [file for file in files if not any(part[0] in "._" for part in file.relative_to(path).parts)]
 
 
 def read_shards(shards: Sequence[Path], *, max_rows: int = MAX_ROWS) -> ReportContents:
@@ -76,7 +76,7 @@ def _open_shard(path: Path) -> Iterator[Any]:
             if missing:
                 absent = ", ".join(missing)
                 raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {absent}.")
-            sizes = [file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups)]
+            sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
             if max(sizes, default=0) > _MAX_GROUP_BYTES:
                 raise CamtoolError(
                     f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed; write "
@@ -116,8 +116,8 @@ def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
     if not isinstance(data, bytes) or not isinstance(height, int) or not isinstance(width, int):
         return row
     numbers = fields.get("heatmap_place")
-    known = [read_number(each) for each in numbers] if isinstance(numbers, list) else []
-    place = tuple(each for each in known if each is not None)
+    known = [read_number(entry) for entry in numbers] if isinstance(numbers, list) else []
+    place = tuple(number for number in known if number is not None)
     rows, columns = fields.get("image_height"), fields.get("image_width")
     stored = StoredHeatmap(data, height, width)
     if len(place) == _PLACE and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > 0:

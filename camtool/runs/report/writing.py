@@ -93,7 +93,7 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         CamtoolError: There is neither.
     """
     if not source.exists():
-        folders = [each.name for each in source.parent.iterdir() if each.is_dir()] if source.parent.is_dir() else []
+        folders = [path.name for path in source.parent.iterdir() if path.is_dir()] if source.parent.is_dir() else []
         near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
     if any((source / name).is_file() for name in (EXPLANATIONS, FAILURES)):

@@ -71,8 +71,8 @@ def describe_run(
     from camtool import __version__
     from camtool.methods import find_method
 
-    found = [find_method(name) for name in methods]
-    by_method = {each.name: each.options | each.select_options(options) for each in found}
+    used = [find_method(name) for name in methods]
+    by_method = {method.name: method.options | method.select_options(options) for method in used}
     engine = str(to_plain(command.get("engine", "eager")))
     weight = next(loaded.model.parameters(), None)
     device = "cpu" if weight is None else str(weight.device)
@@ -81,7 +81,7 @@ def describe_run(
         **describe_command(command),
         "model": _describe_model(loaded, command.get("weights")),
         _CODE: hash_user_code(command.get(name) for name in ("model", "transform")),
-        "method": [each.name for each in found],
+        "method": [method.name for method in used],
         "options": to_plain(by_method),
         "seeds": to_plain({name: own["seed"] for name, own in by_method.items() if "seed" in own}),
         "engine": engine,
@@ -121,9 +121,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): to_plain(each) for name, each in value.items()}
+        return {str(name): to_plain(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(each) for each in value]
+        return [to_plain(entry) for entry in value]
     return remove_addresses(repr(value))
 
 
@@ -144,25 +144,25 @@ def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
     # The module's name is that of the distribution for timm, transformers and ultralytics.
     source = {"open_clip": "open_clip_torch"}.get(package, package)
     names = [*_LIBRARIES, *([source] if source != "camtool" else []), *_ENGINES.get(engine, ())]
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _describe_machine(device: str) -> dict[str, Any]:
     """Return what of the hardware may change the last bits of a result."""
     import torch
 
-    found = {
+    machine = {
         "processor": _get_processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
     if device.startswith("cuda"):
-        found["device"] = torch.cuda.get_device_name(device)
-    return found
+        machine["device"] = torch.cuda.get_device_name(device)
+    return machine
 
 
 def _get_processor() -> str:
@@ -202,20 +202,20 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
         CamtoolError: It is damaged, or camtool did not write it.
     """
     try:
-        found = parse_object(content)
+        description = parse_object(content)
     except ValueError as error:
         raise CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}") from error
-    if not isinstance(found.get(_VERSION), str) or not _MARK.items() <= found.items():
+    if not isinstance(description.get(_VERSION), str) or not _MARK.items() <= description.items():
         raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
     for part, kind in _PARTS.items():
-        if not isinstance(found.get(part, kind()), kind):
+        if not isinstance(description.get(part, kind()), kind):
             raise CamtoolError(f"{name} is damaged: its {part!r} is no {kind.__name__}. {_REMEDY}")
-    return found
+    return description
 
 
 def list_methods(description: Mapping[str, Any]) -> list[str]:
     """Return the names of the methods of a described run; none if they are unknown."""
-    return [each for each in description.get("method", ()) if isinstance(each, str)]
+    return [name for name in description.get("method", ()) if isinstance(name, str)]
 
 
 def encode_description(description: Mapping[str, Any]) -> bytes:
@@ -237,7 +237,7 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Parts that one of the descriptions lacks as a whole are not compared.
     """
     parts = [name for name in now if name in then]
-    old, new = (dict(_flatten({name: each[name] for name in parts})) for each in (then, now))
+    old, new = (dict(_flatten({name: description[name] for name in parts})) for description in (then, now))
     if not _has_relative_path(now):
         old.pop("directory", None), new.pop("directory", None)
     names = [*new, *(name for name in old if name not in new)]
@@ -315,8 +315,8 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         yield name, value
         return
-    for key, each in value.items():
-        yield from _flatten(each, f"{name}.{key}" if name else str(key))
+    for key, entry in value.items():
+        yield from _flatten(entry, f"{name}.{key}" if name else str(key))
 
 
 def _has_relative_path(description: Mapping[str, Any]) -> bool:
@@ -324,7 +324,7 @@ def _has_relative_path(description: Mapping[str, Any]) -> bool:
     command = description.get("command", {})
     named = [*command.get("paths", ()), *(command.get(name) for name in ("weights", "labels"))]
     # URIs and URLs are the same everywhere.
-    return not all(os.path.isabs(each) or "://" in each for each in named if each)  # noqa: PTH117
+    return not all(os.path.isabs(path) or "://" in path for path in named if path)  # noqa: PTH117
 
 
 def _get_title(name: str) -> str:

@@ -60,7 +60,7 @@ def _hash_slices(folder: Path) -> str | None:
     from camtool.inputs.formats.dicom_series import list_dicom_files
 
     slices = list_dicom_files(folder)
-    return hash_text("\n".join(f"{hash_file(each)} {each.name}" for each in slices)) if slices else None
+    return hash_text("\n".join(f"{hash_file(file)} {file.name}" for file in slices)) if slices else None
 
 
 def hash_text(text: str) -> str:
@@ -86,12 +86,12 @@ def _add_value(digest: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
         _add_tensor(digest, value)
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, entry in value.items():
             digest.update(f"{name}:".encode())
-            _add_value(digest, each)
+            _add_value(digest, entry)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _add_value(digest, each)
+        for entry in value:
+            _add_value(digest, entry)
     else:
         digest.update(remove_addresses(repr(value)).encode("utf-8", "surrogatepass"))
 
@@ -120,14 +120,14 @@ def hash_user_code(names: Iterable[str | None]) -> dict[str, str]:
     Returns:
         Path relative to the folder that the modules are imported from → hash.
     """
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name in names:
         module, _, attribute = (name or "").partition(":")
         path = _find_file(module, attribute)
         if path is not None:
             base = path.parents[module.count(".") + (path.name == "__init__.py")]
-            found |= {each.relative_to(base).as_posix(): hash_file(each) for each in _list_sources(module, path, base)}
-    return dict(sorted(found.items()))
+            hashes |= {file.relative_to(base).as_posix(): hash_file(file) for file in _list_sources(module, path, base)}
+    return dict(sorted(hashes.items()))
 
 
 def _find_file(module: str, attribute: str) -> Path | None:
@@ -143,14 +143,14 @@ def _list_sources(module: str, path: Path, base: Path) -> set[Path]:
     """Return the file of a module, and those that it imports from a folder, directly or by another one."""
     if base.name in _INSTALLED:
         return {path}
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [(module, path), *_locate(module, base)]
     while waiting:
         name, file = waiting.pop()
-        found.add(file)
+        files.add(file)
         for imported in _list_imports(name, file):
-            waiting += [each for each in _locate(imported, base) if each[1] not in found]
-    return found
+            waiting += [pair for pair in _locate(imported, base) if pair[1] not in files]
+    return files
 
 
 def _list_imports(name: str, path: Path) -> Iterator[str]:
@@ -162,11 +162,11 @@ def _list_imports(name: str, path: Path) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             start = ".".join([*filter(None, parents), *filter(None, [node.module])])
-            yield from (".".join(filter(None, [start, each.name])) for each in node.names)
+            yield from (".".join(filter(None, [start, alias.name])) for alias in node.names)
 
 
 def _locate(name: str, base: Path) -> Iterator[tuple[str, Path]]:

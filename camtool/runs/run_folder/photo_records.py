@@ -128,8 +128,8 @@ def merge_records(planned: Iterable[PhotoRecord], journal: Iterable[PhotoRecord]
         if upcoming is None or upcoming[0] != batch:
             yield from photos
             continue
-        done = {each.image: each for each in upcoming[1]}
-        yield from (done.get(each.image, each.without_results()) for each in photos)
+        done = {record.image: record for record in upcoming[1]}
+        yield from (done.get(record.image, record.without_results()) for record in photos)
         upcoming = next(news, None)
 
 

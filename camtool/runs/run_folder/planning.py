@@ -34,11 +34,11 @@ def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_
     Batches that were begun never get another photo. The results of a new photo are named so that they overwrite none
     of a recorded one.
     """
-    known = {each.image for each in recorded}
-    taken = {fold_path(Path(each.stem)) for each in recorded}
+    known = {record.image for record in recorded}
+    taken = {fold_path(Path(record.stem)) for record in recorded}
     new = [job for job in jobs if str(job.source) not in known]
     wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in new]
-    stems = file_names.make_distinct([*(each.stem for each in recorded), *(stem.as_posix() for stem in wanted)])
+    stems = file_names.make_distinct([*(record.stem for record in recorded), *(stem.as_posix() for stem in wanted)])
     first = recorded[-1].batch + 1 if recorded else 0
     return [
         PhotoRecord(str(job.source), stem, first + number // batch_size)
@@ -111,9 +111,9 @@ def find_batches(
     """
     planned = {str(job.source): job for job in jobs}
     for number, photos in iterate_batches(records):
-        batch = [_build_job(each, planned, listed) for each in photos]
+        batch = [_build_job(record, planned, listed) for record in photos]
         is_complete = all(map(state.is_complete, photos, batch))
-        if is_complete or any(each.image in planned for each in photos):
+        if is_complete or any(record.image in planned for record in photos):
             yield Batch(number, batch, is_complete)
 
 

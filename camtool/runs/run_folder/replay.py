@@ -76,13 +76,13 @@ class Replayer:
     explanations: list[ReplayedExplanation] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        found = read_description(self.folder)
-        if found is None or "command" not in found:
+        description = read_description(self.folder)
+        if description is None or "command" not in description:
             raise CamtoolError(f"run {str(self.folder)!r} holds no {DESCRIPTION}, so it cannot be replayed.")
-        _check_shape(found, self.folder / DESCRIPTION)
-        check_directory(found)
-        self.description: dict[str, Any] = found
-        done = [each.image for each in self._read_stored() if each.is_done]
+        _check_shape(description, self.folder / DESCRIPTION)
+        check_directory(description)
+        self.description: dict[str, Any] = description
+        done = [record.image for record in self._read_stored() if record.is_done]
         if not done:
             raise CamtoolError(f"run {str(self.folder)!r} has explained no photo yet; start it again with camtool run.")
         if self.image is not None:
@@ -98,7 +98,7 @@ class Replayer:
         command = self.description["command"]
         model, weights, transform = (command.get(name) for name in ("model", "weights", "transform"))
         texts = _iterate_texts({name: value for name, value in command.items() if name not in ("model", "paths")})
-        photos = (each.image for each in self._select_batches())
+        photos = (record.image for record in self._select_batches())
         addresses = [text for text in (*texts, *command["paths"], *photos) if _ADDRESS.match(text)]
         return [
             *([] if is_offline(model, weights) else [f"--model {model}"]),
@@ -109,7 +109,7 @@ class Replayer:
     @property
     def is_identical(self) -> bool:
         """True if no explanation differs."""
-        return not any(each.differences for each in self.explanations)
+        return not any(explanation.differences for explanation in self.explanations)
 
     def replay(
         self,
@@ -130,21 +130,21 @@ class Replayer:
         """
         from camtool.runs.executor import run_jobs
 
-        stored = [each for each in self._select_batches() if each.is_done]
-        plan = [each.without_results() for each in self._select_batches()]
-        jobs = [Job(parse_source(each.image), Path(each.stem)) for each in plan]
+        stored = [record for record in self._select_batches() if record.is_done]
+        plan = [record.without_results() for record in self._select_batches()]
+        jobs = [Job(parse_source(record.image), Path(record.stem)) for record in plan]
         start = RunStart(description, plan=plan)
         with closing(run_jobs(explainer, jobs, targets, output, batch_size=batch_size, start=start)) as outcomes:
             for _ in outcomes:
                 pass
         self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
-        made = {each.image: each for each in read_records(output.folder / PHOTOS)}
-        changed = {each.image for each in stored if made[each.image].sha256 != each.sha256}
+        made = {record.image: record for record in read_records(output.folder / PHOTOS)}
+        changed = {record.image for record in stored if made[record.image].sha256 != record.sha256}
         self.explanations = [
-            found
-            for each in stored
-            if self.image in (None, each.image)
-            for found in _compare(self.folder, each, made[each.image], _describe_photos(each, stored, changed))
+            replayed
+            for record in stored
+            if self.image in (None, record.image)
+            for replayed in _compare(self.folder, record, made[record.image], _describe_photos(record, stored, changed))
         ]
 
     def _read_stored(self) -> Iterator[PhotoRecord]:
@@ -153,12 +153,12 @@ class Replayer:
 
     def _select_batches(self) -> Iterator[PhotoRecord]:
         """Yield all photos of the batches that hold a photo to replay."""
-        batches = {each.batch for each in self._read_stored() if each.is_done and self.image in (None, each.image)}
+        batches = {photo.batch for photo in self._read_stored() if photo.is_done and self.image in (None, photo.image)}
         if self.description.get("engine", "eager") != "eager":
             # The first photos decide whether the engine can be used.
-            first = next((each.batch for each in self._read_stored() if each.explanations is not None), None)
+            first = next((photo.batch for photo in self._read_stored() if photo.explanations is not None), None)
             batches |= set() if first is None else {first}
-        return (each for each in self._read_stored() if each.batch in batches)
+        return (photo for photo in self._read_stored() if photo.batch in batches)
 
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -174,7 +174,7 @@ def _check_shape(description: Mapping[str, Any], path: Path) -> None:
     if is_cluster_run(description):
         raise CamtoolError(f"{path} is of camtool cluster, whose runs cannot be replayed.")
     paths, model, weights = (description["command"].get(name) for name in ("paths", "model", "weights"))
-    are_paths = isinstance(paths, list) and all(isinstance(each, str) for each in paths)
+    are_paths = isinstance(paths, list) and all(isinstance(entry, str) for entry in paths)
     if not are_paths or not isinstance(model, str) or not isinstance(weights, str | None):
         raise CamtoolError(f"{path} is damaged: its command names no valid paths, model or weights.")
 
@@ -184,9 +184,9 @@ def _iterate_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from (text for pair in value.items() for each in pair for text in _iterate_texts(each))
+        yield from (text for pair in value.items() for part in pair for text in _iterate_texts(part))
     elif isinstance(value, list):
-        yield from (text for each in value for text in _iterate_texts(each))
+        yield from (text for entry in value for text in _iterate_texts(entry))
 
 
 def _find_image(asked: str, known: Sequence[str]) -> str:
@@ -196,13 +196,13 @@ def _find_image(asked: str, known: Sequence[str]) -> str:
         ImageError: None, or several, end like this.
     """
     parts = Path(asked).parts
-    same = [each for each in known if each == asked or resolve(Path(each)) == resolve(Path(asked))]
-    ending = [each for each in known if Path(each).parts[-len(parts) :] == parts]
-    found = same[:1] or ending
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ImageError(f"image {asked!r} is one of {len(found)} photos of the run, e.g. {found[0]} and {found[1]}.")
+    same = [image for image in known if image == asked or resolve(Path(image)) == resolve(Path(asked))]
+    ending = [image for image in known if Path(image).parts[-len(parts) :] == parts]
+    names = same[:1] or ending
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise ImageError(f"image {asked!r} is one of {len(names)} photos of the run, e.g. {names[0]} and {names[1]}.")
     raise ImageError(f"image {asked!r} is no photo of the run.{suggest_names(asked, known)}")
 
 
@@ -210,7 +210,7 @@ def _describe_photos(record: PhotoRecord, stored: Sequence[PhotoRecord], changed
     """Return what has changed in the photos of a batch."""
     if record.image in changed:
         return ["the photo has changed"]
-    others = [each.image for each in stored if each.batch == record.batch and each.image in changed]
+    others = [other.image for other in stored if other.batch == record.batch and other.image in changed]
     return [f"a photo of the same batch has changed: {others[0]}"] if others else []
 
 
@@ -224,15 +224,15 @@ def _compare(folder: Path, stored: PhotoRecord, made: PhotoRecord, photos: list[
         photos: What has changed in the photos; it is told with each explanation that differs.
     """
     if stored.explanations is None or made.explanations is None:
-        then, now = (each.failure or "none" for each in (stored, made))
+        then, now = (record.failure or "none" for record in (stored, made))
         differs = [f"failure then: {then}", f"failure now: {now}", *photos] if then != now else []
         yield ReplayedExplanation(stored.image, None, None, differs)
         return
     for number, row in enumerate(stored.explanations):
         now_row = made.explanations[number] if number < len(made.explanations) else {}
         differs = [*_compare_numbers(row, now_row), *_compare_files(folder, row, stored, made)]
-        found = [*photos, *differs] if differs else []
-        yield ReplayedExplanation(stored.image, row.get("method"), row.get("label"), found)
+        reasons = [*photos, *differs] if differs else []
+        yield ReplayedExplanation(stored.image, row.get("method"), row.get("label"), reasons)
 
 
 def _compare_numbers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class RunFolder:
     def read_complete(self) -> Iterator[PhotoRecord]:
         """Yield the records of all complete batches."""
         complete = {batch.number for batch in self.batches if batch.is_complete}
-        return (each for each in read_records(self._folder / PHOTOS) if each.batch in complete)
+        return (record for record in read_records(self._folder / PHOTOS) if record.batch in complete)
 
     def get_batch(self, number: int) -> Batch:
         """Return the batch with a number."""
@@ -118,11 +118,11 @@ class RunFolder:
             Path of a photo that is not in the user's paths any more → its results of an earlier start, which are kept.
         """
         records = self.read_batch(batch)
-        self._begun = {each.image: each for each in records}
+        self._begun = {record.image: record for record in records}
         kept = {
-            each.image: each
-            for each, job in zip(records, batch.jobs, strict=True)
-            if not job.is_asked and self._state.is_complete(each, job)
+            record.image: record
+            for record, job in zip(records, batch.jobs, strict=True)
+            if not job.is_asked and self._state.is_complete(record, job)
         }
         # At once: if the process is killed within the batch, what is not in the journal is not done.
         self._write(b"".join(map(encode_record, kept.values())))
@@ -219,15 +219,15 @@ def _open(
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
-    recorded = list(start.plan) or [each.without_results() for each in check_records(folder / PHOTOS)]
-    remove_temporary_files({folder, *(folder / Path(each.stem).parent for each in recorded)})
+    recorded = list(start.plan) or [record.without_results() for record in check_records(folder / PHOTOS)]
+    remove_temporary_files({folder, *(folder / Path(record.stem).parent for record in recorded)})
     new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
     _check_free(folder, new, start)
     if read_description(folder) is None:
         write_description(folder, start.description or {})
     if new or start.plan:
         kept = () if start.plan else read_records(folder / PHOTOS)
-        _write_lines(folder / PHOTOS, (encode_record(each) for records in (kept, start.plan, new) for each in records))
+        _write_lines(folder / PHOTOS, map(encode_record, chain(kept, start.plan, new)))
     started = (folder / DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
     batches = [*find_batches(read_records(folder / PHOTOS), jobs, start.listed, state)]

@@ -129,12 +129,12 @@ def check_sheets(folder: Path) -> list[Path]:
     Raises:
         CamtoolError: A file has the name of one, and camtool did not draw it.
     """
-    found = [path for path in folder.glob(f"{SHEET}*.png") if re.fullmatch(rf"{SHEET}(-\d{{3,}})?\.png", path.name)]
-    for path in found:
+    sheets = [path for path in folder.glob(f"{SHEET}*.png") if re.fullmatch(rf"{SHEET}(-\d{{3,}})?\.png", path.name)]
+    for path in sheets:
         with open_regular(path) as file:
             if _MARK.encode() not in file.read(_HEAD_BYTES):
                 raise CamtoolError(f"{path} was not drawn by camtool; move it, or leave out --sheet.")
-    return found
+    return sheets
 
 
 def _write_sheet(path: Path, pixels: Pixels) -> None:
