@@ -52,9 +52,9 @@ def attention(
     """Show where a transformer attends to: the attention of one layer, by head and query, on the photo.
 
         camtool.attention(model, "dog.jpg").save("heads.png")  # all heads of the last layer, for the class token
-        found = camtool.attention(model, "dog.jpg", layer=5)
-        found.matrices  # (heads, queries, keys)
-        found.map(head=2, query=(120, 80)).save("head.png")  # where the patch at this pixel attends to
+        maps = camtool.attention(model, "dog.jpg", layer=5)
+        maps.matrices  # (heads, queries, keys)
+        maps.map(head=2, query=(120, 80)).save("head.png")  # where the patch at this pixel attends to
 
     These are the numbers that the model computes. They tell what is mixed in one layer; they do not tell what the
     prediction depends on, and know no class. For that, see ``method="chefer"`` and others of :func:`camtool.explain`.

@@ -155,8 +155,8 @@ def concepts(
 ) -> Concepts:
     """Find concepts that a model sees in a set of images, each shown in its own color.
 
-        found = camtool.concepts(model, ["dog.jpg", "cat.jpg", "both.jpg"], n=4)
-        found.save("concepts.png")
+        concepts = camtool.concepts(model, ["dog.jpg", "cat.jpg", "both.jpg"], n=4)
+        concepts.save("concepts.png")
 
     The activations are split by nonnegative matrix factorization. Negative activations are set to zero, as in the
     paper, which uses a layer after a ReLU; a warning says if they were a large part. To classify a concept, the

@@ -261,7 +261,7 @@ def _compute_guided_gradients(evidence: Evidence) -> Tensor:
     # The block includes the backward pass, in which gradient checkpointing runs parts of the model again.
     with _GuideReLUs() as relus:
         gradients = compute_input_gradients(evidence, get_row_inputs(evidence))
-    if not relus.found:
+    if not relus.have_run:
         raise MethodError(
             "guided backprop changes the gradient of ReLUs, and no ReLU was observed in this model (GELU, SiLU and "
             "similar functions do not count). Use method='smoothgrad', which works on any model."
@@ -276,10 +276,10 @@ class _GuideReLUs(TorchFunctionMode):
     """Make ReLUs pass only positive gradients back, within the block and in this thread; outputs do not change.
 
     Attributes:
-        found: Whether a ReLU ran.
+        have_run: True after a ReLU ran.
     """
 
-    found = False
+    have_run = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -287,7 +287,7 @@ class _GuideReLUs(TorchFunctionMode):
         is_relu6 = func is functional.hardtanh and kwargs.get("min_val") == 0
         if func not in _RELUS and not is_relu6:
             return func(*args, **kwargs)
-        self.found = True
+        self.have_run = True
         tensor, *others = args or (kwargs.pop("input"),)
         copied = tensor.clone()
         rectified = func(copied, *others, **kwargs)
