@@ -20,6 +20,7 @@ from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import assert_agree, build, explain_twice
 
 
+@pytest.mark.slow
 def test_damaged_files_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
     net, x = build(), torch.randn(1, 3, 16, 20)

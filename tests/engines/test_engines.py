@@ -32,6 +32,7 @@ def test_all_methods_of_activations_and_gradients_are_covered() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.slow
 def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(3, 3, 16, 20)
     for method in FORMULAS:
@@ -171,6 +172,7 @@ class Answers(Net):
 
 
 @pytest.mark.parametrize("engine", RUNTIMES)
+@pytest.mark.slow
 def test_an_output_of_several_tensors(engine: str) -> None:
     net, x = build(Answers), torch.randn(2, 3, 16, 20)
     for our, other in zip(explain_twice(net, x, engine=engine), camtool.explain(net, x), strict=True):
@@ -182,6 +184,7 @@ class Sigmoids(Net):
         return super().forward(x).sigmoid()
 
 
+@pytest.mark.slow
 def test_probabilities_of_independent_labels_are_recognized() -> None:
     net, x = build(Sigmoids), torch.randn(2, 3, 16, 20)
     for our, other in zip(explain_twice(net, x, 1, engine="onnxruntime"), camtool.explain(net, x, 1), strict=True):
@@ -250,6 +253,7 @@ def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("engine", RUNTIMES)
+@pytest.mark.slow
 def test_methods_beside_an_engine_run_in_one_thread_and_the_engine_in_all(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

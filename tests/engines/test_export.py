@@ -59,6 +59,7 @@ def test_each_class_and_the_top_class(method: str, net: nn.Module, tmp_path: Pat
     assert_equal_maps(maps, camtool.explain(net, x, [4, None, 2], method=method))
 
 
+@pytest.mark.slow
 def test_the_exporter_writes_nothing(
     net: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_exporter_writes_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Loaded, tmp_path: Path) -> None:
     path = camtool.export(demo, tmp_path / "demo.onnx", "layercam", resize=True)
     x = torch.rand(2, 3, 128, 128)
@@ -79,6 +81,7 @@ def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Load
     np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-4 * float(expected.max()))
 
 
+@pytest.mark.slow
 def test_a_layer_in_the_middle_and_options(net: nn.Module, tmp_path: Path) -> None:
     x = torch.randn(1, 3, *SIZE)
     path = camtool.export(net, tmp_path / "net.onnx", "layercam", net.block.norm, size=SIZE)  # type: ignore[arg-type, union-attr]
@@ -108,6 +111,7 @@ def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
     assert_equal_maps(run(path, x, [-1])[1], camtool.explain(net, x))
 
 
+@pytest.mark.slow
 def test_other_formats(net: nn.Module, tmp_path: Path) -> None:
     x, classes = torch.randn(3, 3, *SIZE), [1, 0, 3]
     expected = camtool.explain(net, x, classes)
@@ -130,6 +134,7 @@ class OneLogit(Net):
         return super().forward(x)[:, :1]
 
 
+@pytest.mark.slow
 def test_a_single_logit_has_two_classes(tmp_path: Path) -> None:
     net, x = build(OneLogit), torch.randn(3, 3, *SIZE)
     path = camtool.export(net, tmp_path / "net.onnx", "gradcam-elementwise", size=SIZE)
@@ -228,6 +233,7 @@ def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Pa
             start()
 
 
+@pytest.mark.slow
 def test_a_single_logit_has_no_third_class(tmp_path: Path) -> None:
     path = camtool.export(build(OneLogit), tmp_path / "net.onnx", size=SIZE)
     maps = run(path, torch.randn(4, 3, *SIZE), [0, 1, 2, -2])[1]

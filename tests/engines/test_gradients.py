@@ -100,6 +100,7 @@ class Square(nn.Module):
 
 
 @RUNTIMES
+@pytest.mark.slow
 def test_a_square_weight_that_is_read_both_ways(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert_same_maps(Square(), runtime, tmp_path)
@@ -127,6 +128,7 @@ class PooledHead(nn.Module):
 
 
 @RUNTIMES
+@pytest.mark.slow
 def test_a_convolution_of_one_pixel(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert_same_maps(PooledHead(), runtime, tmp_path)

@@ -164,6 +164,7 @@ def test_slow_ones_are_left_out_and_the_time_is_kept():
     assert len(camtool.recommend(net, IMAGES, seconds=1e-6).tried) == 1
 
 
+@pytest.mark.slow
 def test_truth_counts_half():
     net, mask = build_net(), np.zeros((32, 32), bool)
     mask[:, :16] = True
@@ -173,6 +174,7 @@ def test_truth_counts_half():
     assert "of the heat is on the object" in found.reason
 
 
+@pytest.mark.slow
 def test_auto_explains_with_what_is_recommended_and_keeps_it(caplog):
     net = build_net()
     with caplog.at_level(logging.INFO, "camtool.explaining.explainer"):

@@ -459,6 +459,7 @@ ON_THE_PHOTO = [
 
 
 @pytest.mark.parametrize("method", ON_THE_PHOTO)
+@pytest.mark.slow
 def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
     both, few = shared / "images" / "both.png", FEWER.get(method, {})
     tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method, **few)
