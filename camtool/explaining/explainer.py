@@ -315,7 +315,6 @@ class Explainer(Generic[Result]):
                 settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index
             )
             check_choice("placement", settings.placement, get_args(Placement))
-            merges.get_merge(settings.merge)  # refuses an unknown name
         if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
         self._recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
@@ -342,7 +341,7 @@ class Explainer(Generic[Result]):
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
             layers=layers,
-            merge=settings.merge,
+            merge=merges.get_merge(settings.merge) if "merge" in changed else settings.merge,
             labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,
             placement=settings.placement,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -25,7 +27,7 @@ class AxisCenters:
 
     offset: float
     stride: float
-    field: float = float("nan")
+    field: float = dataclasses.field(default=math.nan, compare=False)
 
     def list_centers(self, cells: int) -> NDArray[np.float64]:
         """Return the centers of the first cells, in pixels of the input."""

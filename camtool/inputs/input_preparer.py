@@ -200,7 +200,8 @@ class InputPreparer:
                 f"img: a prepared {kind} is a floating tensor {shape}; {tensor.dtype} {tuple(tensor.shape)} came.{hint}"
             )
         given, transform = self._to_model(tensor), self._transform
-        if transform is None and hasattr(self._model, "transform") and modules.find_detector_transform(self._model):
+        is_detector = hasattr(self._model, "transform") and modules.find_detector_transform(self._model) is not None
+        if transform is None and is_detector:
             # A detector normalizes by itself, so its input holds an image's own values.
             transform = find_transform(self._model)
         black, white = (None, None) if transform is None else find_black_and_white(given, transform)

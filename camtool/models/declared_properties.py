@@ -87,9 +87,10 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
         TargetError: The number of given names is not the number of classes.
     """
     if given is None:
-        known = next(
-            (labels for labels in (source.find_labels(model) for source in SOURCES) if labels is not None), None
-        )
+        if classes is None:
+            return None
+        answers = (source.find_labels(model) for source in SOURCES)
+        known = next((labels for labels in answers if labels is not None), None)
         return known if known is not None and len(known) == classes else None
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])

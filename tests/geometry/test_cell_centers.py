@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,10 @@ def test_resampling_of_stretched_grids_is_resizing(grid: tuple[int, ...]) -> Non
 def test_the_same_grid_is_unchanged() -> None:
     maps = torch.rand(1, 2, 4)
     assert resample(maps, SHIFTED, (2, 4), SHIFTED) is maps
+
+
+def test_centers_whose_field_is_unknown_are_equal_after_they_were_pickled() -> None:
+    assert pickle.loads(pickle.dumps(SHIFTED)) == SHIFTED
 
 
 def test_pixels_between_two_centers() -> None:

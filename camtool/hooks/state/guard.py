@@ -10,7 +10,6 @@ import os
 import random
 import sys
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -234,9 +233,10 @@ def _forget_other_threads() -> None:
     _EAGER_MODE.lock, _USES.lock = threading.Lock(), threading.Lock()
     here = threading.get_ident()
     for use in list(_USES.by_model.values()):
-        for holder, thread in use.holders.items():
-            if thread != here:
-                _release_model(use.model, holder, thread)
+        gone = [(holder, thread) for holder, thread in use.holders.items() if thread != here]
+        # Without holders, another thread was just about to begin or to end its block.
+        for holder, thread in gone if use.holders else [(Cleanup(), -1)]:
+            _release_model(use.model, holder, thread)
 
 
 # Windows has no fork.
@@ -260,11 +260,12 @@ class BufferSnapshot:
         self._modules = tree.modules
         self._counts, self._names, self._tensors = self._read()
         tensors = [tensor for tensor in self._tensors if tensor is not None]
-        kinds = [*map(_get_kind, tensors)]
+        # Groups follow from these alone: equal ids say that a buffer is shared, whichever tensor it is.
+        properties = [*map(_get_kind, tensors)], [*map(Tensor.numel, tensors)], [*map(id, tensors)]
         known = tree.structure.buffers
-        if known is None or known[0] != kinds or not all(map(is_, tensors, [reference() for reference in known[1]])):
-            known = tree.structure.buffers = kinds, [*map(weakref.ref, tensors)], _group_buffers(tensors)
-        self._groups = [_BufferGroup([tensors[place] for place in places]) for places in known[2]]
+        if known is None or known[0] != properties:
+            known = tree.structure.buffers = properties, _group_buffers(tensors)
+        self._groups = [_BufferGroup([tensors[place] for place in places]) for places in known[1]]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -293,7 +294,7 @@ def _group_buffers(tensors: Sequence[Tensor]) -> list[list[int]]:
     first_places = {id(tensor): place for place, tensor in reversed([*enumerate(tensors)])}
     for place in sorted(first_places.values()):
         tensor = tensors[place]
-        kind = tensor.dtype, tensor.device, tensor.layout, tensor.ndim, tensor.is_nested
+        kind = _get_kind(tensor)
         elements[kind] += tensor.numel()
         part = (kind, elements[kind] // (_JOINED - _SMALL)) if tensor.numel() <= _SMALL else place
         groups.setdefault(part, []).append(place)
@@ -348,8 +349,8 @@ their version counter alone decides whether they were written to."""
 _JOINED = 32768
 """Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer."""
 
-_get_kind = attrgetter("dtype", "device", "ndim")
-"""Properties of a buffer that may change while it stays the same object, when its data are replaced."""
+_get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
+"""Properties that are the same for all buffers of a group. They may change when the data of a buffer are replaced."""
 
 
 def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:

@@ -45,10 +45,10 @@ class ModuleTree:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        own = [*map(get_children, modules)]
+        # Copied in one step, because a forward pass of another thread may add some. TorchScript's are no mappings.
+        own = [dict(children) if len(children) else {} for children in map(get_children, modules)]
         self.counts = [*map(len, own)]
-        parents = [*filter(len, own)]
-        # For TorchScript these are no mappings, but have the same methods.
+        parents = [*filter(None, own)]
         self.children: list[nn.Module | None] = [child for children in parents for child in children.values()]
         self.names: list[str] = [name for children in parents for name in children.keys()]  # noqa: SIM118
 
@@ -79,7 +79,7 @@ class Structure:
         self.is_quantized = any(
             ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in {*self._classes}
         )
-        self.buffers: tuple[list[Any], list[weakref.ref[Tensor]], list[list[int]]] | None = None
+        self.buffers: tuple[tuple[list[Any], ...], list[list[int]]] | None = None
         tree.structure = self
 
     def fits(self, tree: ModuleTree) -> bool:
@@ -241,8 +241,9 @@ def list_weights(model: nn.Module, *, buffers: bool = True) -> list[Tensor]:
     """Return the parameters and buffers of a model, faster than ``model.parameters()``; shared ones come repeatedly."""
     modules = read_tree(model).modules
     own = chain(map(get_parameters, modules), map(get_buffers, modules) if buffers else ())
-    # Most modules have none, so empty mappings are left out first.
-    return [tensor for tensors in filter(len, own) for tensor in tensors.values() if tensor is not None]
+    # Most modules have none, so empty mappings are left out first. The others are copied in one step, because a forward
+    # pass of another thread may add buffers.
+    return [tensor for tensors in filter(len, own) for tensor in [*tensors.values()] if tensor is not None]
 
 
 class WeightStates:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import BufferSnapshot, guard
-from camtool.hooks.structures.modules import read_tree
+from camtool.hooks.structures.modules import list_weights, read_tree
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from camtool.targets import ClassScore
@@ -474,6 +475,37 @@ def test_a_pass_of_another_thread_begins_with_the_buffers_as_they_were() -> None
     assert begin == [0, 0]
 
 
+class Averages(nn.Module):
+    """Writes the statistics of a batch norm, which no version counter counts, beside a buffer of the same kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2))
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("variance", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x, self.mean, self.variance, training=True)
+
+
+def test_a_buffer_that_grows_leaves_the_others_preserved() -> None:
+    model = Averages().eval()
+    for size in (2, 5000, 3):
+        model.table.data = torch.zeros(size)
+        with guard(model):
+            model(torch.rand(4, 2))
+            assert model.mean.any()
+        assert model.mean.tolist() == [0, 0]
+        assert model.variance.tolist() == [1, 1]
+
+
+def test_no_buffer_is_referred_to_after_a_call() -> None:
+    """Torch swaps no tensor that has a weak reference, e.g. in ``load_state_dict``."""
+    model = net(counts=Counts()).eval()
+    camtool.predict(model, pictures()[0])
+    assert [weakref.getweakrefcount(buffer) for buffer in model.buffers()] == [0] * len([*model.buffers()])
+
+
 def test_buffers_whose_data_were_replaced_are_preserved() -> None:
     model = Counts().eval()
     for values in (torch.zeros(2), torch.ones(2, 2, dtype=torch.float64), torch.full((), 3), torch.zeros(5000)):
@@ -485,27 +517,29 @@ def test_buffers_whose_data_were_replaced_are_preserved() -> None:
         assert torch.equal(model.in_place, values)
 
 
-def test_buffers_may_be_added_at_any_moment_while_they_are_read() -> None:
+def test_modules_and_buffers_may_be_added_at_any_moment_while_they_are_read() -> None:
     """As by the forward pass of another thread."""
     model, added = net(counts=Counts()), list[str]()
 
     def add(frame: Any, event: str, arg: Any) -> Any:
-        if frame.f_code.co_name not in ("_read", "<listcomp>"):
+        if frame.f_code.co_name not in ("__init__", "_read", "list_weights", "<listcomp>", "<genexpr>"):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and len(added) < 400:
             added.append(f"new{len(added)}")
             model.counts.register_buffer(added[-1], None)
+            model.counts.register_module(f"module{added[-1]}", None)
         return add
 
     before = sys.gettrace()
     sys.settrace(add)
     try:
         BufferSnapshot(read_tree(model)).restore()
+        list_weights(model)
     finally:
         sys.settrace(before)
     assert added
-    assert added[-1] not in model.counts._buffers
+    assert added[-1] in model.counts._buffers
 
 
 @pytest.mark.parametrize("counting", [True, False])
@@ -603,6 +637,46 @@ def fork_while_another_thread_explains(method: str) -> None:
                 )
             )
             assert ended == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_process_forked_while_another_thread_restores_flags_has_them_restored() -> None:
+    program = "from tests.hooks.state.test_no_trace import fork_while_flags_are_restored as run; run()"
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=300)
+
+
+def fork_while_flags_are_restored() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "training" and value and threading.current_thread() is thread:
+                inside.set()
+                go_on.wait(60)
+            super().__setattr__(name, value)
+
+    def use() -> None:
+        with guard(model):
+            pass
+
+    thread = threading.Thread(target=use)
+    model = nn.Sequential(nn.ReLU(), Waits(), nn.BatchNorm1d(1)).train()
+    thread.start()
+    inside.wait(60)
+
+    def succeeds() -> bool:
+        are_restored = all(module.training for module in model)
+        model[2].running_mean.fill_(7)
+        with guard(model):
+            pass
+        return are_restored and model[2].running_mean.item() == 7
+
+    ended = run_in_child(succeeds)
+    go_on.set()
+    thread.join()
+    assert ended == "succeeded"
 
 
 def run_in_child(succeeds: Callable[[], bool]) -> str:
