@@ -109,7 +109,7 @@ def attention(
         view=batch.items[0].view,
         head=check_head(head, read.matrix.shape[0], layers[index].name),
         query=query,
-        warnings=(*batch.items[0].notes, *read.warnings, *_find_doubts(module.model, queries, calls[-1].output)),
+        warnings=(*batch.items[0].notes, *read.warnings, *_find_warnings(module.model, queries, calls[-1].output)),
     )
 
 
@@ -187,7 +187,7 @@ def _find_objects(model: nn.Module, output: Any) -> Detections | None:
     return by_image[0] if by_image else None
 
 
-def _find_doubts(model: nn.Module, queries: Queries, output: Any) -> list[str]:
+def _find_warnings(model: nn.Module, queries: Queries, output: Any) -> list[str]:
     """Return a warning if the object with the highest confidence depends on an assumption."""
     detections = _find_objects(model, output) if queries.kind == "objects" else None
     if detections is None or not detections.is_no_object_assumed or detections.class_count is None:

@@ -64,7 +64,7 @@ class ReadLayer:
         matrix: ``(H, T, S)``.
         layout: The layout of the S keys on the image.
         are_queries_tokens: The T queries are the same tokens as the keys.
-        warnings: Reasons to doubt the layout.
+        warnings: Reasons not to trust the layout.
     """
 
     matrix: Tensor
@@ -150,9 +150,9 @@ def read_layer(
     first = next(number for number, candidate in enumerate(layers) if candidate.family == layer.family)
     kept = _keep_calls(model, vary_halves(inputs), {index, first})
     keys = kept[first].keys.transpose(1, 2).flatten(2)
-    doubt = _find_doubt(layout, keys, may_be_objects=layer.shape[-1] == objects)
-    if doubt:
-        raise _build_error(layers, layer, doubt)
+    contradiction = _find_contradiction(layout, keys, may_be_objects=layer.shape[-1] == objects)
+    if contradiction:
+        raise _build_error(layers, layer, contradiction)
     is_ordered = is_in_order(layout.to_grid(keys).flatten(1, -3))
     # A few tokens of a mixed layer respond by chance as any others do.
     if is_ordered is None and math.prod(layout.grid) >= FEWEST_CELLS:
@@ -205,7 +205,7 @@ def _check_not_windowed(layers: Sequence[AttentionLayer], layer: AttentionLayer,
         )
 
 
-def _find_doubt(layout: Layout, keys: Tensor, *, may_be_objects: bool) -> str:
+def _find_contradiction(layout: Layout, keys: Tensor, *, may_be_objects: bool) -> str:
     """Return why keys are no tokens of the image in this layout; empty if they are.
 
     Args:

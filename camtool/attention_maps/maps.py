@@ -53,7 +53,7 @@ class AttentionMaps(image_writing.Displayable):
         view: The photo, and the placement of maps on it.
         head: The head that is shown; ``None`` shows all of them and their mean.
         query: The query that is shown; ``None`` is the default of :meth:`map`.
-        warnings: Reasons to doubt the maps, one sentence each.
+        warnings: Reasons not to trust the maps, one sentence each.
     """
 
     matrices: NDArray[np.float32]

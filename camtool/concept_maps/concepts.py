@@ -65,7 +65,7 @@ class Concepts(image_writing.Displayable):
         explained: Part of the layer's squared activations that the concepts explain, 0 to 1.
         inputs: The images and the model inputs made from them.
         layer: Dotted name of the layer.
-        warnings: Reasons to doubt the result; empty if there are none.
+        warnings: Reasons not to trust the result; empty if there are none.
         centers: For each image where the cells of its maps lie in the model's input; ``None`` for a grid that is
             stretched over the input. Empty stands for ``None`` everywhere.
     """

@@ -166,7 +166,7 @@ def tokens(
             scored = length  # it reads the logits at the image's tokens as well
         explainer = Explainer(module, method, transform=preparation, image=image, **options)
         explained: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
-        return [explanation if explanation.method == "tam" else _add_doubt(explanation) for explanation in explained]
+        return [explanation if explanation.method == "tam" else _add_warning(explanation) for explanation in explained]
 
     explanations = (
         _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
@@ -185,7 +185,7 @@ def _explain_by_default(
     return explain_by("gradcam", **settings)
 
 
-def _add_doubt(explanation: Explanation) -> Explanation:
+def _add_warning(explanation: Explanation) -> Explanation:
     """Return an explanation of a word with a warning about its method."""
     sentence = (
         f"Maps of words by {explanation.method!r} are often wrong: in scenes with known objects, methods other than "

@@ -98,15 +98,15 @@ def explain_batch(
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
     readable = [photo for photo in photos if not isinstance(photo, str)]
-    together = _try_explaining(explainer, readable, target)
-    # A batch that fails is explained photo by photo.
-    each_alone = together if isinstance(together, list) else [_explain_one(explainer, one, target) for one in readable]
-    refusals = [refusal for refusal in each_alone if isinstance(refusal, MethodError)]
-    if strict and refusals and len(refusals) == len(each_alone):
+    results = _try_explaining(explainer, readable, target)
+    if not isinstance(results, list):  # a batch that fails is explained photo by photo
+        results = [_explain_one(explainer, photo, target) for photo in readable]
+    refusals = [result for result in results if isinstance(result, MethodError)]
+    if strict and refusals and len(refusals) == len(results):
         raise refusals[0]
-    results = iter(each_alone)
+    remaining = iter(results)
     return [
-        photo if isinstance(photo, str) else _to_result(name, next(results))
+        photo if isinstance(photo, str) else _to_result(name, next(remaining))
         for name, photo in zip(names, photos, strict=True)
     ]
 
