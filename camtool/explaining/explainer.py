@@ -269,6 +269,12 @@ _TOO_FEW_IMAGES = MapWarning(
 )
 
 
+def _check_changed(settings: Settings) -> None:
+    """Check settings that are not the defaults; those that are not checked here are checked where they are used."""
+    check_settings(settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index)
+    check_choice("placement", settings.placement, get_args(Placement))
+
+
 class Explainer(Generic[Result]):
     """:func:`explain` with fixed settings, for many images or for the batches of a loader.
 
@@ -283,6 +289,9 @@ class Explainer(Generic[Result]):
         LayerError: A module given as ``layer`` is not part of the model.
         CamtoolError: ``device`` is not the model's, or a list of methods or layers is empty.
     """
+
+    _recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
+    """Chooses method and layer by the first images; ``None`` once they are chosen, or if a method was named."""
 
     @overload
     def __init__(
@@ -311,13 +320,9 @@ class Explainer(Generic[Result]):
         changed = {name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options}
         settings = Settings(**changed)
         if changed:
-            check_settings(
-                settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index
-            )
-            check_choice("placement", settings.placement, get_args(Placement))
+            _check_changed(settings)
         if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
             raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
-        self._recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
         if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
