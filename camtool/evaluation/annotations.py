@@ -1,4 +1,4 @@
-"""What is known about photos, and where it is in the model's input: the object in each, as a mask or as boxes.
+"""Annotations of photos, and their places in the model's input: the object in each, as a mask or as boxes.
 
 On disk it is a folder of masks, a table of boxes, or folders named by class.
 """

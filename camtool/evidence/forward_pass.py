@@ -122,7 +122,7 @@ class ScoredTargets:
 
 
 class Classes(NamedTuple):
-    """What a forward pass says about the classes.
+    """Probabilities and top classes of a forward pass.
 
     Attributes:
         probabilities: ``(N, K, ...)`` in float32 or wider; ``None`` where there are none.

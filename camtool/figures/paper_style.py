@@ -1,4 +1,4 @@
-"""How papers print: widths of columns, heights of text, numbers; and checks of arguments that all figures share."""
+"""Style of figures in papers: widths of columns, heights of text, numbers; and checks of arguments of figures."""
 
 from __future__ import annotations
 
