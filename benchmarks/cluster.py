@@ -35,7 +35,7 @@ from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import plan_shards
-from camtool.runs.cluster.ray_run import run_on_ray
+from camtool.runs.cluster.ray_engine import run_on_ray
 from camtool.runs.cluster.shard_worker import ShardWorker
 from camtool.runs.save_kinds import OutputSettings
 

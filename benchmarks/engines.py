@@ -43,7 +43,7 @@ from camtool.engines.compiled import _run as run_session
 from camtool.engines.observers import list_engines
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import FORWARD, capture_program, write_program
-from camtool.engines.sessions import RUNTIMES, TorchGraph, open_session
+from camtool.engines.runtimes import RUNTIMES, TorchGraph, open_session
 from camtool.errors import CamtoolError
 from tests.zoo.catalogue import SMALLEST, TORCHVISION, Entry, picture
 

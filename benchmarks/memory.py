@@ -25,7 +25,7 @@ import typer
 import camtool
 from benchmarks import language_model
 from benchmarks.paired import DeviceOption, describe_machine, make_forward
-from camtool.engines.sessions import RUNTIMES
+from camtool.engines.runtimes import RUNTIMES
 
 _CLASSIFIER = ("forward", "overlays", "eager", "onnxruntime", "openvino")
 _DETECTOR = ("forward", "forward and backward", "survey", "eager")

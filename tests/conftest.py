@@ -88,7 +88,7 @@ IN_ONE_PROCESS = {
     "tests/engines/test_engines.py": "compiled graphs",
     "tests/engines/test_refusals.py": "compiled graphs",
     "tests/methods/test_attention.py": "a trained transformer",
-    "tests/runs/cluster/test_ray_run.py": "Ray",
+    "tests/runs/cluster/test_ray_engine.py": "Ray",
     "tests/test_architecture.py": "parsed files",
     "tests/test_readme.py": "weights of the pages",
     "tests/test_typing.py": "mypy",

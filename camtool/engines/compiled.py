@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from camtool.engines.graph_files import get_first_line
 from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read_plan
-from camtool.engines.sessions import FileGraph, Graph, open_session
+from camtool.engines.runtimes import FileGraph, Graph, open_session
 from camtool.errors import NotCompilableError
 from camtool.hooks.observation import Observation, Repeat
 from camtool.hooks.structures.nested_tensors import map_tensors

@@ -21,8 +21,8 @@ from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, write_onnx
 from camtool.engines.prepared import copy_for_capture
+from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
-from camtool.engines.sessions import is_installed, open_session
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass

@@ -24,7 +24,7 @@ from camtool.engines.compiled import CompiledModel
 from camtool.engines.graph_files import COMPILING, compute_key, get_first_line, hide_output, make_once
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
-from camtool.engines.sessions import RUNTIMES, TorchGraph, is_installed
+from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Rows

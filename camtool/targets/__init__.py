@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from camtool.arguments.foreign_names import raise_missing_name
-from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer, Negated
 from camtool.targets.detections import Box, Detection, MatchedDetection
@@ -30,6 +29,7 @@ from camtool.targets.resolving import (
     resolve_targets,
     score_request,
 )
+from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, TextTokens, Value
 

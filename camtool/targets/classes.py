@@ -12,7 +12,9 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
-from camtool.targets.base import (
+from camtool.targets.checks import check_integer, check_link
+from camtool.targets.detections import find_most_confident
+from camtool.targets.target import (
     ImageOutput,
     ScoreContext,
     Target,
@@ -21,8 +23,6 @@ from camtool.targets.base import (
     get_class_label,
     select_class,
 )
-from camtool.targets.checks import check_integer, check_link
-from camtool.targets.detections import find_most_confident
 from camtool.warning_codes import MapWarning
 
 _SATURATED = 1e-4

@@ -17,7 +17,9 @@ from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import (
+from camtool.targets.checks import check_choice, check_integer
+from camtool.targets.classes import ClassScore
+from camtool.targets.target import (
     Corners,
     ImageOutput,
     ScoreContext,
@@ -27,8 +29,6 @@ from camtool.targets.base import (
     get_class_label,
     select_class,
 )
-from camtool.targets.checks import check_choice, check_integer
-from camtool.targets.classes import ClassScore
 
 
 @dataclass(frozen=True)

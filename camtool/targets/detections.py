@@ -14,8 +14,8 @@ from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.base import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
+from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning
 
 _LOW_CONFIDENCE = 0.1

@@ -15,8 +15,8 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.base import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class
 from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
+from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,11 +17,11 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
-from camtool.targets.base import ImageOutput, Target
 from camtool.targets.checks import check_confidence, check_integer
 from camtool.targets.classes import ClassScore
 from camtool.targets.detections import find_most_confident, list_detections
 from camtool.targets.places import Region
+from camtool.targets.target import ImageOutput, Target
 from camtool.targets.user_functions import Custom
 from camtool.targets.values import Similarity, Value
 
@@ -94,7 +94,7 @@ def resolve_targets(
         labels: The names of the K classes.
         geometry: How the photo became the model's input. The user gives places in pixels of the photo.
         link: The link from scores to probabilities; ``None`` if the prediction is an embedding.
-        find_class_vectors: See :class:`camtool.targets.base.ImageOutput`.
+        find_class_vectors: See :class:`camtool.targets.target.ImageOutput`.
 
     Raises:
         TargetError: The class does not exist, its label is unknown or ambiguous, or the output has no top class.

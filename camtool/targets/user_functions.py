@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.errors import CamtoolError, TargetError
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.predictions import count_images, get_image_output
-from camtool.targets.base import Corners, ScoreContext, Target, Traits
+from camtool.targets.target import Corners, ScoreContext, Target, Traits
 
 
 @dataclass(frozen=True, eq=False)

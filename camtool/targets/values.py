@@ -11,8 +11,8 @@ from torch import Tensor
 
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import find_embedding, find_logits, find_text_logits
-from camtool.targets.base import ScoreContext, Target, Traits, flatten_positions, select_class
 from camtool.targets.checks import check_integer, check_real_tensor
+from camtool.targets.target import ScoreContext, Target, Traits, flatten_positions, select_class
 from camtool.warning_codes import MapWarning
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from camtool.cli.options.model_options import ModelOptions
-from camtool.cli.run_folders import run_request
+from camtool.cli.run_folders import run_options
 from camtool.cli.run_folders.run_command import run
 from camtool.runs import result_writer
 from tests.cli.test_commands import assert_refused, list_files, read_lines, write_photo
@@ -193,7 +193,7 @@ def test_each_option_is_compared_unless_it_is_listed(explained, photos):
     assert explained().code == 0
     known = {*inspect.signature(run).parameters} - {"context", "help_all"}
     compared = {*json.loads(Path("out", "run.json").read_text())["command"]}
-    assert compared == known - run_request.WITHOUT_EFFECT
+    assert compared == known - run_options.WITHOUT_EFFECT
 
 
 # ------------------------------------------------------------------------------------------------------- replaying

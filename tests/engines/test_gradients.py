@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.engines.gradients import _differentiate_convolution
-from camtool.engines.sessions import open_session
+from camtool.engines.runtimes import open_session
 
 CONVOLUTIONS = [
     {"kernel_size": 1},

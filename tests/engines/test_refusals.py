@@ -75,7 +75,7 @@ def test_a_compiler_that_fails_is_named(
         raise RuntimeError("no C++ compiler\nand more lines")
 
     forget_model(net)
-    monkeypatch.setattr("camtool.engines.sessions.TorchGraph.run", fail)
+    monkeypatch.setattr("camtool.engines.runtimes.TorchGraph.run", fail)
     x = torch.randn(1, 3, 16, 20)
     assert_agree(camtool.explain(net, x, engine="torch.compile")[0], camtool.explain(net, x)[0])
     line = "engine 'torch.compile' is not used: the runtime fails: RuntimeError: no C++ compiler"

@@ -19,7 +19,7 @@ from camtool.cli.options import model_options
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
-from camtool.cli.run_folders.run_request import ClusterOptions, RunRequest, is_given
+from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 
@@ -46,7 +46,7 @@ def run_on_cluster(context: typer.Context, request: RunRequest, cluster: Cluster
     from camtool.runs.cluster.cluster_run import ClusterRun
     from camtool.runs.cluster.output_folder import OutputFolder
     from camtool.runs.cluster.plan import divide_inputs
-    from camtool.runs.cluster.ray_run import Resources
+    from camtool.runs.cluster.ray_engine import Resources
 
     options, is_quiet = request.options, request.options.printed.hides_progress
     folder = OutputFolder.find(to_uri(request.output.folder))

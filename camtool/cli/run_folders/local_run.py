@@ -13,7 +13,7 @@ from camtool.cli import terminal
 from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.progress import run_summary
 from camtool.cli.run_folders import report_command
-from camtool.cli.run_folders.run_request import LocalOptions, RunOptions, RunRequest
+from camtool.cli.run_folders.run_options import LocalOptions, RunOptions, RunRequest
 from camtool.runs.run_folder import description, sheets
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
-from camtool.cli.run_folders import run_request
+from camtool.cli.run_folders import run_options
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -102,7 +102,7 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         CamtoolError: The command has no such option, as the run was made by another version of camtool.
     """
     # The description of a run holds no others. They could name an output folder or a file of further options.
-    known = {option.name: option for option in command.params if option.name not in run_request.WITHOUT_EFFECT}
+    known = {option.name: option for option in command.params if option.name not in run_options.WITHOUT_EFFECT}
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")

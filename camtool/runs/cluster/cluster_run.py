@@ -15,7 +15,7 @@ from camtool.errors import CamtoolError
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import ClusterPlan, Shard
-from camtool.runs.cluster.ray_run import Resources, run_on_ray
+from camtool.runs.cluster.ray_engine import Resources, run_on_ray
 from camtool.runs.cluster.shard_worker import ShardOutcome, read_outcome
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain
@@ -43,7 +43,7 @@ class ClusterRun:
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
         command: The options of the command that results depend on, by name.
         resources: What a worker takes of the cluster.
-        address: The address of a running cluster; see :func:`camtool.runs.cluster.ray_run.run_on_ray`.
+        address: The address of a running cluster; see :func:`camtool.runs.cluster.ray_engine.run_on_ray`.
         pictures: How overlays are drawn; ``None`` for no pictures.
         only_wrong: Write rows only of photos whose top class is not the true one.
         overwrite: Remove a run that is in the folder, and start anew.

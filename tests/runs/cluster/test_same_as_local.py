@@ -1,7 +1,7 @@
 """A run on a cluster gives the rows and pictures of a local one, with each option that both have.
 
 The workers run in this process, with what a cluster would send them: pickled settings and shards. Ray itself is in
-test_ray_run.py.
+test_ray_engine.py.
 """
 
 from __future__ import annotations

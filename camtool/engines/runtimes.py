@@ -1,4 +1,4 @@
-"""Sessions that run graphs: of ONNX Runtime and OpenVINO, each imported when it is used, and of torch itself."""
+"""Runtimes that run graphs: ONNX Runtime and OpenVINO, each imported when it is used, and torch itself."""
 
 from __future__ import annotations
 

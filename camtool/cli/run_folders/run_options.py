@@ -1,4 +1,4 @@
-"""The request of ``camtool run`` and ``camtool cluster``: options, read and checked without the model."""
+"""Options of ``camtool run`` and ``camtool cluster``, and the request that they make, checked without the model."""
 
 from __future__ import annotations
 
