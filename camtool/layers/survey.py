@@ -8,7 +8,7 @@ layouts, which of them responds where the image was changed? The rules are in :m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -151,6 +151,7 @@ def _find_candidates(
     # A head that runs on the grid and then on the queries, as in RF-DETR: its last call is about the queries.
     again = {call.name for call in whole[len(calls) :]} if call_index < 0 else set()
     outputs = [output for output in group_grid_outputs(calls, reader, call_index) if output.name not in again]
+    survey = _Survey(model, inputs, size, reader, call_index, is_backbone, score, whole[-1].shape)
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
@@ -163,18 +164,7 @@ def _find_candidates(
                 break
             more -= 1
         remaining = outputs[: len(outputs) - len(asked)][-most:]
-        judged = _judge(
-            model,
-            inputs,
-            remaining,
-            size,
-            reader,
-            call_index,
-            is_backbone=is_backbone,
-            score=score,
-            output_shape=whole[-1].shape,
-        )
-        asked = _exclude_other_orders(judged + asked, reader)
+        asked = _exclude_other_orders(survey.judge(remaining) + asked, reader)
         asked = _exclude_without_places(model, inputs, asked, reader, call_index)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(output.to_candidate(size), verdict=SHALLOW) for output in outputs[: -len(asked)]]
@@ -337,68 +327,119 @@ def _is_projected(calls: list[TracedCall], call: TracedCall) -> bool:
 # ------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def _judge(
-    model: nn.Module,
-    inputs: ModelInputs,
-    outputs: list[GridOutput],
-    size: tuple[int, ...],
-    reader: LayoutReader,
-    call_index: int,
-    *,
-    is_backbone: bool,
-    score: UserScore | None,
-    output_shape: tuple[int, ...] | None,
-) -> list[Candidate]:
-    """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
-    if not outputs:
-        return []
-    names = [output.name for output in outputs]
-    origins = [name for output in outputs for name in output.origins]
-    # Tokens may lie in another order than the image's rows, which other variants show.
-    has_tokens = any(output.layouts[0].has_tokens for output in outputs)
-    images = vary_corner_and_halves(inputs) if has_tokens else vary_corner(inputs)
-    count = ALL_VARIANTS if has_tokens else VARIANTS
-    # The images of detectors are large, and so are the activations of language models. Their variants need no graph,
-    # and of gradients only those of the first image count.
-    reads_text = is_language_model(model, inputs)
-    first = None
-    if not (is_backbone or reads_text or shares_several_values(inputs)):
-        first = _observe_batch(model, names, origins, images, output_shape)
-    is_single = first is None
-    first = first or observe(model, names, select_first_image(inputs))
-    classes = 0 if is_backbone else _count_score_maps(first.output)
-    asked = [first.calls[name][call_index] for name in names]
-    images_at_once = 1 if is_single else count
-    has_views = any(output.layouts[0].views for output in outputs)
-    gradients = _find_gradients(
-        model, first.output, asked, images_at_once, is_backbone=is_backbone, score=score, keeps_rows=has_views
-    )
-    calls = {} if is_single else first.calls
-    del first, asked  # with the graph
-    if is_single:
-        pairs = zip(outputs, gradients, strict=True)
-        shown = [output for output, gradient in pairs if not reads_text or _may_be_reached(output, gradient)]
-        run = observe_variants if is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
-        calls = run(model, [name for output in shown for name in (output.name, *output.origins)], images)
-    judged = []
-    layouts_by_name = keep_views(model, inputs, {output.name: output.layouts for output in outputs}, call_index)
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if not (layouts := layouts_by_name[output.name]):
-            judged.append(replace(output.to_candidate(size), verdict=rules.OTHER_VIEWS))
-            continue
-        if output.name not in calls:
-            judged.append(replace(output.to_candidate(size), reached=False, verdict=rules.NOT_REACHED))
-            continue
-        tensor = calls[output.name][call_index].detach()
+@dataclass(frozen=True)
+class _Shown:
+    """What layers return for variants of the image.
+
+    Attributes:
+        calls: The calls of each layer, with a row for each variant. A layer that the gradient cannot reach is missing.
+        gradients: For each output the smallest absolute gradient over all scores; ``None`` if there is no graph.
+        variants: Number of variants.
+        is_single: True if the model ran on one variant after the other.
+        classes: Number of channels of the classes' own score maps; 0 if there are none.
+    """
+
+    calls: Mapping[str, Sequence[Tensor]]
+    gradients: Sequence[Tensor | None]
+    variants: int
+    is_single: bool
+    classes: int
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """The survey of a model: what is the same for all layers that it judges.
+
+    Attributes:
+        model: The model, or the backbone of a detector.
+        inputs: Its inputs.
+        size: Size of the image.
+        reader: Reads the layouts of tensors.
+        call_index: Which call of a layer counts.
+        is_backbone: True for the backbone of a detector.
+        score: The score that the user wants to explain; ``None`` for the model's own.
+        output_shape: The shape of the model's output for one image; ``None`` if it is no tensor.
+    """
+
+    model: nn.Module
+    inputs: ModelInputs
+    size: tuple[int, ...]
+    reader: LayoutReader
+    call_index: int
+    is_backbone: bool
+    score: UserScore | None
+    output_shape: tuple[int, ...] | None
+
+    def judge(self, outputs: Sequence[GridOutput]) -> list[Candidate]:
+        """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
+        if not outputs:
+            return []
+        shown = self._show_variants(outputs)
+        layouts = keep_views(
+            self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
+        )
+        judged = []
+        for output, gradient in zip(outputs, shown.gradients, strict=True):
+            if not layouts[output.name]:
+                judged.append(replace(output.to_candidate(self.size), verdict=rules.OTHER_VIEWS))
+            elif output.name not in shown.calls:
+                judged.append(replace(output.to_candidate(self.size), reached=False, verdict=rules.NOT_REACHED))
+            else:
+                judged.append(self._judge_response(output, layouts[output.name], gradient, shown))
+        return judged
+
+    def _show_variants(self, outputs: Sequence[GridOutput]) -> _Shown:
+        """Run the model on variants of the image, as one batch if it takes one."""
+        names = [output.name for output in outputs]
+        origins = [name for output in outputs for name in output.origins]
+        # Tokens may lie in another order than the image's rows, which other variants show.
+        has_tokens = any(output.layouts[0].has_tokens for output in outputs)
+        images = vary_corner_and_halves(self.inputs) if has_tokens else vary_corner(self.inputs)
+        count = ALL_VARIANTS if has_tokens else VARIANTS
+        # The images of detectors are large, and so are the activations of language models. Their variants need no
+        # graph, and of gradients only those of the first image count.
+        reads_text = is_language_model(self.model, self.inputs)
+        first = None
+        if not (self.is_backbone or reads_text or shares_several_values(self.inputs)):
+            first = _observe_batch(self.model, names, origins, images, self.output_shape)
+        is_single = first is None
+        first = first or observe(self.model, names, select_first_image(self.inputs))
+        gradients = _find_gradients(
+            self.model,
+            first.output,
+            [first.calls[name][self.call_index] for name in names],
+            1 if is_single else count,
+            is_backbone=self.is_backbone,
+            score=self.score,
+            keeps_rows=any(output.layouts[0].views for output in outputs),
+        )
+        classes = 0 if self.is_backbone else _count_score_maps(first.output)
+        calls = {} if is_single else first.calls
+        del first  # with the graph
+        if is_single:
+            pairs = zip(outputs, gradients, strict=True)
+            reached = [output for output, gradient in pairs if not reads_text or _may_be_reached(output, gradient)]
+            run = observe_variants if self.is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
+            calls = run(self.model, [name for output in reached for name in (output.name, *output.origins)], images)
+        return _Shown(calls, gradients, count, is_single, classes)
+
+    def _judge_response(
+        self, output: GridOutput, layouts: Sequence[Layout], gradient: Tensor | None, shown: _Shown
+    ) -> Candidate:
+        """Return an output as a candidate, by how it responds to a change of the image."""
+        tensor = shown.calls[output.name][self.call_index].detach()
         # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
         views = layouts[0].views
-        here = [replace(possible, views=Rows(views.count)) for possible in layouts] if views and is_single else layouts
-        layout = choose_layout(tensor, here)
+        in_turn = Rows(views.count) if views and shown.is_single else views
+        layout = choose_layout(tensor, [replace(possible, views=in_turn) for possible in layouts])
         has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
-        corners, halves = _split_variants(layout.select_view(tensor), count, frames)
-        earliest = [_split_variants(layout.select_view(calls[name][0].detach()), count) for name in output.origins]
+        corners, halves = _split_variants(layout.select_view(tensor), shown.variants, frames)
+        earliest = [
+            _split_variants(layout.select_view(shown.calls[name][0].detach()), shown.variants)
+            for name in output.origins
+        ]
         located: Layout | None = layout
-        if halves is not None and layout.has_tokens and not reader.is_in_text(layout):
+        if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
             located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
             layout = located or layout
         response = rules.Response(
@@ -406,17 +447,17 @@ def _judge(
             None if gradient is None else layout.to_grid(layout.select_view(gradient))[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
-            classes if output.is_projected else 0,
+            shown.classes if output.is_projected else 0,
             [corner for corner, _ in earliest] if output.may_be_latents else [],
             has_other_frames,
         )
-        is_reached = None if response.reached is None else bool(response.reached.any())
-        in_order = find_order(layout, halves) if halves is not None and layout.has_tokens else None
-        verdict = rules.find_verdict(rules.RESPONSE, response)
-        candidate = output.to_candidate(size, replace(layout, views=views))
-        is_located = located is not None
-        judged.append(replace(candidate, reached=is_reached, in_order=in_order, is_located=is_located, verdict=verdict))
-    return judged
+        return replace(
+            output.to_candidate(self.size, replace(layout, views=views)),
+            reached=None if response.reached is None else bool(response.reached.any()),
+            in_order=find_order(layout, halves) if halves is not None and layout.has_tokens else None,
+            is_located=located is not None,
+            verdict=rules.find_verdict(rules.RESPONSE, response),
+        )
 
 
 def _observe_batch(
