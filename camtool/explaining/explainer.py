@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ from camtool.methods import (
     find_method,
     merges,
 )
-from camtool.models import Transform, to_loaded, unwrap_layer
+from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from camtool.rendering.colormaps import Colormap
 
 _LOG = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 # ---------------------------------------------------------------------------------------------------------- explain
 
@@ -254,10 +255,21 @@ def predict(
     check_argument_order(img, target_class)
     loaded, requests = to_loaded(model), match_targets(target_class, None)
     names = labels if labels is not None else loaded.labels
-    preparer = InputPreparer(loaded.model, transform or loaded.transform, device)
-    with Cleanup(), guard(loaded.model, evaluate=True), torch.no_grad():
-        (batch,) = preparer.prepare_batches([img], 1, needs_layers=False)[1]
-        return BatchExplainer(loaded.model, labels=names, text=loaded.text).predict(batch, requests)
+    loaded = replace(loaded, labels=names, transform=transform or loaded.transform)
+    return ask_model(loaded, [img], lambda explainer, batch: explainer.predict(batch, requests), device)
+
+
+def ask_model(
+    loaded: Loaded,
+    images: Sequence[OneImage],
+    ask: Callable[[BatchExplainer, InputBatch], _Answer],
+    device: torch.device | str | None = None,
+) -> _Answer:
+    """Return what a function finds out about images of one size, as one batch; it leaves no trace of what it runs."""
+    preparer = InputPreparer(loaded.model, loaded.transform, device)
+    with Cleanup(), guard(loaded.model), torch.no_grad():
+        (batch,) = preparer.prepare_batches(images, len(images), needs_layers=False)[1]
+        return ask(BatchExplainer(loaded.model, labels=loaded.labels, text=loaded.text), batch)
 
 
 FEW_IMAGES = 10

@@ -171,7 +171,7 @@ class BatchExplainer:
         forward_pass = self.run_forward_pass(run, batch)
         # The cores are left to the engine, if one runs the model.
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
-            rows = self._resolve_rows(requests, forward_pass, batch)
+            rows = self.resolve_rows(requests, forward_pass, batch)
             by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
@@ -183,7 +183,7 @@ class BatchExplainer:
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
         """Return the score of each target that is requested of each image, in order."""
         forward_pass = self.run_forward_pass(observe, batch)
-        rows, link = self._resolve_rows(requests, forward_pass, batch), forward_pass.find_link().link
+        rows, link = self.resolve_rows(requests, forward_pass, batch), forward_pass.find_link().link
         scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
         by_class = forward_pass.classify().probabilities
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
@@ -199,7 +199,7 @@ class BatchExplainer:
             for score, (image, target, labels) in zip(scores, rows, strict=True)
         ]
 
-    def _resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
+    def resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
         """Return the rows of all images in order; they share the forward pass."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
         resolve = partial(

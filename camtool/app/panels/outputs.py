@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.evidence.evidence import Evidence
-from camtool.methods import Method
+from camtool.explaining.explainer import ask_model
+from camtool.explaining.pipeline import BatchExplainer
+from camtool.hooks.observation import observe
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.models import Loaded, resolve_labels
 from camtool.models.vision_language import takes_image_and_text
 from camtool.outputs.class_scores import compute_class_scores
@@ -67,8 +68,8 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
         CamtoolError: The model does not run on the photos.
     """
 
-    def read(evidence: Evidence) -> ModelOutput:
-        forward_pass = evidence.forward_pass
+    def read(explainer: BatchExplainer, batch: InputBatch) -> ModelOutput:
+        forward_pass = explainer.run_forward_pass(observe, batch)
         scores, link = forward_pass.predictions, forward_pass.find_link().link
         if not isinstance(scores, Tensor):
             return ModelOutput(None, None, loaded.labels)
@@ -78,31 +79,7 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
         # A single score becomes those of two classes.
         return ModelOutput(compute_class_scores(scores, link), forward_pass.classify().probabilities, labels)
 
-    # There is no target, so the score depends on nothing.
-    output: ModelOutput = _ask_evidence(loaded, list(images), [lambda _: torch.zeros(())] * len(images), read)
-    return output
-
-
-def _ask_evidence(loaded: Loaded, images: Any, target: Any, ask: Callable[[Evidence], Any]) -> Any:
-    """Return what a function reads from the evidence that a method at the input would get.
-
-    Args:
-        loaded: The model.
-        images: What :func:`camtool.explain` takes: one photo, or several of one size.
-        target: What :func:`camtool.explain` takes.
-        ask: From the evidence to anything. It is called once.
-
-    Raises:
-        CamtoolError: The model or the target does not fit.
-    """
-    answers: list[Any] = []
-
-    def read(evidence: Evidence) -> Tensor:
-        answers.append(ask(evidence))
-        return evidence.inputs.new_zeros(len(evidence.images), *evidence.inputs.shape[2:])
-
-    camtool.explain(loaded, images, target, method=Method("read", read, ignores_layer=True))
-    return answers[0]
+    return ask_model(loaded, images, read)
 
 
 def resolve_target(loaded: Loaded, image: Image.Image, target: Any) -> Target:
@@ -111,8 +88,11 @@ def resolve_target(loaded: Loaded, image: Image.Image, target: Any) -> Target:
     Raises:
         CamtoolError: The target does not fit the model or the photo.
     """
-    resolved: Target = _ask_evidence(loaded, image, target, lambda evidence: evidence.targets[0])
-    return resolved
+
+    def resolve(explainer: BatchExplainer, batch: InputBatch) -> Target:
+        return explainer.resolve_rows([target], explainer.run_forward_pass(observe, batch), batch)[0].target
+
+    return ask_model(loaded, [image], resolve)
 
 
 def check_point(image: Image.Image, x: float, y: float) -> None:
