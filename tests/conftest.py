@@ -77,6 +77,7 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
         gc.collect()
+        gc.freeze()  # what tests have imported meanwhile is left out, too
         ctypes.CDLL(None).malloc_trim(0)
         resident_after_collecting = read_resident_mib()
 
