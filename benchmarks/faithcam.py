@@ -169,7 +169,7 @@ OTHERS = {
 }
 
 
-PEERS = {
+PEER_ROWS = {
     "grad-cam, GradCAM": Variant("grad-cam:GradCAM"),
     "grad-cam, GradCAMPlusPlus": Variant("grad-cam:GradCAMPlusPlus"),
     "grad-cam, LayerCAM, stages": Variant("grad-cam:LayerCAM", layers=_STAGES),
@@ -191,7 +191,7 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = _OUT,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file."""
-    everything = ABLATIONS | OTHERS | PEERS
+    everything = ABLATIONS | OTHERS | PEER_ROWS
     variants = {name: everything[name] for name in everything if not only or any(part in name for part in only)}
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
     torch.set_num_threads(threads)
