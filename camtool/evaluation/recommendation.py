@@ -94,8 +94,9 @@ def recommend(
     candidate beats in everything is not chosen, nor what is less faithful than Grad-CAM at the default layer, which is
     the choice if there are fewer than ten images.
 
-    ``occlusion`` measures by itself what single deletion asks, on a finer grid, so it is hard to beat. It takes 50
-    forward passes; ``slowest`` leaves it out where that is too long.
+    ``occlusion`` measures by itself what single deletion asks: 16 of its 49 windows are the metric's own cells, with
+    the same fill. So it is hard to beat here, which says little about other measures. It takes 50 forward passes;
+    ``slowest`` leaves it out where that is too long.
 
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
