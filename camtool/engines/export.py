@@ -27,7 +27,7 @@ from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.resampling import resample
+from camtool.geometry.resampling import DRAWING, draw_heat
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.structures.modules import find_module_name
@@ -227,7 +227,7 @@ def _build(
     centers, size = forward_pass.find_place(layer).centers, images.shape[2:]
 
     def place(maps: Tensor) -> Tensor:
-        return resample(maps, centers, size, None) if resize else maps
+        return draw_heat(maps, centers, size) if resize else maps
 
     explained = _ExplainedModel(
         capture.graph,
@@ -260,7 +260,7 @@ def _compare(
         logits, maps = explained(images, torch.full((len(images),), -1, device="cpu"))
     grid: torch.Size = maps.shape[1:]
     if grid != expected.shape[1:]:
-        expected = resample(expected, forward_pass.find_place(layer).centers, grid, None)
+        expected = draw_heat(expected, forward_pass.find_place(layer).centers, grid)
     _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
     return grid
 
@@ -276,6 +276,7 @@ def _describe(
         "layer": layer.name,
         "input_shape": list(images.shape[1:]),
         "maps": "at the images' size" if resize else "on the layer's grid",
+        "drawing": DRAWING,
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
         "shorter_side": _find_shorter_side(loaded, images),
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),

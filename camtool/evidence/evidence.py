@@ -167,14 +167,16 @@ class Evidence:
                 return self.forward_pass.find_place(layer).centers
         return None
 
-    def resize_to_input(self, maps: Tensor, *, at_depths: bool = False) -> Tensor:
+    def resize_to_input(self, maps: Tensor, *, at_depths: bool = False, holds: bool = False) -> Tensor:
         """Return maps at the input's size, ``(M, *size)``, with the cells at their centers, see :meth:`find_centers`.
 
         Args:
             maps: ``(M, *grid)``.
             at_depths: As for :meth:`find_centers`.
+            holds: As for :func:`camtool.geometry.resampling.weigh_cells`.
         """
-        return resample(maps, self.find_centers(maps, at_depths=at_depths), self.inputs.shape[2:], None)
+        centers = self.find_centers(maps, at_depths=at_depths)
+        return resample(maps, centers, self.inputs.shape[2:], None, holds=holds)
 
     @property
     def depths(self) -> list[Layer]:

@@ -17,12 +17,12 @@ from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableE
 from camtool.evidence.evidence import GridEvidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.resampling import resample
+from camtool.geometry.resampling import draw_heat
 from camtool.geometry.transform_output import find_statistics
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
-from camtool.maps import scale_min_max, upcast
+from camtool.maps import scale_by_peak, scale_min_max, upcast
 from camtool.methods import Method
 from camtool.methods.merges import Merge, compute_means, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
@@ -45,7 +45,7 @@ class DeviceMaps:
 
     def to_heatmaps(self, size: Sequence[int]) -> Tensor:
         """Return ``(N, *size)`` in [0, 1]; zeros for a constant map."""
-        return scale_min_max(resample(self.raw.float(), self.place, size, None))
+        return scale_min_max(draw_heat(scale_by_peak(self.raw.float()), self.place, size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -172,12 +172,13 @@ class Geometry:
         down, across = mask.shape[0] / self.photo[0], mask.shape[1] / self.photo[1]
         return average_cells(mask, [(down * top, down * bottom), (across * left, across * right)], size)
 
-    def place(self, maps: Tensor, centers: CellCenters | None = None) -> Tensor:
+    def place(self, maps: Tensor, centers: CellCenters | None = None, *, holds: bool = False) -> Tensor:
         """Place maps on the photo by bilinear interpolation. The result is differentiable.
 
         Args:
             maps: (..., gh, gw) of any floating dtype, finite.
             centers: Where the cells lie in the input. By default the grid covers the input evenly.
+            holds: As for :func:`camtool.geometry.resampling.weigh_cells`.
 
         Returns:
             (..., H, W) of the same dtype, on the same device; 0 at pixels that the model did not see.
@@ -194,8 +195,8 @@ class Geometry:
         with torch.autocast(maps.device.type, enabled=False):
             wide = maps if maps.dtype == torch.float64 else maps.float()
             (h, w), (height, width), (y, x) = self.size, self.photo, (None, None) if centers is None else centers.axes
-            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, height, y, h).to(wide)
-            columns = build_interpolation_matrix(maps.shape[-1], left, right, width, x, w).to(wide)
+            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, height, y, h, holds=holds).to(wide)
+            columns = build_interpolation_matrix(maps.shape[-1], left, right, width, x, w, holds=holds).to(wide)
             return (rows @ wide @ columns.T).to(maps.dtype)
 
 

@@ -20,27 +20,50 @@ from camtool.maps import resize
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
+DRAWING = "cells cover half a stride beyond their centers"
+"""The rule of :func:`weigh_cells`, as runs and exported files note it: heatmaps of another rule are not mixed in."""
 
-def weigh_cells(places: Floats, cells: int) -> Floats:
+_ROUNDING = 1e-6
+"""Rounding of places, in distances between centers: cells that tile the input end at its edges."""
+
+
+def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds: bool = False) -> Floats:
     """Return how much each of a row of cells counts at each of some places.
 
-    Values are linear between the centers of the cells, and constant beyond the outermost ones.
+    Values are linear between the centers of the cells. Beyond the outermost ones, each cell covers as much as on its
+    inner side, half a stride: its value is constant up to an edge of the input that is as near, and fades to 0 toward
+    one that is further away, at most within a stride. So cells that tile the input are drawn up to its edges, and where
+    the outermost centers lie further inward, none of them is repeated over pixels that are in nobody's middle.
 
     Args:
         places: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
         cells: Number of cells.
+        edges: Begin and end of the input, as places.
+        holds: Keep the value of the outermost cells up to the edges: for what is no heat, e.g. a share or a mask.
 
     Returns:
         ``(P, cells)``.
     """
     inside = np.clip(places, 0, cells - 1)
     weights: Floats = np.clip(1 - np.abs(inside[:, None] - np.arange(cells)), 0, None)
+    for beyond, space in ((-places, -edges[0]), (places - (cells - 1), edges[1] - (cells - 1))):
+        if not holds and space > 0.5 + _ROUNDING:
+            end = min(space, 1.0)
+            # From 1 - end to end the value falls to 0, so that it covers half a stride in all.
+            weights *= np.clip((end - beyond) / (2 * end - 1), 0, 1)[:, None]
     return weights
 
 
 @lru_cache(maxsize=32)
 def build_interpolation_matrix(
-    cells: int, start: float, stop: float, points: int, axis: AxisCenters | None = None, pixels: int = 0
+    cells: int,
+    start: float,
+    stop: float,
+    points: int,
+    axis: AxisCenters | None = None,
+    pixels: int = 0,
+    *,
+    holds: bool = False,
 ) -> Tensor:
     """Return the matrix that interpolates cells, whose input covers ``start`` to ``stop``, at some points.
 
@@ -53,6 +76,7 @@ def build_interpolation_matrix(
         points: Number of points, e.g. the pixels of a row of the photo.
         axis: The centers of the cells in the input; None if the cells tile it.
         pixels: Length of the input in pixels, for ``axis``.
+        holds: As for :func:`weigh_cells`.
 
     Returns:
         (points, cells) float64 on the CPU. Calls share it: do not change it in place.
@@ -60,14 +84,17 @@ def build_interpolation_matrix(
     # Center of the first cell and distance between two, in lengths of a cell that tiles the input.
     offset, stride = (0.5, 1.0) if axis is None else (axis.offset * cells / pixels, axis.stride * cells / pixels)
     centers = np.arange(points) + 0.5
-    weights = weigh_cells(((centers - start) / (stop - start) * cells - offset) / stride, cells)
+    places = ((centers - start) / (stop - start) * cells - offset) / stride
+    weights = weigh_cells(places, cells, (-offset / stride, (cells - offset) / stride), holds=holds)
     weights[~find_pixels_inside(start, stop, points)] = 0
     # The matrix is cached. A tensor that is created in inference mode can never be part of a graph.
     with torch.inference_mode(False):
         return torch.from_numpy(weights)
 
 
-def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], onto: CellCenters | None) -> Tensor:
+def resample(
+    maps: Tensor, centers: CellCenters | None, grid: Sequence[int], onto: CellCenters | None, *, holds: bool = False
+) -> Tensor:
     """Return maps on another grid, each of whose cells gets the value at its own place in the input.
 
     Between and beyond the centers of the old cells it is drawn as :func:`weigh_cells` says.
@@ -77,6 +104,7 @@ def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], ont
         centers: Where the old cells lie; None for a grid that covers the input evenly.
         grid: Number of new cells along each axis.
         onto: Where the new cells lie; None likewise.
+        holds: As for :func:`weigh_cells`.
 
     Returns:
         ``(N, *grid)``.
@@ -87,9 +115,28 @@ def resample(maps: Tensor, centers: CellCenters | None, grid: Sequence[int], ont
     spans = zip(_scale_to_input(centers, maps.shape[1:]), _scale_to_input(onto, grid), strict=True)
     for axis, ((offset, stride), (new_offset, new_stride)) in enumerate(spans, 1):
         places = (new_offset + new_stride * np.arange(grid[axis - 1], dtype=np.float64) - offset) / stride
-        weights = torch.from_numpy(weigh_cells(places, maps.shape[axis])).to(maps)
+        edges = -offset / stride, (1 - offset) / stride
+        weights = torch.from_numpy(weigh_cells(places, maps.shape[axis], edges, holds=holds)).to(maps)
         maps = (maps.movedim(axis, -1) @ weights.T).movedim(-1, axis)
     return maps
+
+
+def draw_heat(
+    maps: Tensor, centers: CellCenters | None, grid: Sequence[int], onto: CellCenters | None = None
+) -> Tensor:
+    """Return what :func:`resample` does, but each map fades to its lowest value; a constant map stays constant.
+
+    Args:
+        maps: ``(N, *old)``, floating.
+        centers: Where the old cells lie; None for a grid that covers the input evenly.
+        grid: Number of new cells along each axis, e.g. the input's size.
+        onto: Where the new cells lie; None likewise.
+
+    Returns:
+        ``(N, *grid)``.
+    """
+    lowest = maps.amin(tuple(range(1, maps.ndim)), keepdim=True)
+    return lowest + resample(maps - lowest, centers, grid, onto)
 
 
 def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tuple[float, float]]:

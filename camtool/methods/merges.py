@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.resampling import resample
+from camtool.geometry.resampling import draw_heat, resample
 from camtool.maps import scale_by_peak, scale_min_max, unsqueeze_like
 
 Merge: TypeAlias = Callable[[Tensor], Tensor]
@@ -117,8 +117,9 @@ class Cascade:
         result: Tensor = coarsest.relu()
         for layer_maps, own_place in finer:
             grid, positive = layer_maps.shape[1:], layer_maps.relu()
-            pooled = resample(positive, own_place, result.shape[1:], place)
-            around = resample(pooled, place, grid, own_place)
+            # The mean around a position is no heat. The heat is what is divided by it.
+            pooled = resample(positive, own_place, result.shape[1:], place, holds=True)
+            around = resample(pooled, place, grid, own_place, holds=True)
             result = resample(result, place, grid, own_place) * torch.where(around > 0, positive / around, 0)
             place = own_place
         return result
@@ -171,7 +172,7 @@ def merge_maps(
     places = [None] * len(maps) if centers is None else centers
     stacked = torch.stack(
         [
-            resample(layer_maps, place, maps[finest].shape[1:], places[finest])
+            draw_heat(layer_maps, place, maps[finest].shape[1:], places[finest])
             for layer_maps, place in zip(scaled, places, strict=True)
         ]
     )

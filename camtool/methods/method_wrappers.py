@@ -91,7 +91,8 @@ def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
     if centers is None:
         return mirrored
     # A layer may look to the left of its cells, and then to the right in the image that is mirrored back.
-    return resample(mirrored, centers.mirror(maps.shape[1:]), maps.shape[1:], centers)
+    # The mean is drawn, and fades then.
+    return resample(mirrored, centers.mirror(maps.shape[1:]), maps.shape[1:], centers, holds=True)
 
 
 @wrapper("noise", paper="arXiv 1706.03825")
@@ -206,7 +207,10 @@ class _Window:
         """Return the maps ``(R, *size)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
         inside = evidence if self.large == self.size else evidence.for_inputs(self.cut(evidence.inputs))
         maps = scale_min_max(method(inside))
-        placed = maps if method.at_input_size else inside.resize_to_input(maps, at_depths=method.reads_depths)
+        # Nothing fades toward the edge of a window, where the image goes on.
+        placed = (
+            maps if method.at_input_size else inside.resize_to_input(maps, at_depths=method.reads_depths, holds=True)
+        )
         return placed, compute_class_confidence(inside).to(maps)
 
     def cut(self, inputs: Tensor) -> Tensor:

@@ -87,7 +87,10 @@ class View(ABC):
             raw: The values of the cells.
             centers: Where the cells lie in the model's input. By default the grid is stretched over the input.
         """
-        return maps.normalize(_interpolate(raw, self.size, centers))
+        limits = maps.find_limits(raw)
+        if limits is None:
+            return np.zeros(self.size, np.float32)
+        return maps.normalize(_interpolate(raw - limits[0], self.size, centers))
 
     @property
     def enlargement(self) -> int:
@@ -180,7 +183,11 @@ class Photo(View):
 
     def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
         """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
-        placed = self.geometry.place(torch.from_numpy(raw), centers).numpy()
+        limits = maps.find_limits(raw)
+        if limits is None:
+            return np.zeros(self.size, np.float32)
+        # Beyond the outermost centers values fade to 0, which is the lowest value then.
+        placed = self.geometry.place(torch.from_numpy(raw - limits[0]), centers).numpy()
         return maps.normalize(placed, None if self.geometry.sees_all else self.geometry.seen, out=placed)
 
     def draw_overlay(

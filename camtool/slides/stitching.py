@@ -121,7 +121,8 @@ def place_on_tile(explanation: Explanation, side: int) -> Map:
     geometry = explanation.geometry
     if geometry is None or geometry.photo != (side, side):
         raise CamtoolError("slides: the model takes no images, but a slide is read as images.")
-    return geometry.place(torch.from_numpy(explanation.raw), explanation.centers).numpy()
+    # Nothing fades toward the edge of a tile, where the slide goes on.
+    return geometry.place(torch.from_numpy(explanation.raw), explanation.centers, holds=True).numpy()
 
 
 def allocate_on_disk(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -387,6 +387,7 @@ def split_clip_map(
         size: Size of the clip ``(T, H, W)``.
     """
     in_time = None if centers is None else centers.axes[0]
-    weights = build_interpolation_matrix(len(raw), 0.0, float(size[0]), size[0], in_time, size[0]).numpy()
+    # Nothing fades toward the end of a clip, where the video goes on.
+    weights = build_interpolation_matrix(len(raw), 0.0, float(size[0]), size[0], in_time, size[0], holds=True).numpy()
     frames = np.tensordot(weights, raw, axes=(1, 0)).astype(np.float32)
     return list(frames), None if centers is None else CellCenters(centers.size[1:], centers.axes[1:])

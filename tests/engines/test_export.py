@@ -23,6 +23,7 @@ import camtool
 from camtool.cli import app
 from camtool.engines import export as module
 from camtool.errors import CamtoolError
+from camtool.geometry.resampling import DRAWING, draw_heat
 from tests.engines.nets import Decides, Net, Unknown, build
 from tests.hooks.state.test_no_trace import unchanged
 
@@ -77,7 +78,7 @@ def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Load
     assert maps.shape == (2, 128, 128)
     (result, _) = camtool.explain(demo, x, 3, method="layercam")
     assert result.centers is not None
-    expected = module.resample(torch.from_numpy(result.raw)[None], result.centers, (128, 128), None)[0]
+    expected = draw_heat(torch.from_numpy(result.raw)[None], result.centers, (128, 128))[0]
     np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-4 * float(expected.max()))
 
 
@@ -99,7 +100,7 @@ def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path
     assert about["layer"] == camtool.explain(demo, torch.rand(3, 128, 128)).layer
     assert about["labels"] == list(demo.labels or ())
     assert about["input_shape"] == [3, 128, 128]
-    assert about["version"] == camtool.__version__
+    assert (about["version"], about["drawing"]) == (camtool.__version__, DRAWING)
     assert about["preprocessing"]
     assert (about["mean"], about["std"]) == ([0.5, 0.25, 0.5], [0.5])
 
@@ -194,7 +195,7 @@ def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_tor
     text = (Path(camtool.__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "InferenceSession" in code)
     assert len([line for line in example.splitlines() if line]) <= 25
-    camtool.export(demo, tmp_path / "explained.onnx")
+    camtool.export(demo, tmp_path / "explained.onnx", resize=True)
     pixels = np.full((size[1], size[0], 3), (90, 120, 30), np.uint8)
     pixels[60:90, 85:115] = (250, 30, 40)
     Image.fromarray(pixels).save(tmp_path / "photo.jpg", quality=100)

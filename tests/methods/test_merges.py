@@ -155,10 +155,13 @@ def test_polycam_merge_refines_the_coarse_cell_in_any_order() -> None:
 
 
 def test_polycam_merge_looks_up_values_at_the_centers_of_cells() -> None:
-    """Cells of 2 and of 4 pixels, both from pixel 0 on: every second fine cell lies between two coarse ones."""
+    """Cells of 2 and of 4 pixels, both from pixel 0 on: every second fine cell lies between two coarse ones.
+
+    The last fine one lies beyond the last coarse one, at 6.5 of 8 pixels, where half of its heat is left.
+    """
     coarse, fine = torch.tensor([[0.0, 1.0]]), torch.ones(1, 4)
     places = [CellCenters((8,), (AxisCenters(0.5, stride, 1),)) for stride in (4, 2)]
-    expected = torch.tensor([[0, 0.5, 1, 1]])
+    expected = torch.tensor([[0, 0.5, 1, 0.5]])
     assert_close(merge_maps([coarse, fine], "polycam", centers=places), expected)
     assert_close(merge_maps([fine, coarse], "polycam", centers=places[::-1]), expected)
     assert_close(merge_maps([coarse, fine], "polycam"), torch.tensor([[0, 0.25, 0.75, 1]]))
@@ -262,3 +265,12 @@ def test_invalid_options_of_merges_are_rejected(make: object) -> None:
         MethodError, match=r"(gamma must be more than 0, and deep|percentile must be between 0 and 100)"
     ):
         make()
+
+
+@pytest.mark.parametrize("merge", ["refinecam", "winsor", "mean"])
+def test_a_layer_without_contrast_adds_none_beyond_its_cells(merge: str) -> None:
+    """Its cells lie up and to the left, and a map fades to its lowest value, not to 0."""
+    places = [CellCenters((56, 56), (AxisCenters(0.5, stride),) * 2) for stride in (4, 8)]
+    fine, flat = torch.rand(1, 14, 14, dtype=torch.float64), torch.full((1, 7, 7), 5.0, dtype=torch.float64)
+    placed = merge_maps([fine, flat], merge, centers=places)
+    assert_close(placed, merge_maps([fine, torch.full((1, 14, 14), 5.0).double()], merge))

@@ -6,7 +6,7 @@ from math import floor
 
 import torch
 
-from tests.oracles.base import Case, Map, Maps, oracle, positions, relu, weighted_sum, zeros_like
+from tests.oracles.base import Case, Map, Maps, faded, oracle, positions, relu, weighted_sum, zeros_like
 
 
 @oracle("smoothgradcam++")
@@ -77,7 +77,8 @@ def cameras(case: Case, scales: tuple[float, ...] = (1.0, 1.5, 2.0)) -> Map:
         cells = round(rows * scale), round(columns * scale)
         size = round(height / rows * cells[0]), round(width / columns * cells[1])
         A, g = case.observe([resized(plane, *size) for plane in case.x])
-        all_A.append([resized(values, height, width, case.first) for values in regrouped(A, channels, *cells)])
+        large = [resized(values, height, width, case.first) for values in regrouped(A, channels, *cells)]
+        all_A.append([faded(values, cells, case.first) for values in large])  # the product fades once
         all_g.append([resized(values, height, width, case.first) for values in regrouped(g, channels, *cells)])
     for k in range(channels):
         for i, j in positions(result):

@@ -44,6 +44,27 @@ class Case:
     first: float = 0.5
 
 
+def faded(values: Map, cells: tuple[int, int], first: float) -> Map:
+    """Take off what fades beyond the outermost centers of ``cells``, along both axes.
+
+    A cell covers half a stride beyond its center: it is constant up to an edge as near. Toward an edge further away, by
+    ``space``, it falls to 0 at ``end``, which is that edge or a stride away, and begins to fall a stride minus ``end``
+    before.
+    """
+    shares = []
+    for many, few in ((len(values), cells[0]), (len(values[0]), cells[1])):
+        along = []
+        for place in range(many):
+            at, share = (place + 0.5) * few / many - first, 1.0
+            for beyond, space in ((-at, first), (at - (few - 1), 1 - first)):
+                end = min(space, 1.0)
+                if end > 0.5 and beyond > 1 - end:
+                    share *= max(end - beyond, 0) / (end - (1 - end))
+            along.append(share)
+        shares.append(along)
+    return [[values[i][j] * shares[0][i] * shares[1][j] for j in range(len(values[0]))] for i in range(len(values))]
+
+
 Oracle: TypeAlias = Callable[..., Map]
 """From a case, and for some from options, to a map."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.oracles.base import Case, Map, Maps, oracle, positions, relu, zeros_like
+from tests.oracles.base import Case, Map, Maps, faded, oracle, positions, relu, zeros_like
 
 
 class Slope(NamedTuple):
@@ -62,7 +62,8 @@ def guided_gradcam(case: Case) -> Map:
             total += case.g[k][i][j]
         for i, j in positions(case.A[k]):
             cam[i][j] += total / Z * case.A[k][i][j]
-    guided, coarse = absolute_sum(guided_gradient(case)), upsampled(relu(cam), case.x[0], case.first)
+    guided = absolute_sum(guided_gradient(case))
+    coarse = faded(upsampled(relu(cam), case.x[0], case.first), (len(cam), len(cam[0])), case.first)
     return [[guided[u][v] * coarse[u][v] for v in range(len(guided[u]))] for u in range(len(guided))]
 
 
@@ -104,10 +105,15 @@ def fullgrad(case: Case) -> Map:
                 from_biases[k][i][j] = bias[k][i][j] * case.g[k][i][j]
     result = zeros_like(case.x[0])
     for term, first in ((from_pixels, 0.5), (from_biases, case.first)):
+        total = zeros_like(term[0])
         for channel in scaled(term):
-            large = upsampled(channel, case.x[0], first)
-            for u, v in positions(result):
-                result[u][v] += large[u][v]
+            for i, j in positions(total):
+                total[i][j] += channel[i][j]
+        lowest = min(map(min, total))  # to which the sum fades
+        lifted = [[value - lowest for value in row] for row in total]
+        large = faded(upsampled(lifted, case.x[0], first), (len(total), len(total[0])), first)
+        for u, v in positions(result):
+            result[u][v] += lowest + large[u][v]
     return result
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import ToTensor
 
 import camtool
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.slides import explaining
 from camtool.slides.opening import open_slide
@@ -78,6 +80,17 @@ def test_the_stitched_map_is_that_of_the_whole_image(tmp_path: Path, padded: boo
 def smooth_noise(height: int, width: int) -> np.ndarray:
     coarse = np.random.default_rng(7).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
     return coarse.repeat(16, axis=0).repeat(16, axis=1)
+
+
+def test_nothing_fades_toward_the_edge_of_a_tile(demo) -> None:
+    """The cells of the bundled model lie up and to the left, so its heat on a photo fades to the right and below."""
+    tile = Image.fromarray(draw_scene(UNSEEN).image)
+    result = camtool.explain(demo, tile, method="layercam")
+    assert result.geometry is not None
+    held = result.geometry.place(torch.from_numpy(result.raw), result.centers, holds=True).numpy()
+    placed = place_on_tile(result, tile.width)
+    assert np.array_equal(placed, held)
+    assert not np.allclose(placed, result.geometry.place(torch.from_numpy(result.raw), result.centers).numpy())
 
 
 def test_without_overlap_the_seams_show(tmp_path: Path) -> None:

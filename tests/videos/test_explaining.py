@@ -16,8 +16,9 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import camtool
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.videos import reading
-from camtool.videos.explaining import choose_window, prepare_clip, read_clip_geometry
+from camtool.videos.explaining import choose_window, prepare_clip, read_clip_geometry, split_clip_map
 from camtool.videos.reading import VideoReader
 from tests.videos.video_files import (
     draw_crossing_star,
@@ -454,3 +455,13 @@ def test_a_model_with_the_preparation_of_torchvision_is_explained(tmp_path: Path
     assert [(row.first, row.last, row.index) for row in result.rows] == [(0, 15, 0)] * 16
     assert result.heatmap(5).shape == (128, 128)
     assert max(float(result.heatmap(number).max()) for number in range(16)) > 0.5
+
+
+def test_nothing_fades_toward_the_end_of_a_clip() -> None:
+    """Two maps at frames 0 and 4 of 8: the frames behind the second one belong to the clip that follows."""
+    centers = CellCenters((8, 6, 6), (AxisCenters(0.5, 4), AxisCenters(1, 2), AxisCenters(1, 2)))
+    frames, in_space = split_clip_map(
+        np.stack([np.zeros((3, 3)), np.ones((3, 3))]).astype(np.float32), centers, (8, 6, 6)
+    )
+    assert [float(frame.mean()) for frame in frames] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+    assert in_space == CellCenters((6, 6), centers.axes[1:])

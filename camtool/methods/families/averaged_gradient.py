@@ -133,14 +133,17 @@ def cameras(evidence: Evidence, *, scales: Sequence[float] = (1.0, 1.5, 2.0)) ->
     for first in range(0, channels, chunk):
         part = slice(first, first + chunk)
         A = _average_at_size(size, [(activations[:, part], centers) for activations, _, centers in by_scale])
-        g = _average_at_size(size, [(gradients[:, part], centers) for _, gradients, centers in by_scale])
+        # The heat is their product: it fades beyond the cells once, with the activations.
+        g = _average_at_size(size, [(gradients[:, part], centers) for _, gradients, centers in by_scale], holds=True)
         result = result + (g * A).sum(1)
     return result.relu()
 
 
-def _average_at_size(size: Sequence[int], several: Sequence[tuple[Tensor, CellCenters | None]]) -> Tensor:
+def _average_at_size(
+    size: Sequence[int], several: Sequence[tuple[Tensor, CellCenters | None]], *, holds: bool = False
+) -> Tensor:
     """Return the mean ``(R, C, *size)`` of several maps ``(R, C, *grid)``, each with the centers of its cells."""
-    return torch.stack([_resize_channels(maps, size, centers) for maps, centers in several]).mean(0)
+    return torch.stack([_resize_channels(maps, size, centers, holds=holds) for maps, centers in several]).mean(0)
 
 
 def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor, CellCenters | None]:
@@ -164,6 +167,8 @@ def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor,
     return other.activations, other.gradients, other.find_centers()
 
 
-def _resize_channels(maps: Tensor, size: Sequence[int], centers: CellCenters | None = None) -> Tensor:
+def _resize_channels(
+    maps: Tensor, size: Sequence[int], centers: CellCenters | None = None, *, holds: bool = False
+) -> Tensor:
     """Return maps ``(N, C, *grid)`` at another size, ``(N, C, *size)``; without centers they are stretched."""
-    return resample(maps.flatten(0, 1), centers, size, None).reshape(*maps.shape[:2], *size)
+    return resample(maps.flatten(0, 1), centers, size, None, holds=holds).reshape(*maps.shape[:2], *size)

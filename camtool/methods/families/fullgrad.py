@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.resampling import resample
+from camtool.geometry.resampling import draw_heat
 from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
@@ -55,7 +55,7 @@ def fullgrad(evidence: Evidence) -> Tensor:
     total = scale_min_max(from_pixels.abs()).sum(1)
     for term, centers in from_biases:
         if term.ndim == from_pixels.ndim and term[0, 0].numel() > 1:  # it has positions
-            total += resample(scale_min_max(term.abs()).sum(1), centers, total.shape[1:], None).to(total)
+            total += draw_heat(scale_min_max(term.abs()).sum(1), centers, total.shape[1:]).to(total)
     return total
 
 

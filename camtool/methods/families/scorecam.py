@@ -270,7 +270,7 @@ def _sum_masks(evidence: Evidence, weights: Tensor, maps: Tensor) -> Tensor:
     """Return the weighted sum ``(*size)`` of the masks of maps ``(M, *grid)``, with weights ``(M,)``."""
     total = maps.new_zeros(evidence.inputs.shape[2:])
     for part, part_weights in zip(maps.split(MASKS_AT_ONCE), weights.split(MASKS_AT_ONCE), strict=True):
-        total += torch.tensordot(part_weights, scale_min_max(evidence.resize_to_input(part)), 1)
+        total += torch.tensordot(part_weights, scale_min_max(evidence.resize_to_input(part, holds=True)), 1)
     return total
 
 
@@ -382,7 +382,9 @@ def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
     check_choice("masks", masks, get_args(Placement))
     if masks == "centers" and evidence.forward_pass.placement == "stretch":
         raise MethodError("masks='centers' needs placement='centers', got placement='stretch'; leave masks= out.")
-    return evidence.resize_to_input if masks == "centers" else partial(resize, grid=evidence.inputs.shape[2:])
+    if masks == "centers":
+        return partial(evidence.resize_to_input, holds=True)
+    return partial(resize, grid=evidence.inputs.shape[2:])
 
 
 def _score_masks(

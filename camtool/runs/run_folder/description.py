@@ -37,7 +37,10 @@ _VERSION = "camtool"
 _MARK = {"format": "camtool run 1"}
 """The part of a description that tells it from a file of the user's."""
 
-_TEXTS, _LISTS = ("directory", "engine", "device"), ("method",)
+_OLD_DRAWING = "heat is repeated up to the border"
+"""The rule by which runs were drawn whose description names none."""
+
+_TEXTS, _LISTS = ("directory", "engine", "device", "drawing"), ("method",)
 _OBJECTS = ("command", "sha256", "model", _CODE, "options", "seeds", "versions", MACHINE, "inputs")
 _PARTS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict)}
 """Part of a description → its type in JSON."""
@@ -69,6 +72,7 @@ def describe_run(
         command: The options of the command that results depend on, by name, as :func:`describe_command` returns them.
     """
     from camtool import __version__
+    from camtool.geometry.resampling import DRAWING
     from camtool.methods import find_method
 
     used = [find_method(name) for name in methods]
@@ -86,6 +90,7 @@ def describe_run(
         "seeds": to_plain({name: own["seed"] for name, own in by_method.items() if "seed" in own}),
         "engine": engine,
         "device": device.partition(":")[0],
+        "drawing": DRAWING,
         "versions": list_versions(loaded, engine),
         MACHINE: _describe_machine(device),
     }
@@ -207,6 +212,7 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
         raise CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}") from error
     if not isinstance(description.get(_VERSION), str) or not _MARK.items() <= description.items():
         raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
+    description.setdefault("drawing", _OLD_DRAWING)
     for part, kind in _PARTS.items():
         if not isinstance(description.get(part, kind()), kind):
             raise CamtoolError(f"{name} is damaged: its {part!r} is no {kind.__name__}. {_REMEDY}")

@@ -84,6 +84,15 @@ def test_another_version_is_a_change_and_another_machine_is_none(tmp_path):
     assert machine.startswith("machine processor: Z80 then, ")
 
 
+def test_a_run_whose_heat_was_drawn_by_another_rule_is_not_continued(tmp_path):
+    """Before the rule was noted, heat was repeated beyond the outermost cells."""
+    then = describe()
+    del then["drawing"]
+    write_description(tmp_path, then)
+    with pytest.raises(camtool.CamtoolError, match="drawing: heat is repeated up to the border then, cells cover"):
+        check_unchanged(tmp_path, describe())
+
+
 def test_a_file_that_an_option_names_is_hashed(tmp_path):
     labels = tmp_path / "labels.txt"
     labels.write_text("ant")
