@@ -614,3 +614,32 @@ def test_zero_gradient_has_a_warning_through_a_wrapper(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Apply(lambda a: 0 * a.mean((2, 3))), nn.Linear(4, 5))
     (result,) = camtool.explain(model, pictures(1).float(), 2, method=name, layer="0")
     assert any("gradient at the layer is zero everywhere" in warning for warning in result.warnings)
+
+
+class SeesUpAndLeft(nn.Module):
+    """Four strided averages: on an even image the evidence is even, but for the padding; the grid lies up and left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(channels, 1, 3, stride=2, padding=1, bias=False) for channels in (3, 1, 1, 1)]
+        self.trunk, self.head = nn.Sequential(*layers), nn.Linear(1, 3, bias=False)
+        for layer in [*layers, self.head]:
+            nn.init.constant_(layer.weight, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x).mean((2, 3)))
+
+
+def test_the_mirror_image_takes_no_heat_from_the_edge() -> None:
+    """Mirrored back, its cells begin further inward. They see as much there, so the mean does not fall."""
+    net, x = SeesUpAndLeft().eval(), 1 + 0.001 * torch.rand(1, 3, 64, 64)
+    plain, mean = (
+        camtool.explain(net, x, 1, method=name, layer="trunk")[0].raw for name in ("hirescam", "tta:hirescam")
+    )
+    assert mean[0, 0] / mean.max() > plain[0, 0] / plain.max()
+
+
+def test_no_seam_is_dark_where_a_window_ends() -> None:
+    net, x = SeesUpAndLeft().eval(), 1 + 0.001 * torch.rand(1, 3, 64, 64)
+    row = camtool.explain(net, x, 1, method="sess:hirescam", layer="trunk")[0].raw[32]
+    assert row[24:44].min() > 0.75 * row.max()  # the padding of the convolutions takes a quarter where one begins
