@@ -2,7 +2,7 @@
 
 Rules about maps that hold on ImageNet's convolutional networks may not hold for others, and weights of others cannot
 be had without a network. These learn the honest task of ``tools/train_demo_models.py``, from images drawn from seeds.
-One takes 10 to 20 minutes on one CPU core. ``build`` is how the benchmarks make the networks that the weights fit.
+900 steps took 7 to 8 minutes on a busy CPU core. ``build`` makes the networks that the weights fit.
 """
 
 from __future__ import annotations
