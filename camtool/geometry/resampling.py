@@ -32,14 +32,15 @@ def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds
 
     Values are linear between the centers of the cells. Beyond the outermost ones, each cell covers as much as on its
     inner side, half a stride: its value is constant up to an edge of the input that is as near, and fades to 0 toward
-    one that is further away, at most within a stride. So cells that tile the input are drawn up to its edges, and where
-    the outermost centers lie further inward, none of them is repeated over pixels that are in nobody's middle.
+    one that is further away, at most within a stride. So cells that tile the input are drawn up to its edges, and an
+    outermost cell that lies further inward covers no more of the input than the others.
 
     Args:
         places: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
         cells: Number of cells.
         edges: Begin and end of the input, as places.
-        holds: Keep the value of the outermost cells up to the edges: for what is no heat, e.g. a share or a mask.
+        holds: Keep the value of the outermost cells up to the edges: for what is no heat, e.g. a mask, and for parts of
+            a picture that goes on beyond their edges, e.g. tiles.
 
     Returns:
         ``(P, cells)``.

@@ -328,8 +328,8 @@ def _is_projected(calls: list[TracedCall], call: TracedCall) -> bool:
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """What layers return for variants of the image.
+class _Observed:
+    """Outputs of layers for variants of the image.
 
     Attributes:
         calls: The calls of each layer, with a row for each variant. A layer that the gradient cannot reach is missing.
@@ -374,21 +374,21 @@ class _Survey:
         """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
         if not outputs:
             return []
-        shown = self._show_variants(outputs)
+        observed = self._observe(outputs)
         layouts = keep_views(
             self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
         )
         judged = []
-        for output, gradient in zip(outputs, shown.gradients, strict=True):
+        for output, gradient in zip(outputs, observed.gradients, strict=True):
             if not layouts[output.name]:
                 judged.append(replace(output.to_candidate(self.size), verdict=rules.OTHER_VIEWS))
-            elif output.name not in shown.calls:
+            elif output.name not in observed.calls:
                 judged.append(replace(output.to_candidate(self.size), reached=False, verdict=rules.NOT_REACHED))
             else:
-                judged.append(self._judge_response(output, layouts[output.name], gradient, shown))
+                judged.append(self._judge_response(output, layouts[output.name], gradient, observed))
         return judged
 
-    def _show_variants(self, outputs: Sequence[GridOutput]) -> _Shown:
+    def _observe(self, outputs: Sequence[GridOutput]) -> _Observed:
         """Run the model on variants of the image, as one batch if it takes one."""
         names = [output.name for output in outputs]
         origins = [name for output in outputs for name in output.origins]
@@ -421,21 +421,21 @@ class _Survey:
             reached = [output for output, gradient in pairs if not reads_text or _may_be_reached(output, gradient)]
             run = observe_variants if self.is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
             calls = run(self.model, [name for output in reached for name in (output.name, *output.origins)], images)
-        return _Shown(calls, gradients, count, is_single, classes)
+        return _Observed(calls, gradients, count, is_single, classes)
 
     def _judge_response(
-        self, output: GridOutput, layouts: Sequence[Layout], gradient: Tensor | None, shown: _Shown
+        self, output: GridOutput, layouts: Sequence[Layout], gradient: Tensor | None, observed: _Observed
     ) -> Candidate:
         """Return an output as a candidate, by how it responds to a change of the image."""
-        tensor = shown.calls[output.name][self.call_index].detach()
+        tensor = observed.calls[output.name][self.call_index].detach()
         # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
         views = layouts[0].views
-        in_turn = Rows(views.count) if views and shown.is_single else views
+        in_turn = Rows(views.count) if views and observed.is_single else views
         layout = choose_layout(tensor, [replace(possible, views=in_turn) for possible in layouts])
         has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
-        corners, halves = _split_variants(layout.select_view(tensor), shown.variants, frames)
+        corners, halves = _split_variants(layout.select_view(tensor), observed.variants, frames)
         earliest = [
-            _split_variants(layout.select_view(shown.calls[name][0].detach()), shown.variants)
+            _split_variants(layout.select_view(observed.calls[name][0].detach()), observed.variants)
             for name in output.origins
         ]
         located: Layout | None = layout
@@ -447,7 +447,7 @@ class _Survey:
             None if gradient is None else layout.to_grid(layout.select_view(gradient))[0],
             VARIANTS,
             # A ReLU or a norm may leave as many channels as classes, but only a matrix computes scores.
-            shown.classes if output.is_projected else 0,
+            observed.classes if output.is_projected else 0,
             [corner for corner, _ in earliest] if output.may_be_latents else [],
             has_other_frames,
         )
