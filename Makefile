@@ -19,8 +19,11 @@ types:  ## check types
 test:  ## run the tests of every subject that take minutes in all
 	pytest
 
+# Two runs, as a process keeps the libraries that tests import: 2.4 GB in one run.
+PROGRAMS = tests/app tests/cli tests/engines tests/evaluation tests/runs
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "" --durations=50 $(TESTS)
+	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS)
+	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS:%=--ignore=%)
 
 pythons:  ## install the package alone on other Pythons, and run its demo
 	bash tools/try_pythons.sh 3.10 3.13

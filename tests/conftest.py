@@ -64,7 +64,7 @@ def _memory_is_given_back() -> Iterator[None]:
 
 
 # Too slow after each test.
-COLLECT_AFTER_MIB = 200
+COLLECT_AFTER_MIB = 100
 resident_after_collecting = 0.0
 
 
