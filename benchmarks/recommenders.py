@@ -5,9 +5,10 @@ that it has not seen. PnPXAI's recommender names the methods that fit an archite
 a method, and how its map is summed over channels and normalized, by AbPC, the metric of its examples. Here it does so
 for each method that the recommender named, with the same share of the time, and the best AbPC wins.
 
-Single deletion is what camtool chooses by; insertion minus deletion is close to AbPC, what PnPXAI chooses by here. On
-the network of ``benchmarks.truth`` the evidence is known, so the average precision of its maps is a judge that neither
-knows. PnPXAI is not a dependency: ``pip install pnpxai``.
+Faithfulness correlation is what camtool chooses by, with other masks; insertion minus deletion is close to AbPC, what
+PnPXAI chooses by here. On the network of ``benchmarks.truth`` the evidence is known, so the average precision of its
+maps is a judge that neither knows. The gains over Grad-CAM are paired, with their standard errors. PnPXAI is not a
+dependency: ``pip install pnpxai``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
 
 RESULTS = Path(__file__).with_suffix(".json")
 
-_METRICS = ("single-deletion", "deletion", "insertion")
+_METRICS = ("faithfulness-correlation", "single-deletion", "deletion", "insertion")
 _ABPC = "AbPC"
 _FIRST_SCENE = UNSEEN + 900_000
 
@@ -74,7 +75,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time for each choice.")] = 60,
     most: Annotated[int, typer.Option(help="Images for the choice, and for the comparison.")] = 16,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
-    only: Annotated[list[str], typer.Option(help="Chooser: Grad-CAM, camtool or PnPXAI; may be repeated.")] = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option(help="Grad-CAM, occlusion, camtool or PnPXAI; may be repeated.")] = [],  # noqa: B006
     models: Annotated[list[str], typer.Option("--model", help="demo, truth or NAME; may be repeated.")] = [],  # noqa: B006
     slowest: Annotated[float | None, typer.Option(help="Most milliseconds for an image, for camtool.")] = None,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
@@ -85,12 +86,20 @@ def main(
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     settings = {"machine": describe_machine(threads), "budget": seconds, "images": most}
     for subject in _iterate_subjects(weights, photos, most):
+        reference: dict[str, NDArray[np.float64]] = {}
         for chooser in () if models and subject.name not in models else only or _CHOOSERS:
             start, busy = time.monotonic(), time.process_time()
             chosen, explain, remarks = _CHOOSERS[chooser](subject, seconds, slowest)
             taken = {"seconds": round(time.monotonic() - start, 1), "cpu": round(time.process_time() - busy, 1)}
             name = chooser if slowest is None else f"{chooser}, {slowest:g} ms"
-            row = {"model": subject.name, "chooser": name, "chosen": chosen, **taken, **_grade(subject, explain)}
+            row = {"model": subject.name, "chooser": name, "chosen": chosen, **taken}
+            start = time.perf_counter()
+            maps = _map_unseen(subject, explain)
+            row["ms"] = round((time.perf_counter() - start) * 1000 / len(maps), 1)
+            graded = _grade(subject, maps)
+            reference = reference or graded
+            row |= {metric: round(float(np.nanmean(values)), 3) for metric, values in graded.items()}
+            row["gain"] = {metric: _compute_gain(values - reference[metric]) for metric, values in graded.items()}
             print(row | remarks, flush=True)
             key = subject.name, name, most
             others = [each for each in result["rows"] if (each["model"], each["chooser"], each["images"]) != key]
@@ -141,6 +150,11 @@ def _load_truth(most: int) -> Subject:
 
 def _choose_gradcam(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
     return "gradcam", _explain_with_camtool(subject.model, "gradcam", None), {}
+
+
+def _choose_occlusion(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
+    """What single deletion would choose: it removes the cells of the metric."""
+    return "occlusion", _explain_with_camtool(subject.model, "occlusion", None), {}
 
 
 def _choose_by_camtool(subject: Subject, seconds: float, slowest: float | None) -> tuple[str, Explain, dict[str, Any]]:
@@ -206,6 +220,7 @@ def _iterate(images: Tensor, classes: Tensor) -> Any:
 
 _CHOOSERS = {
     "Grad-CAM": _choose_gradcam,
+    "occlusion": _choose_occlusion,
     "camtool": _choose_by_camtool,
     "PnPXAI": _choose_by_pnpxai,
 }
@@ -214,26 +229,41 @@ _CHOOSERS = {
 # ----------------------------------------------------------------------------------------------------- grading
 
 
-def _grade(subject: Subject, explain: Explain) -> dict[str, float]:
-    """Return the means of the metrics on the images that were not seen, and the milliseconds for an image."""
-    with torch.no_grad():
-        classes = subject.model(subject.unseen).argmax(1)
+def _find_classes(subject: Subject) -> Tensor:
     if subject.rows:
-        classes = torch.tensor([row.output for row in subject.rows])
-    start = time.perf_counter()
-    maps = _scale(explain(subject.unseen, classes))
-    milliseconds = (time.perf_counter() - start) * 1000 / len(classes)
+        return torch.tensor([row.output for row in subject.rows])
+    with torch.no_grad():
+        classes: Tensor = subject.model(subject.unseen).argmax(1)
+    return classes
+
+
+def _map_unseen(subject: Subject, explain: Explain) -> Tensor:
+    return _scale(explain(subject.unseen, _find_classes(subject)))
+
+
+def _grade(subject: Subject, maps: Tensor) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics on each image that was not seen; the masks are others than those of the choice."""
+    classes = _find_classes(subject)
     scores = {
         kind: ClassScore(subject.model, subject.unseen, classes, kind, subject.link)
         for kind in ("probability", "logit")
     }
     asked = MetricInputs(subject.unseen, maps, **scores)
-    found = {name: round(float(METRICS[name].compute(asked).nanmean()), 3) for name in _METRICS}
+    graded = {}
+    for name in _METRICS:
+        options = {"seed": 1} if name == "faithfulness-correlation" else {}
+        graded[name] = METRICS[name].compute(asked, **options).double().numpy()
     if subject.rows:
         arrays: NDArray[np.float32] = maps.numpy()
         truth = [compute_average_precision(heat, row.evidence) for heat, row in zip(arrays, subject.rows, strict=True)]
-        found["precision"] = round(float(np.mean(truth)), 3)
-    return found | {"ms": round(milliseconds, 1)}
+        graded["precision"] = np.array(truth, float)
+    return graded
+
+
+def _compute_gain(differences: NDArray[np.float64]) -> list[float]:
+    """Return the mean of paired differences and its standard error."""
+    known = differences[np.isfinite(differences)]
+    return [round(float(known.mean()), 3), round(float(known.std(ddof=1) / np.sqrt(len(known))), 3)]
 
 
 def _scale(maps: Tensor) -> Tensor:

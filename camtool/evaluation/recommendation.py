@@ -32,6 +32,9 @@ _BATCH = 4
 _MARGIN = 0.05
 """Share of the time that is left for a method whose first batch takes longer than all before."""
 
+_PREPARATION = 1 / 3
+"""Share of the time for the drops of the score, which all candidates are compared with."""
+
 _LAYERS = 3
 """Layers before the default one: the deepest one of each finer grid."""
 
@@ -86,22 +89,23 @@ def recommend(
 ) -> Recommendation:
     """Choose the method and the layer for a model, by measurement on the user's images.
 
-    Each candidate is judged by single deletion: does the score fall most where the map is hottest? Its localization is
-    measured, too: in mosaics of four images that the model recognizes, the share of the heat on the image whose class
-    is explained; with ``truth`` the share of the heat on the object, which then counts as much as single deletion. Of
+    Each candidate is judged by its faithfulness: does the score fall more under those random masks under which the map
+    is hotter? No method removes what these masks do, so none is compared with itself. Its localization is measured,
+    too: in mosaics of four images that the model recognizes, the share of the heat on the image whose class is
+    explained; with ``truth`` the share of the heat on the object, which then counts as much as the faithfulness. Of
     the candidates that are not measurably worse than the best one, by one standard error of the paired difference,
     those are left that are not measurably worse in localization, and of these the quickest is chosen. What another
     candidate beats in everything is not chosen, nor what is less faithful than Grad-CAM at the default layer, which is
     the choice if there are fewer than ten images.
 
-    ``occlusion`` measures by itself what single deletion asks: 16 of its 49 windows are the metric's own cells, with
-    the same fill. So it is hard to beat here, which says little about other measures. It takes 50 forward passes;
-    ``slowest`` leaves it out where that is too long.
+    Single deletion is told beside it, but for ``occlusion``, which measures the same by itself: 16 of its 49 windows
+    are the metric's own cells, with the same fill.
 
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
         images: A list of what :func:`camtool.explain` takes as one image, or the model's input ``(N, C, H, W)``; ten or
-            more are needed for a choice. Of more than 32, 32 are used.
+            more are needed for a choice. Of more than 32, 32 are used, and less if the model is so slow that to remove
+            parts of them would take more than a third of the time.
         truth: For each image where its object is, see :func:`camtool.evaluate`.
         target_class: The class of each image; by default the model's top class.
         seconds: The time. A candidate that is not measured to the end by then is left out.
@@ -137,9 +141,16 @@ def _choose(
     if not len(images):
         raise MetricError("images is empty; give one or more.")
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_IMAGES)).round().astype(int)).tolist()
+    # Where the time is short, the first ones count: they are spread over all.
+    chosen = [*chosen[::2], *chosen[1::2]]
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
     known = None if truth is None else [truth[index] for index in chosen]
-    batches = [MeasuredBatch(subject, batch) for batch in subject.iterate_batches(used, asked, _BATCH)]
+    batches = list[MeasuredBatch]()
+    for batch in subject.iterate_batches(used, asked, _BATCH):
+        if len(batches) * _BATCH >= FEW_IMAGES and deadline.get_share() * (1 + 1 / len(batches)) > _PREPARATION:
+            break
+        batches.append(MeasuredBatch(subject, batch))
+    count = sum(len(batch.labeled.classes) for batch in batches)
     bench = Bench(batches, place_masks(batches, known), deadline)
     tried = [bench.measure_reference()]
     for candidate in _list_candidates(subject, batches[0].labeled):
@@ -151,7 +162,7 @@ def _choose(
             continue  # what cannot explain this model, or takes longer than there is time, is not recommended
     # If nothing is that quick, all are compared as without the limit.
     allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
-    return _decide(allowed, tried, len(used))
+    return _decide(allowed, tried, count)
 
 
 def _list_candidates(subject: Subject, labeled: LabeledBatch) -> Iterator[Candidate]:
@@ -223,9 +234,9 @@ def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
     where = f" at {choice.layer}" if choice.layer else ""
     images = format_count(count, "image")
     return (
-        f"{choice.method}{where}: single deletion is {choice.faithfulness.mean():.2f} on {images} "
+        f"{choice.method}{where}: faithfulness is {choice.faithfulness.mean():.2f} on {images} "
         f"(gradcam at the default layer: {reference.faithfulness.mean():.2f}), "
-        f"{_describe_localization(choice, reference)}, and an "
+        f"{_describe_deletion(choice, reference)}{_describe_localization(choice, reference)}, and an "
         f"image takes {choice.milliseconds:.0f} ms ({reference.milliseconds:.0f}); {len(tried)} candidates were "
         "measured."
     )
@@ -235,7 +246,7 @@ def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: i
     facts = _describe(choice, tried, count)
     if choice is best:
         return f"{facts} None is better."
-    measure = "the mean of both" if choice.has_truth else "single deletion"
+    measure = "the mean of both" if choice.has_truth else "faithfulness"
     if best.milliseconds > choice.milliseconds:
         but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
     else:
@@ -243,6 +254,12 @@ def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: i
     return (
         f"{facts} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
     )
+
+
+def _describe_deletion(choice: Tried, reference: Tried) -> str:
+    if choice.single_deletion is None or reference.single_deletion is None:
+        return ""
+    return f"single deletion {choice.single_deletion.mean():.2f} ({reference.single_deletion.mean():.2f}), "
 
 
 def _describe_localization(choice: Tried, reference: Tried) -> str:

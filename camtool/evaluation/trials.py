@@ -20,12 +20,23 @@ from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import place_truth
 from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.evaluation.subject import LabeledBatch, Subject
-from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
+from camtool.trust.metrics.faithfulness import (
+    compare_with_cell_drops,
+    compare_with_mask_drops,
+    measure_cell_drops,
+    measure_mask_drops,
+)
 from camtool.trust.metrics.localization import compute_energy
 from camtool.trust.metrics.mosaics import compute_grid_pointing
 
 REFERENCE = Candidate("gradcam")
 """The candidate that the others are compared with: Grad-CAM at the default layer."""
+
+_MASKS = 5
+"""Masks of each size: with the cells, 48 forward passes for an image."""
+
+_OF_CELLS = frozenset({"occlusion"})
+"""Methods that remove the cells of single deletion, so it would compare them with themselves."""
 
 _GRID = 2
 _MOSAICS = 6
@@ -42,7 +53,9 @@ class Tried:
     Attributes:
         method: The method.
         layer: The layer; ``""`` for methods at the input.
-        faithfulness: ``(N,)``, single deletion on each image: -1 to 1, higher is better.
+        faithfulness: ``(N,)``, the correlation with the drops under random masks, which no method uses: -1 to 1, higher
+            is better. See :func:`camtool.trust.metrics.faithfulness.compute_faithfulness_correlation`.
+        single_deletion: ``(N,)``, from -1 to 1; ``None`` for a method that removes the same cells itself.
         localization: The share of the heat on the object, ``(N,)``; without truth, in mosaics of the images, the share
             of the heat on the image of the explained class, one value for each mosaic. ``None`` if there are no
             mosaics, because fewer than four classes were recognized with confidence.
@@ -53,6 +66,7 @@ class Tried:
     method: str
     layer: str
     faithfulness: NDArray[np.float64] = field(repr=False)
+    single_deletion: NDArray[np.float64] | None = field(repr=False)
     localization: NDArray[np.float64] | None = field(repr=False)
     milliseconds: float
     has_truth: bool = False
@@ -66,7 +80,7 @@ class Tried:
 
 
 class MeasuredBatch:
-    """A batch, with the drop of the score without each cell, which all candidates are compared with.
+    """A batch, with the drops of the score without parts of the images, which all candidates are compared with.
 
     Args:
         subject: The model.
@@ -75,7 +89,9 @@ class MeasuredBatch:
 
     def __init__(self, subject: Subject, labeled: LabeledBatch) -> None:
         self.subject, self.labeled = subject, labeled
-        self.drops = measure_cell_drops(subject.make_score(labeled, "logit"), labeled.images)
+        score = subject.make_score(labeled, "logit")
+        self.cell_drops = measure_cell_drops(score, labeled.images)
+        self.mask_drops = measure_mask_drops(score, labeled.images, masks=_MASKS)
 
 
 class Deadline:
@@ -86,11 +102,15 @@ class Deadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._end, self._longest = time.monotonic() + seconds, 0.0
+        self._start, self._seconds, self._longest = time.monotonic(), seconds, 0.0
+
+    def get_share(self) -> float:
+        """Return the share of the time that has passed."""
+        return (time.monotonic() - self._start) / self._seconds
 
     def is_over(self) -> bool:
         """Return True if another step may end too late."""
-        return time.monotonic() + self._longest > self._end
+        return time.monotonic() + self._longest > self._start + self._seconds
 
     @contextmanager
     def time_step(self) -> Iterator[None]:
@@ -142,19 +162,21 @@ class Bench:
         return replace(tried, localization=_to_array([self._game.play(candidate, self._deadline.time_step)]))
 
     def _measure(self, candidate: Candidate, time_step: Callable[[], AbstractContextManager[None]]) -> Tried:
-        faithfulness, localization, seconds, layer = [], [], 0.0, ""
+        faithfulness, deletion, localization, seconds, layer = [], [], [], 0.0, ""
         for batch, mask in zip(self._batches, self._masks, strict=True):
             start, labeled = time.perf_counter(), batch.labeled
             with time_step():
                 (maps,) = map_candidates(batch.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
             seconds, layer = seconds + time.perf_counter() - start, maps.layer
-            faithfulness.append(compare_with_cell_drops(maps.maps, batch.drops))
+            faithfulness.append(compare_with_mask_drops(maps.maps, batch.mask_drops))
+            deletion.append(compare_with_cell_drops(maps.maps, batch.cell_drops))
             if mask is not None:
                 localization.append(compute_energy(maps.maps, mask))
         faithful = _to_array(faithfulness)
+        deleted = None if candidate.method in _OF_CELLS else _to_array(deletion)
         localized = _to_array(localization) if localization else None
-        milliseconds = seconds * 1000 / len(faithful)
-        return Tried(candidate.method, layer, faithful, localized, milliseconds, has_truth=localized is not None)
+        milliseconds, has_truth = seconds * 1000 / len(faithful), localized is not None
+        return Tried(candidate.method, layer, faithful, deleted, localized, milliseconds, has_truth=has_truth)
 
 
 def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
@@ -167,7 +189,7 @@ def place_masks(batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None) -
     for batch in batches:
         items = batch.labeled.batch.items
         placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
-        masks.append(None if placed is None else placed.masks.to(batch.drops.device))
+        masks.append(None if placed is None else placed.masks.to(batch.cell_drops.device))
         done += len(items)
     return masks
 

@@ -115,6 +115,12 @@ def spearman(one: list[float], two: list[float]) -> float:
     return pearson(ranks(one), ranks(two))
 
 
+def faithfulness_correlation(score: Score, x: Maps, heat: Map, blank: Maps, regions: list[list[Pixel]]) -> float:
+    """Bhatt et al. 2020: Pearson's correlation of the heat in removed regions, here its mean, with the drop."""
+    means = [sum(heat[i][j] for i, j in region) / len(region) for region in regions]
+    return pearson(means, [score(x) - score(replaced(x, region, blank)) for region in regions])
+
+
 def coherency(heat: Map, again: Map) -> float:
     """Poppi et al. 2021: Pearson's correlation, scaled into [0, 1]."""
     return (1 + pearson([v for row in heat for v in row], [v for row in again for v in row])) / 2

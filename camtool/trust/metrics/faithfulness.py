@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
-from camtool.trust.metrics.correlation import correlate_spearman
+from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.random_maps import rank_pixels
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline, start_removal
@@ -22,6 +22,9 @@ from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_aga
 
 # The fractions of the pixels that the library grad-cam removes.
 _ROAD_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+# No method removes several cells of a grid at once, or fills with these two.
+_MASK_CELLS, _MASK_SHARES, _MASK_REMOVALS = 7, (1 / 8, 1 / 4, 1 / 2), ("blur", "mean")
 
 
 # ------------------------------------------------------------------------------------- images weighted by their map
@@ -355,6 +358,76 @@ def measure_cell_drops(
 def compare_with_cell_drops(maps: Tensor, drops: Tensor, *, cells: int = 4) -> Tensor:
     """Return the value of :func:`compute_single_deletion` for maps ``(N, H, W)``, from drops that are measured."""
     return correlate_spearman(_sum_heat(maps, _make_cells(maps[:, None], cells)), drops)
+
+
+@metric(
+    "faithfulness-correlation",
+    higher_is_better=True,
+    bounds=(-1, 1),
+    chance=0,
+    score="logit",
+    paper="arXiv 2005.00631",
+)
+def compute_faithfulness_correlation(
+    score: Score, images: Tensor, maps: Tensor, *, masks: int = 16, seed: int = 0, chunk: int | None = None
+) -> Tensor:
+    """Correlate the heat under random masks with the drop of the score without what is under them. Higher is better.
+
+    The masks are random cells of a grid of 7 x 7: an eighth, a quarter or a half of them. Only masks of one size are
+    compared with each other, as otherwise the area alone would predict the drop. What is under them is replaced by the
+    blurred image, then by its mean color. The value is the mean of Pearson's correlations for each size and
+    replacement, from -1 to 1. The chance level is 0, which is also the value of a map that has the same heat
+    everywhere.
+
+    Source: arXiv 2005.00631, with sums of the heat, masks of single pixels, one size and one replacement.
+
+    Args:
+        score: The score, e.g. the logit.
+        images: ``(N, C, H, W)``.
+        maps: ``(N, H, W)``.
+        masks: The number of masks of each size.
+        seed: The seed of the masks, which are the same for all images.
+        chunk: The number of images that run at once; by default as many as fit into the memory budget.
+    """
+    check_maps(maps, images)
+    drops = measure_mask_drops(score, images, masks=masks, seed=seed, chunk=chunk)
+    return compare_with_mask_drops(maps, drops, seed=seed)
+
+
+def measure_mask_drops(
+    score: Score, images: Tensor, *, masks: int = 16, seed: int = 0, chunk: int | None = None
+) -> Tensor:
+    """Return by how much the score drops without what is under each mask, ``(N, replacements, sizes, masks)``.
+
+    The arguments are those of :func:`compute_faithfulness_correlation`. The drops depend on no map, so they are
+    measured once for many of them.
+    """
+    check_count("masks", masks, least=2, error=MetricError)
+    regions = _draw_cell_masks(images, masks, seed)
+    drops = [_measure_drops(score, images, regions, removal, chunk) for removal in _MASK_REMOVALS]
+    return torch.stack(drops, 1).reshape(len(images), len(drops), len(_MASK_SHARES), masks)
+
+
+def compare_with_mask_drops(maps: Tensor, drops: Tensor, *, seed: int = 0) -> Tensor:
+    """Return the value of :func:`compute_faithfulness_correlation` for maps ``(N, H, W)`` from measured drops."""
+    regions = _draw_cell_masks(maps[:, None], drops.shape[3], seed)
+    # Where cells differ by a pixel, so do the areas.
+    heat = (_sum_heat(maps, regions) / regions.flatten(1).sum(1)).to(drops)
+    heat = heat.unflatten(1, drops.shape[2:])[:, None].expand_as(drops)
+    values = correlate_pearson(heat.flatten(0, 2), drops.flatten(0, 2))
+    return torch.unflatten(values, 0, (len(maps), -1)).mean(1)
+
+
+def _draw_cell_masks(images: Tensor, count: int, seed: int) -> Tensor:
+    """Return random masks of each size, ``(sizes · count, H, W)``, boolean."""
+    cells = _make_cells(images, min(_MASK_CELLS, *images.shape[2:]))
+    generator = torch.Generator().manual_seed(seed)
+    masks = []
+    for share in _MASK_SHARES:
+        for _ in range(count):
+            order = torch.randperm(len(cells), generator=generator, device="cpu")
+            masks.append(cells[order[: max(1, round(share * len(cells)))].to(cells.device)].any(0))
+    return torch.stack(masks)
 
 
 @metric("infidelity", higher_is_better=False, bounds=(0, 1), score="logit", paper="arXiv 1901.09392")

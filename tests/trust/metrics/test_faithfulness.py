@@ -10,6 +10,7 @@ from camtool.errors import MetricError
 from camtool.hooks.folded_model import FoldedModel
 from camtool.trust.metrics import ClassScore, complexity, compound, faithfulness
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
+from camtool.trust.metrics.removal import blur_images
 from tests.oracles import metrics as oracles
 
 N, SIDE = 3, 8
@@ -128,6 +129,27 @@ def test_cells_cover_an_image_that_they_do_not_divide() -> None:
     assert cells.flatten(1).sum(1).min() >= 4
     with pytest.raises(MetricError, match="cells=4 is more than the sides"):
         faithfulness.compute_single_deletion(lambda x, r: r * 0.0, torch.zeros(1, 1, 3, 9), torch.zeros(1, 3, 9))
+
+
+def test_faithfulness_correlation_is_the_mean_of_the_papers_over_sizes_and_replacements(net: nn.Module) -> None:
+    masks = faithfulness._draw_cell_masks(IMAGES, 5, seed=2)
+    pixels = [[(i, j) for i, j in mask.nonzero().tolist()] for mask in masks]
+    # Of 8 x 8 pixels in 7 x 7 cells, the first row and column of cells have two.
+    assert [len({(i * 7 // 8, j * 7 // 8) for i, j in region}) for region in pixels] == [6] * 5 + [12] * 5 + [24] * 5
+    score = ClassScore(net, IMAGES, CLASSES, "logit")
+    values = faithfulness.compute_faithfulness_correlation(score, IMAGES, MAPS, masks=5, seed=2)
+    fills = blur_images(IMAGES), IMAGES.mean((2, 3), keepdim=True).expand_as(IMAGES)
+    expected = torch.tensor(
+        [
+            [oracles.faithfulness_correlation(*case, pixels[first : first + 5]) for case in each(net, "logit", fill)]
+            for fill in fills
+            for first in (0, 5, 10)
+        ]
+    )
+    compare(values, expected.mean(0).tolist())
+    assert not torch.allclose(expected[0], expected[3], atol=0.01)
+    constant = faithfulness.compute_faithfulness_correlation(score, IMAGES, torch.ones_like(MAPS))
+    assert constant.tolist() == [0, 0, 0]
 
 
 def test_infidelity_follows_the_paper(net: nn.Module) -> None:
