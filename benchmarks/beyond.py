@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -42,6 +42,8 @@ from benchmarks.photos import read_labels
 from camtool.demo.camnet import SIZE, load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.geometry import resampling
+from camtool.rendering.contact_sheet import draw_captioned_images
+from camtool.rendering.image_writing import write_image
 from camtool.trust.metrics.localization import compute_energy_in_mask
 from tools.train_scene_models import build
 
@@ -58,6 +60,10 @@ _LEAST = 0.1, 0.3
 
 _SCENES = 150
 """Scenes of one object, of which those count that the network recognizes."""
+
+_PRINTABLE = ("skimage/", "sklearn/", "matplotlib/")
+_NO_PHOTOS = ("skimage/microaneurysms.png", "skimage/hubble_deep_field.jpg", "skimage/ihc.png")
+"""Packages whose photos are drawn, and what of them is left out, so that there are 20."""
 
 _MEASURES = ("single deletion", "down", "right")
 
@@ -88,9 +94,13 @@ def main(
     scenes: Annotated[Path | None, typer.Option(help="Folder with networks of tools/train_scene_models.py.")] = None,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
+    sheet: Annotated[Path | None, typer.Option(help="Only draw faithcam by both rules on unseen photos, here.")] = None,
 ) -> None:
     """Measure, print a table, and write the numbers to a JSON file."""
     torch.set_num_threads(threads)
+    if sheet is not None:
+        _draw_sheet(camtool.load(*weights[0].split("=", 1)), sheet)
+        return
     rows = []
     networks = {"demo": load_honest_model().model}
     networks |= {file.stem: build(file.stem, file) for file in sorted(scenes.glob("*.safetensors"))} if scenes else {}
@@ -105,6 +115,24 @@ def main(
                 rows.append({"network": name, "photos": place, "method": asked, **_compare(kept, fading)})
                 print(json.dumps(rows[-1]), flush=True)
     out.write_text(json.dumps({"machine": describe_machine(threads), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _draw_sheet(loaded: camtool.Loaded, path: Path) -> None:
+    """Draw photos of packages that allow to print them, and faithcam with heat that is kept and that fades on each."""
+    images, captions = [], []
+    for name, image in read_package_photos():
+        if not name.startswith(_PRINTABLE) or name in _NO_PHOTOS:
+            continue
+        overlays = []
+        for rule in (_keep_heat, nullcontext):
+            with rule():
+                overlays.append(camtool.explain(loaded, image, method="faithcam"))
+                pixels = overlays[-1].overlay()
+            resampling.build_interpolation_matrix.cache_clear()
+            images += [np.asarray(image), pixels] if rule is _keep_heat else [pixels]
+        captions += [overlays[0].label or "", "before", "now"]
+    squares = [np.asarray(ImageOps.fit(Image.fromarray(pixels), (300, 300))) for pixels in images]
+    write_image(path, draw_captioned_images(squares, captions, columns=6, width=150), quality=80)
 
 
 def _compare_scenes(model: nn.Module, method: str) -> dict[str, Any]:
