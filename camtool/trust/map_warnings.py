@@ -38,8 +38,10 @@ def find_map_warnings(
     # Reading the gradients would compute them, so methods that did not read them are left out.
     used = [of_layer for of_layer in evidence if of_layer.uses_gradients]
     has_zero_gradient = bool(used) and all(of_layer.has_zero_gradient[row] for of_layer in used)
+    # Some methods read more than this gradient, e.g. those on a path from a black image: their maps may say something.
+    is_empty = has_zero_gradient and find_limits(raw) is None
     return [
-        *(_explain_zero_gradient(used, row) if has_zero_gradient else _check_values(raw)),
+        *(_explain_zero_gradient(used, row) if is_empty else _check_values(raw)),
         *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.find_link().is_assumed),
         *_check_layers(evidence, target, has_zero_gradient=has_zero_gradient),
     ]

@@ -82,6 +82,15 @@ def test_zero_gradient_gets_a_warning() -> None:
     assert match_warnings(find_warnings(ColorNet(), make_image(), lambda one: 0 * one.sum()), ZERO)
 
 
+def test_zero_gradient_at_the_image_alone_gets_none_from_a_method_that_follows_a_path() -> None:
+    result = camtool.explain(
+        ColorNet(), make_image(), lambda one: one[0].clamp(max=0.02), method="integratedgradcam", layer="colors"
+    )
+    assert float(result.heatmap.max()) == 1
+    assert result.warnings == ()
+    assert "zero-gradient" not in result.check().codes
+
+
 def test_layer_after_the_last_attention_gets_a_warning() -> None:
     vit = zoo.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
     nn.init.normal_(vit.heads.head.weight)

@@ -40,7 +40,8 @@ def check_gradient(context: CheckContext) -> Iterator[Finding]:
     if not used:
         return
     if all(of_layer.has_zero_gradient[0] for of_layer in used):
-        if any(of_layer.has_gradient_beside_cells(0) for of_layer in used):  # the map's own warning says so
+        # A map with contrast comes from more than this gradient, and tokens beside the cells have their own warning.
+        if context.has_contrast or any(of_layer.has_gradient_beside_cells(0) for of_layer in used):
             return
         place = _find_loss(context, used[0].layer)
         yield Finding("zero-gradient", f"The score's gradient at layer {used[0].layer!r} is zero everywhere; {place}.")
