@@ -7,7 +7,16 @@ import runpy
 import sys
 from pathlib import Path
 
-_SHARED = ("__init__", "__main__", "language_model", "package_photos", "paired", "photos", "truth_scenes")
+_SHARED = (
+    "__init__",
+    "__main__",
+    "language_model",
+    "package_photos",
+    "paired",
+    "photos",
+    "truth_scenes",
+    "wired_networks",
+)
 
 
 def main() -> None:
