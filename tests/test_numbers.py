@@ -1,0 +1,53 @@
+"""The numbers in README and docs are those that the benchmarks have stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import numbers
+
+PAGE = """
+<!-- numbers: benchmarks/made.json -->
+| method | precision | share | time in 2 threads |
+|---|---|---|---|
+| `gradcam` | 0.40 (0.34 to 0.45) | 12 % | 1,204 |
+| `faithcam` | **0.53** ± 0.02 | 7 % | \u22123 |
+
+0.99 is below the table.
+"""
+STORED = {
+    "threads": 8,
+    "rows": [
+        {"method": "gradcam", "precision": [0.4049, 0.336, 0.45], "share": 0.118, "ms": 1203.6},
+        {"method": "faithcam", "precision": {"mean": 0.534, "error": 0.02}, "share": 0.07, "ms": 3.4},
+    ],
+}
+
+
+@pytest.mark.parametrize("page", numbers._PAGES, ids=lambda page: page.name)
+def test_no_number_of_a_page_differs(page: Path) -> None:
+    differences = [str(difference) for difference in numbers.find_differences(page, page.read_text(encoding="utf-8"))]
+    assert not differences
+
+
+@pytest.mark.parametrize(
+    ("printed", "changed", "told"),
+    [
+        ("0.40 (", "0.41 (", "made.md:5: gradcam: 0.41 is not stored; the nearest is 0.4049"),
+        ("7 %", "12 %", "made.md:6: faithcam: 12 is not stored; the nearest is 3.4"),  # that of the other row
+        ("1,204", "1,203", "made.md:5: gradcam: 1,203 is not stored; the nearest is 1203.6"),
+        ("0.99", "0.98", None),
+    ],
+)
+def test_a_number_that_differs_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, changed: str, told: str | None
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "made.json").write_text(json.dumps(STORED))
+    monkeypatch.setattr(numbers, "_ROOT", tmp_path)
+    assert not [*numbers.find_differences(Path("made.md"), PAGE)]
+    differences = [*map(str, numbers.find_differences(Path("made.md"), PAGE.replace(printed, changed)))]
+    assert differences == ([] if told is None else [told])
