@@ -115,13 +115,40 @@ _KINDS = (
     ),
     WarningKind(
         "byte-range",
-        "A tensor holds floats from 0 to 255, as bytes do.",
+        "A tensor, or what a transform returns, holds values from 0 to 255, as bytes do.",
         "Divide by 255 and normalize as in training, or give the photo as uint8.",
+    ),
+    WarningKind(
+        "unusual-range",
+        "A tensor, or what a transform returns, holds values that no usual normalization makes of a photo.",
+        "Normalize once, values in [0, 1].",
     ),
     WarningKind(
         "not-normalized",
         "A tensor is in [0, 1], but the model's transform normalizes.",
         "Normalize the tensor as in training, or give the photo.",
+    ),
+    WarningKind(
+        "other-normalization",
+        "The transform that was given normalizes otherwise than that of the model.",
+        "Normalize as the model's own transform does, or leave transform= out; keep it if the weights were trained so.",
+    ),
+    WarningKind(
+        "unit-range",
+        "The transform that was given returns [0, 1], and nothing shows whether the model expects this.",
+        "Keep it if the model was trained so, or normalizes by itself; else normalize as in training.",
+        "note",
+    ),
+    WarningKind(
+        "upside-down",
+        "The transform turns photos upside down, or the model predicts a folder's photos better that way.",
+        "Check the transform, and whether files are read with their EXIF orientation; photos may be meant to be so.",
+    ),
+    WarningKind(
+        "aspect-changed",
+        "The transform that was given changes the aspect of the photo by 10 % or more, and that of the model does not.",
+        "Keep it if the model was trained so; else resize the shorter side, and crop.",
+        "note",
     ),
     WarningKind(
         "assumed-transform",
@@ -137,12 +164,12 @@ _KINDS = (
     ),
     WarningKind(
         "scale-misfit",
-        "The model predicts much better with the same image in another usual range of values.",
+        "The model predicts much better with the same image, or a folder's, in another usual range of values.",
         "Check the normalization: the image was scaled otherwise than in training.",
     ),
     WarningKind(
         "channels-swapped",
-        "The model predicts much better with red and blue exchanged.",
+        "The model predicts much better with red and blue exchanged, or the transform that was given exchanges them.",
         "Convert BGR to RGB before the transform; OpenCV reads photos as BGR.",
     ),
     # ------------------------------------------------------------------------------------------------ the model
@@ -161,6 +188,16 @@ _KINDS = (
         "not-repeatable",
         "Explaining the same image again gives another map.",
         "Switch off what is random in the model, or explain again if the weights have changed since.",
+    ),
+    WarningKind(
+        "negated-layer",
+        "The last layer's weights speak against classes rather than for them.",
+        "Check the sign of the last layer where its weights are converted or loaded.",
+    ),
+    WarningKind(
+        "labels-mixed-up",
+        "Classes with related names have weights that are no more alike than those of any two classes.",
+        "Give the labels in the order of the training, and check that the last layer's weights were loaded.",
     ),
     WarningKind(
         "image-ignored",
@@ -255,6 +292,11 @@ _KINDS = (
         "A layer was given, but the method works at the input.",
         "Leave layer= out, or choose another method.",
         "note",
+    ),
+    WarningKind(
+        "early-layer",
+        "Less than 40 % of a classifier's layers come before the explained one, and each channel has one weight.",
+        "Leave layer= out for the best layer, or choose a method that weighs cells, e.g. layercam.",
     ),
     WarningKind(
         "coarse-layer",

@@ -363,6 +363,8 @@ class Explainer(Generic[Result]):
             text=loaded.text,
             placement=settings.placement,
             depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),
+            transform=settings.transform,
+            declared=loaded.transform,
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
 

@@ -35,7 +35,7 @@ from camtool.layers.depths import Depths
 from camtool.methods import Method, merges
 from camtool.methods.merges import Merge
 from camtool.methods.options import encode_text_options
-from camtool.models import TextEncoder, resolve_labels, resolve_phrases
+from camtool.models import TextEncoder, Transform, resolve_labels, resolve_phrases
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
 from camtool.targets.target import Corners
@@ -104,6 +104,8 @@ class BatchExplainer:
         depths: Other layers on the way to each layer that the methods read.
         engines: The engines to try, in order, before the model as it is.
         notes: Warnings that every explanation gets.
+        transform: The transform that the user gave instead of the model's own, for :meth:`check`.
+        declared: The transform that the model came with.
     """
 
     model: nn.Module
@@ -118,6 +120,8 @@ class BatchExplainer:
     depths: Depths = 0
     engines: Sequence[str] = ()
     notes: tuple[MapWarning, ...] = ()
+    transform: Transform | None = None
+    declared: Transform | None = None
 
     @property
     def needs_layers(self) -> bool:
@@ -396,6 +400,9 @@ class BatchExplainer:
                 method=method,
                 recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
                 training=training,
+                labels=self.find_labels(forward_pass)[0],
+                transform=self.transform,
+                declared=self.declared,
             )
             title = (
                 f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"

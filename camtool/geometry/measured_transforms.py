@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -31,6 +32,12 @@ _REACH = 3
 
 _FULL = 0.96
 """Share of the usual response to white minus black from which an output pixel shows the photo alone."""
+
+_SOLID = (256, 256)
+"""Size of a photo of one color."""
+
+_NONLINEAR = 0.02
+"""Share of white minus black by which the gray of a linear transform may differ: a few levels of rounding."""
 
 _DRIFT = 1 / 200
 """Share of the photo's side by which coordinates may differ from a line: resampling bends them, by a pixel at most for
@@ -80,6 +87,40 @@ def probe_geometry(transform: Transform, photo: tuple[int, int]) -> Geometry:
             f"values may not be linear in the photo's), so heatmaps cannot be placed on the photo. {REMEDY}"
         )
     return Geometry((height, width), (span.shape[1], span.shape[2]), (rows[0], columns[0], rows[1], columns[1]))
+
+
+class ColorResponse(NamedTuple):
+    """What a transform makes of colors.
+
+    Attributes:
+        black: ``(C,)``, the values of a black photo.
+        white: ``(C,)``, the values of a white photo.
+        is_reversed: True if red is in the last of three channels and blue in the first.
+    """
+
+    black: Floats
+    white: Floats
+    is_reversed: bool
+
+
+def probe_colors(transform: Transform) -> ColorResponse | None:
+    """Measure a transform's normalization and order of channels by passing photos of one color through it.
+
+    Returns:
+        The response; ``None`` if the transform is random, or its values are not linear in the photo's.
+    """
+    colors = np.array([[0, 0, 0], [255, 255, 255], [128, 128, 128], [255, 0, 0], [0, 0, 255]])
+    try:
+        outputs = _transform_images(transform, [np.broadcast_to(color, (*_SOLID, 3)) for color in colors])
+    except GeometryError:
+        return None
+    # The middle shows the photo in any crop, and no padding.
+    black, white, gray, red, blue = (output[:, output.shape[1] // 2, output.shape[2] // 2] for output in outputs)
+    span = white - black
+    if not np.allclose(gray - black, span * 128 / 255, rtol=0, atol=_NONLINEAR * np.abs(span).max()) or not span.all():
+        return None
+    first, last = ((color - black) / span for color in (red, blue))
+    return ColorResponse(black, white, len(span) == 3 and bool(first.argmax() == 2 and last.argmax() == 0))
 
 
 def _draw_ramps(n: int, across: int) -> list[Floats]:
@@ -188,7 +229,7 @@ def _compute_largest_bias(residual: Floats, trusted: NDArray[np.bool_]) -> float
 
 
 def _transform_images(transform: Transform, images: list[Floats]) -> list[Floats]:
-    """Return the outputs for gray images (H, W) in 0 .. 255, and check that the transform is deterministic."""
+    """Return the outputs for images in 0 .. 255, gray or RGB, and check that the transform is deterministic."""
     with Cleanup() as cleanup:
         generators = save_generators()
         cleanup.push(partial(restore_generators, generators))
@@ -205,9 +246,9 @@ def _transform_images(transform: Transform, images: list[Floats]) -> list[Floats
 
 
 def _transform_image(transform: Transform, pixels: Floats) -> Floats:
-    """Return the output (C, h, w) for one gray image (H, W)."""
-    gray = pixels.astype(np.uint8)
-    output = transform(Image.fromarray(np.stack([gray] * 3, axis=-1)))
+    """Return the output (C, h, w) for one image, gray (H, W) or RGB (H, W, 3)."""
+    colors = pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)
+    output = transform(Image.fromarray(colors.astype(np.uint8)))
     image = unwrap_image(output)
     array = image.detach().cpu().double().numpy() if isinstance(image, Tensor) else image
     if isinstance(array, np.ndarray) and array.ndim == 4 and len(array) == 1:

@@ -43,6 +43,7 @@ from camtool.inputs.prepared_inputs import (
     build_view,
     find_black_and_white,
     find_image_warnings,
+    find_range_warnings,
     find_tensor_warnings,
     group_into_batches,
     to_image_array,
@@ -249,14 +250,16 @@ class InputPreparer:
             return self._prepare_values(image)
         transform, notes = self._get_image_transform()
         geometry = self._read_geometry((image.height, image.width))
-        tensor = _check_transformed(transform(self._cut_middle(image, geometry)), transform)
-        tensor = tensor.to(self._device, get_dtype(self._model))
+        made = _check_transformed(transform(self._cut_middle(image, geometry)), transform)
+        value_range = ValueRange.of_tensor(made)  # before it is on a GPU, for which each look waits
+        tensor = made.to(self._device, get_dtype(self._model))
+        black, white = find_black_and_white(tensor, transform)
         notes = (
             *image_files.get_reading_notes(image),
             *find_image_warnings(image, geometry),
             *notes,
+            *find_range_warnings(value_range, black, white),
         )
-        black, white = find_black_and_white(tensor, transform)
         view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
         return PreparedInput(tensor, view, notes, black, white, is_photo=True)
 

@@ -161,8 +161,15 @@ _SMALL_SHARE = 1 / 4
 _DARK = 16
 """The highest level that values of 12 bits or fewer reach in a file of 16 bits: 2 ** 12 / 2 ** 16 of 256 levels."""
 
-_BRIGHT = 64
+_BRIGHT = 20
 """Normalized values stay far below this; the brightest byte of an image hardly ever does."""
+
+_NORMALIZED_LIMIT = 8
+"""Largest magnitude of normalized values. The usual normalizations reach 3, and one for each image 8 if few of its
+pixels are bright; ImageNet's, applied twice, reaches from -11 to 10."""
+
+_BYTE_LIMIT = 255
+"""Largest magnitude of bytes, also of those from which a mean was subtracted."""
 
 _ROUNDING = 1e-3
 """The precision of float16 near 1."""
@@ -240,23 +247,35 @@ def find_tensor_warnings(value_range: ValueRange, black: Tensor | None, white: T
     """
     if value_range.is_constant:
         yield MapWarning(_CONSTANT, "constant-image")
-    elif (
-        value_range.channels in (1, 3)
-        and value_range.is_byte
-        and (white is None or value_range.highest > 2 * float(white.max()))
-    ):
-        yield MapWarning(
-            f"The input's values range from {value_range.lowest:g} to {value_range.highest:g}, like the bytes of a "
-            "photo; unless the model scales them itself, divide by 255 and normalize as in training, or give the photo "
-            "as uint8.",
-            "byte-range",
-        )
     elif value_range.is_unit and black is not None and float(black.max()) < 0:
         yield MapWarning(
             "The input's values are in [0, 1], but the model's preparation normalizes them; do that too, or give the "
             "photo instead of a tensor.",
             "not-normalized",
         )
+    else:
+        yield from find_range_warnings(value_range, black, white)
+
+
+def find_range_warnings(value_range: ValueRange, black: Tensor | None, white: Tensor | None) -> Iterator[MapWarning]:
+    """Yield a warning about gray or RGB values that no usual normalization makes; see :func:`find_tensor_warnings`."""
+    lowest, highest = value_range.lowest, value_range.highest
+    size, text = max(-lowest, highest), f"The input's values range from {lowest:g} to {highest:g}"
+    if black is not None and white is not None:
+        margin = float(white.max() - black.min()) / 2
+        if lowest >= float(black.min()) - margin and highest <= float(white.max()) + margin:
+            return
+    if value_range.channels not in (1, 3):
+        return
+    if value_range.is_byte:
+        yield MapWarning(
+            f"{text}, like the bytes of a photo; unless the model scales them itself, divide by 255 and normalize as "
+            "in training, or give the photo as uint8.",
+            "byte-range",
+        )
+    # Bytes minus a mean, as Caffe's models take them, lie between the two limits.
+    elif _NORMALIZED_LIMIT < size <= _BRIGHT or size > _BYTE_LIMIT + _ROUNDING:
+        yield MapWarning(f"{text}, as if normalized twice, or without a division by 255 before.", "unusual-range")
 
 
 def to_image_array(tensor: Tensor) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as vision
 
 from camtool.errors import GeometryError
-from camtool.geometry.measured_transforms import probe_geometry
+from camtool.geometry.measured_transforms import probe_colors, probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from tests.geometry.photos import (
     LANDSCAPE,
@@ -225,3 +225,40 @@ def test_errors_of_the_transform_are_not_hidden():
 
     with pytest.raises(KeyError, match="mine"):
         read_geometry(broken, (40, 50))
+
+
+COLORS = {
+    "to tensor": (to_tensor, ([0, 0, 0], [1, 1, 1], False)),
+    "normalized": (
+        v2.Compose([to_tensor, v2.Normalize([0.5, 0.25, 0.1], [0.5, 0.25, 0.2])]),
+        ([-1, -1, -0.5], [1, 3, 4.5], False),
+    ),
+    "BGR bytes": (lambda photo: 255 * to_tensor(photo).flip(0), ([0, 0, 0], [255, 255, 255], True)),
+    "inverted": (lambda photo: 1 - to_tensor(photo), ([1, 1, 1], [0, 0, 0], False)),
+    "gray": (v2.Compose([v2.Grayscale(), to_tensor]), ([0], [1], False)),
+    "padded": (letterbox, ([0, 0, 0], [1, 1, 1], False)),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", COLORS)
+def test_the_response_to_colors_is_that_of_the_arithmetic(name):
+    transform, (black, white, is_reversed) = COLORS[name]
+    response = probe_colors(transform)
+    np.testing.assert_allclose(response.black, black, atol=1e-5)
+    np.testing.assert_allclose(response.white, white, atol=1e-5)
+    assert response.is_reversed == is_reversed
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda photo: to_tensor(photo) ** 2.2,
+        lambda photo: to_tensor(photo) - to_tensor(photo).mean(),
+        lambda photo: to_tensor(photo) + random.random(),
+        lambda photo: torch.ones(3, 8, 8),
+    ],
+    ids=["gamma", "a mean for each photo", "random", "constant"],
+)
+def test_values_that_are_not_linear_in_the_photo_have_no_response(transform):
+    assert probe_colors(transform) is None

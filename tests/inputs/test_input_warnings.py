@@ -16,14 +16,15 @@ from camtool.errors import ImageError
 from camtool.inputs import input_preparer
 from camtool.inputs.image_files import read_image
 
-SAME, BYTES, UNIT, DARK, PART = (
+SAME, BYTES, TWICE, UNIT, DARK, PART = (
     "same everywhere",
     "like the bytes of a photo",
+    "as if normalized twice",
     "are in [0, 1]",
     "nearly black",
     "saw only",
 )
-NEW = (SAME, BYTES, UNIT, DARK, PART)
+NEW = (SAME, BYTES, TWICE, UNIT, DARK, PART)
 
 IMAGENET = Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 CROPPED = Compose([Resize(72), CenterCrop(64), ToTensor(), IMAGENET])
@@ -90,6 +91,25 @@ def test_real_photos_give_no_warning(mobilenet: Any, shared: Any) -> None:
     assert len(photos) >= 23
     for result in camtool.explain(mobilenet, [*photos, shared / "images" / "both.png"]):
         assert result.warnings == ()
+
+
+RANGES = {
+    "bytes": (lambda values: 255 * values, [BYTES]),
+    "twice ImageNet": (lambda values: IMAGENET(IMAGENET(values)), [TWICE]),
+    "ImageNet without a division by 255": (lambda values: IMAGENET(255 * values), [TWICE]),
+    "ImageNet": (IMAGENET, []),
+    "[0, 1]": (lambda values: values, []),
+    "[-1, 1]": (lambda values: 2 * values - 1, []),
+    "bytes minus a mean": (lambda values: 255 * values - 120, []),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", RANGES)
+def test_values_that_no_usual_normalization_makes_give_a_warning(name: str) -> None:
+    change, expected = RANGES[name]
+    assert list_warnings(photo(), transform=lambda image: change(ToTensor()(image))) == expected
+    assert list_warnings(change(ToTensor()(photo()))) == expected
 
 
 # ------------------------------------------------------------------------------------------------------ tensors

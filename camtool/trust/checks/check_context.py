@@ -13,10 +13,12 @@ from camtool import maps
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
+from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
+from camtool.hooks.tracing import TracedCall, trace
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
@@ -37,6 +39,9 @@ class CheckContext:
         method: The method.
         recompute: From evidence, one for each layer, to merged maps ``(R, *grid)``.
         training: The names of the modules that were in training mode, and behave differently in it.
+        labels: The names of the classes; ``None`` if they are unknown.
+        transform: The transform that the user gave instead of the model's own, if any.
+        declared: The transform that the model came with, if any.
     """
 
     raw: NDArray[Any]
@@ -45,6 +50,9 @@ class CheckContext:
     method: Method
     recompute: Callable[[Sequence[Evidence]], NDArray[Any]]
     training: Sequence[str]
+    labels: Sequence[str] | None = None
+    transform: Transform | None = None
+    declared: Transform | None = None
 
     @property
     def target(self) -> Target:
@@ -74,6 +82,12 @@ class CheckContext:
     def has_contrast(self) -> bool:
         """True if the map is finite and not constant."""
         return bool(maps.normalize(self.raw).any())
+
+    @cached_property
+    def calls(self) -> list[TracedCall]:
+        """The calls of all modules in a forward pass of the image."""
+        with self.forward_pass.restore_autocast():
+            return trace(self.forward_pass.model, self.forward_pass.inputs)
 
     @cached_property
     def new_map(self) -> NDArray[Any]:

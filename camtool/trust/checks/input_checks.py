@@ -1,4 +1,4 @@
-"""Checks of the input: would the model predict much better with other channels or another range of values?"""
+"""Checks of the input: what a transform does to colors and places, and whether other inputs are predicted better."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from math import log
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.measured_transforms import ColorResponse, probe_colors
+from camtool.geometry.resampling import Floats
+from camtool.geometry.torchvision_transforms import read_geometry
+from camtool.geometry.transform_output import Transform, find_statistics
+from camtool.hooks.structures.modules import read_tree
+from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.models import find_transform
+from camtool.models.preprocessing import Preprocessing, Renormalized
+from camtool.models.sources.torchvision import build_default_transform
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
@@ -24,6 +35,15 @@ without norms is more certain of any larger input, but its scores only grow toge
 
 _CROPPED = 1 / 14
 """What the third view lacks on each side, as a share of the image: 16 of 224 pixels."""
+
+_SQUASHED = 1.1
+"""Ratio of the scales of height and width from which on a change of the aspect counts."""
+
+_SAME_NORMALIZATION = 0.05
+"""Share of white minus black by which two normalizations may differ, e.g. by rounded constants."""
+
+_CAFFE_SPAN = 200
+"""White minus black of bytes from which a mean is subtracted, as models of Caffe take them, in BGR."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -45,12 +65,91 @@ def find_skip_reason(context: CheckContext) -> str | None:
     return None
 
 
+def check_transform(context: CheckContext) -> Iterator[Finding]:
+    """Find what the user's transform does otherwise than the model's own, by photos of known colors and places."""
+    user, model = context.transform, context.forward_pass.model
+    if user is None or user is context.declared or not context.item.is_photo:
+        return
+    declared = context.declared or find_transform(model)
+    if declared is None and _is_imagenet_classifier(context):
+        declared = build_default_transform()
+    yield from _check_places(context.item.geometry, declared)
+    response = probe_colors(user)
+    expected = None if declared is None else probe_colors(declared)
+    if response is None:
+        return
+    is_stated = isinstance(user, (Preprocessing, Renormalized)) and user.channels == "bgr"
+    is_caffe = bool(np.ptp([response.black, response.white]) > _CAFFE_SPAN) and response.black.min() < 0
+    if response.is_reversed and not (expected.is_reversed if expected else is_stated or is_caffe):
+        yield Finding(
+            "channels-swapped",
+            "The transform returns blue as the first channel and red as the last (BGR)"
+            f"{', unlike that of the model' if expected else ', and nothing says that the model expects this'}.",
+        )
+    yield from _check_normalization(context, response, expected)
+
+
+def _check_places(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:
+    """Find a transform that turns a photo upside down, or changes its aspect."""
+    top, _, bottom, _ = geometry.box
+    if top > bottom:
+        yield Finding("upside-down", "The transform turns the photo upside down.")
+    aspect = _compute_aspect(geometry)
+    usual = 1.0 if declared is None else _compute_aspect(read_geometry(declared, geometry.photo))
+    if not 1 / _SQUASHED < aspect / usual < _SQUASHED:
+        yield Finding(
+            "aspect-changed",
+            f"The transform makes the photo {max(aspect, 1 / aspect):.2f} times as {'wide' if aspect > 1 else 'high'}, "
+            "relative to its other side.",
+            {"scale of the width / scale of the height": aspect},
+        )
+
+
+def _compute_aspect(geometry: Geometry) -> float:
+    """Return the scale along the width relative to that along the height."""
+    top, left, bottom, right = geometry.box
+    return geometry.size[1] / abs(right - left) / (geometry.size[0] / abs(bottom - top))
+
+
+def _check_normalization(
+    context: CheckContext, response: ColorResponse, expected: ColorResponse | None
+) -> Iterator[Finding]:
+    """Find a normalization other than the model's, or none although nothing shows that the model normalizes."""
+    black, white = response.black, response.white
+    text = f"The transform turns black into {_join(black)} and white into {_join(white)}"
+    if expected is not None and len(expected.black) == len(black):
+        allowed = _SAME_NORMALIZATION * np.abs(expected.white - expected.black).max()
+        order = slice(None, None, 1 if response.is_reversed == expected.is_reversed else -1)
+        usual_black, usual_white = expected.black[order], expected.white[order]
+        if max(np.abs(black - usual_black).max(), np.abs(white - usual_white).max()) > allowed:
+            sentence = f"{text}; that of the model turns them into {_join(usual_black)} and {_join(usual_white)}."
+            yield Finding("other-normalization", sentence)
+    elif np.allclose([black, white], [[0.0], [1.0]], rtol=0, atol=_SAME_NORMALIZATION) and not _normalizes(context):
+        yield Finding("unit-range", f"{text}, and nothing shows whether the model expects this.")
+
+
+def _join(values: Floats) -> str:
+    """Return a number for each channel, or one for all."""
+    return ", ".join(dict.fromkeys(f"{value:.3g}" for value in values))
+
+
+def _is_imagenet_classifier(context: CheckContext) -> bool:
+    """Return True for a classifier of torchvision with 1000 classes, whose published weights have one normalization."""
+    scores, module = context.class_scores, type(context.forward_pass.model).__module__
+    return scores is not None and len(scores) == 1000 and module.startswith("torchvision.models.")
+
+
+def _normalizes(context: CheckContext) -> bool:
+    """Return True if the model holds a mean and a standard deviation for each channel of its input."""
+    model, channels = context.forward_pass.model, context.inputs.shape[1]
+    names = [name for name, buffer in model.named_buffers() if buffer.numel() == channels]
+    has_buffers = any("mean" in name for name in names) and any("std" in name or "var" in name for name in names)
+    return has_buffers or any(find_statistics(module) is not None for module in read_tree(model).modules)
+
+
 def check_channels(context: CheckContext) -> Iterator[Finding]:
     """Find an image whose prediction is much more certain with red and blue exchanged."""
-    black, white = _find_black_and_white(context)
-    # The channels are normalized each in its own way, so the colors are exchanged before normalization.
-    exchanged = black + _to_unit_range(context).flip(1) * (white - black)
-    better = _find_better(context, exchanged)
+    better = _find_better(context, _exchange_channels(context.inputs, context.item))
     if better is not None:
         yield Finding(
             "channels-swapped",
@@ -62,17 +161,7 @@ def check_channels(context: CheckContext) -> Iterator[Finding]:
 
 def check_scale(context: CheckContext) -> Iterator[Finding]:
     """Find an image whose prediction is much more certain in another usual range of values."""
-    values = _to_unit_range(context)
-    mean, std = (values.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
-    ranges = {
-        "[0, 1]": values,
-        "[-1, 1]": 2 * values - 1,
-        "ImageNet's mean and standard deviation": (values - mean) / std,
-    }
-    # A model that expects normalized values predicts one of a few classes for those up to 255, often with certainty,
-    # whatever the image shows. So that range is tried only if the image has not been normalized.
-    if float(context.inputs.min()) >= 0 and float(context.inputs.max()) <= 1:
-        ranges["[0, 255]"] = 255 * values
+    ranges = _list_ranges(context.inputs, context.item)
     better = _find_better(context, torch.cat(list(ranges.values())))
     if better is not None:
         yield Finding(
@@ -122,9 +211,32 @@ def _measure_certainty_of_scores(scores: Tensor) -> _Certainty:
     return _Certainty(entropy, contrast)
 
 
-def _find_black_and_white(context: CheckContext) -> tuple[Tensor, Tensor]:
+def _exchange_channels(inputs: Tensor, item: PreparedInput) -> Tensor:
+    """Return images ``(N, 3, H, W)`` with red and blue exchanged."""
+    black, white = _find_black_and_white(inputs, item)
+    # The channels are normalized each in its own way, so the colors are exchanged before normalization.
+    return black + ((inputs - black) / (white - black)).flip(1) * (white - black)
+
+
+def _list_ranges(inputs: Tensor, item: PreparedInput) -> dict[str, Tensor]:
+    """Return images ``(N, 3, H, W)`` in the usual ranges of values, by name."""
+    black, white = _find_black_and_white(inputs, item)
+    values = (inputs - black) / (white - black)
+    mean, std = (values.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
+    ranges = {
+        "[0, 1]": values,
+        "[-1, 1]": 2 * values - 1,
+        "ImageNet's mean and standard deviation": (values - mean) / std,
+    }
+    # A model that expects normalized values predicts one of a few classes for those up to 255, often with certainty,
+    # whatever the image shows. So that range is tried only if the image has not been normalized.
+    if float(inputs.min()) >= 0 and float(inputs.max()) <= 1:
+        ranges["[0, 255]"] = 255 * values
+    return ranges
+
+
+def _find_black_and_white(inputs: Tensor, item: PreparedInput) -> tuple[Tensor, Tensor]:
     """Return the values of black and white in the input, each ``(1, C, 1, 1)``: known, or guessed from its range."""
-    inputs, item = context.inputs, context.item
     low, high = float(inputs.min()), float(inputs.max())
     is_raw_tensor = not item.is_photo and low >= 0
     if item.black is not None and item.white is not None and not is_raw_tensor:
@@ -134,9 +246,3 @@ def _find_black_and_white(context: CheckContext) -> tuple[Tensor, Tensor]:
         return -mean / std, (1 - mean) / std
     black = -1.0 if low < 0 else 0.0
     return torch.full_like(mean, black), torch.full_like(mean, 1.0 if high <= 1 else 255.0)
-
-
-def _to_unit_range(context: CheckContext) -> Tensor:
-    """Return the image with values in [0, 1]."""
-    black, white = _find_black_and_white(context)
-    return (context.inputs - black) / (white - black)

@@ -18,6 +18,8 @@ Check: TypeAlias = Callable[[CheckContext], Iterator[Finding]]
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "mode": model_checks.check_mode,
+        "last layer": model_checks.check_last_layer,
+        "depth": model_checks.check_depth,
         "repeatability": model_checks.check_repeatability,
         "gradient": gradient_checks.check_gradient,
         "finite difference": gradient_checks.check_finite_difference,
@@ -26,6 +28,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "other classes": map_checks.check_classes,
         "blank image": map_checks.check_blank_image,
         "border": map_checks.check_border,
+        "transform": input_checks.check_transform,
         "channels": input_checks.check_channels,
         "scale": input_checks.check_scale,
     }

@@ -29,10 +29,11 @@ class Net(nn.Module):
         stride: int = 2,
         padding: int = 1,
         classes: int = 6,
+        channels: int = 3,
     ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride, padding), nn.ReLU())
+        self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, stride, padding), nn.ReLU())
         self.layer = nn.Sequential(nn.Conv2d(8, 8, 3, stride, padding), nn.ReLU())
         self.between = between or nn.Identity()
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -132,7 +133,7 @@ def _noise(seed: int = 0, size: int = 32) -> Tensor:
     return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def _explain(model: nn.Module, image: Tensor | None = None, target: object = None, **options: object):
+def _explain(model: nn.Module | camtool.Loaded, image: Tensor | None = None, target: object = None, **options: object):
     given = {"layer": "layer", **options}
     return camtool.explain(model, _noise() if image is None else image, target, **given)[0]
 
@@ -239,12 +240,72 @@ def _raw_tensor(scale: float):
     return _demo(torch.from_numpy(pixels / 255 * scale).permute(2, 0, 1)[None])[0]
 
 
+PIXELS = v2.Compose([v2.Resize(128), v2.CenterCrop(128), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+"""The demo's own transform without its normalization."""
+
+HALF = v2.Normalize([0.5] * 3, [0.5] * 3)
+_IMAGENET = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+def _prepared(transform: Callable[[Image.Image], Tensor]):
+    """An explanation of the demo on a photo of 4:3, with a transform that the user gave."""
+    return _demo(_photo().resize((160, 120)), transform=transform)
+
+
+def make_kinds(*, is_sorted: bool = True, sign: int = 1) -> camtool.Loaded:
+    """A model of 200 classes of 8 kinds: a class has the weight 1 for the channel of its kind, and nearly 0 else."""
+    net = Net(classes=200)
+    kinds = torch.arange(200) % 8
+    order = kinds if is_sorted else kinds[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
+    noise = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.head.weight.copy_(sign * (torch.eye(8)[order] + 0.1 * noise))
+        net.head.bias.zero_()
+    return camtool.Loaded(net, labels=[f"some{index} kind{'abcdefgh'[kind]}" for index, kind in enumerate(kinds)])
+
+
+class Deep(nn.Sequential):
+    """Five convolutions and a linear layer."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        body = [module for _ in range(5) for module in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())]
+        super().__init__(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+        self.eval()
+
+
 FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
     "an image of one color": ("constant-image", lambda: _demo(Image.new("RGB", (128, 128), (90, 90, 90)))),
     "an image that is almost black": ("dark-image", lambda: _demo(_photo().point(lambda value: value // 20))),
     "a panorama of which the center is cropped": ("small-part-seen", _panorama),
     "floats from 0 to 255": ("byte-range", lambda: _raw_tensor(255)),
     "a tensor that is not normalized": ("not-normalized", lambda: _raw_tensor(1)),
+    "a transform to bytes": ("byte-range", lambda: _prepared(lambda photo: 255 * PIXELS(photo))),
+    "a transform that normalizes twice": (
+        "unusual-range",
+        lambda: _prepared(v2.Compose([PIXELS, _IMAGENET, _IMAGENET])),
+    ),
+    "a transform without normalization": ("other-normalization", lambda: _prepared(PIXELS)),
+    "a transform with the normalization of another model": (
+        "other-normalization",
+        lambda: _prepared(v2.Compose([PIXELS, _IMAGENET])),
+    ),
+    "a transform to [0, 1] for a model that declares nothing": (
+        "unit-range",
+        lambda: camtool.explain(Net(), _photo(), transform=PIXELS, layer="layer"),
+    ),
+    "a transform to BGR": ("channels-swapped", lambda: _prepared(lambda photo: HALF(PIXELS(photo)).flip(0))),
+    "a transform that turns photos": ("upside-down", lambda: _prepared(lambda photo: HALF(PIXELS(photo)).flip(1, 2))),
+    "a transform that squeezes photos": (
+        "aspect-changed",
+        lambda: _prepared(v2.Compose([v2.Resize((128, 128)), PIXELS, HALF])),
+    ),
+    "a last layer with the wrong sign": (
+        "negated-layer",
+        lambda: _explain(make_kinds(sign=-1), target=0),
+    ),
+    "labels of other classes": ("labels-mixed-up", lambda: _explain(make_kinds(is_sorted=False), target=0)),
+    "an early layer": ("early-layer", lambda: _explain(Deep(), layer="1", target=0)),
     "red and blue exchanged": ("channels-swapped", _swapped),
     "values in another range": ("scale-misfit", _unscaled),
     "an output of two tensors": ("several-outputs", lambda: _explain(TwoOutputs())),

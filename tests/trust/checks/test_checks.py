@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
 
 import camtool
 from camtool.errors import CamtoolError
@@ -17,7 +19,7 @@ from camtool.trust.checks.running import CHECKS
 from camtool.warning_codes import WARNING_KINDS, MapWarning
 from tests.helpers import photos
 from tests.helpers.vision_transformers import make_tiny_vit
-from tests.trust.checks.faults import FAULTS, Ensemble, Net
+from tests.trust.checks.faults import FAULTS, HALF, PIXELS, Deep, Ensemble, Net, make_kinds
 
 METHODS = ("gradcam", "layercam", "gradcam++")
 DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
@@ -85,6 +87,108 @@ def test_exchanged_channels_and_missing_normalization_on_photos(mobilenet, share
 def _check_all(model, images, method: str) -> list[CheckReport]:
     explainer = camtool.Explainer(model, method=method)
     return [explainer(image).check() for image in images]
+
+
+# ------------------------------------------------------------------------------------------- transforms and layers
+
+
+class Inside(Net):
+    """A network that normalizes by itself, with the statistics in a buffer or in a module."""
+
+    def __init__(self, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.norm = norm
+        if norm is None:
+            self.register_buffer("pixel_mean", torch.full((3, 1, 1), 0.5))
+            self.register_buffer("pixel_std", torch.full((3, 1, 1), 0.5))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return scores ``(N, K)``."""
+        return super().forward(self.norm(images) if self.norm else (images - self.pixel_mean) / self.pixel_std)
+
+
+def to_caffe(photo: Image.Image) -> torch.Tensor:
+    return 255 * PIXELS(photo).flip(0) - torch.tensor([104.0, 117, 123])[:, None, None]
+
+
+SOUND = {
+    "ImageNet's normalization": (
+        Net(),
+        v2.Compose([PIXELS, v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]),
+    ),
+    "values in [-1, 1]": (Net(), v2.Compose([PIXELS, HALF])),
+    "the model's own normalization by other code": (camtool.load("demo"), lambda photo: 2 * PIXELS(photo) - 1),
+    "a buffer that normalizes": (Inside(None), PIXELS),
+    "a module that normalizes": (Inside(HALF), PIXELS),
+    "bytes minus a mean, in BGR": (Net(), to_caffe),
+    "BGR that the user states": (Net(), camtool.preprocessing(128, channels="bgr", mean=0.5, std=0.5)),
+    "gray values": (Net(channels=1), v2.Compose([v2.Grayscale(), PIXELS, v2.Normalize([0.45], [0.226])])),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("title", SOUND)
+def test_a_sound_transform_has_no_finding(title: str) -> None:
+    model, transform = SOUND[title]
+    report = camtool.explain(model, Image.fromarray(photos.unseen(0).image), 0, transform=transform).check()
+    codes = {"byte-range", "unusual-range", "other-normalization", "unit-range", "channels-swapped", "upside-down"}
+    assert not {*report.codes} & {*codes, "aspect-changed"}
+    assert "transform" not in report.skipped
+
+
+def test_a_model_that_squeezes_photos_itself_has_no_finding(demo) -> None:
+    squeeze = v2.Compose([v2.Resize((128, 128)), PIXELS, HALF])
+    photo = Image.fromarray(photos.unseen(0).image).resize((160, 120))
+    squeezing = camtool.Loaded(demo.model, lambda image: squeeze(image))
+    assert "aspect-changed" not in camtool.explain(squeezing, photo, transform=squeeze).check().codes
+    finding = next(
+        f for f in camtool.explain(demo, photo, transform=squeeze).check().findings if f.code == "aspect-changed"
+    )
+    # A photo of 160 x 120 becomes square: its width is scaled by 0.8 and its height by 1.067.
+    assert [*finding.numbers.values()] == [pytest.approx(0.75, abs=0.01)]
+
+
+def test_kinds_in_their_order_and_late_layers_have_no_finding() -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    kinds = make_kinds()
+    species = camtool.Loaded(kinds.model, labels=[" ".join(reversed(label.split())) for label in kinds.labels])
+    for model in (kinds, species):
+        codes = camtool.explain(model, image, 0, layer="layer")[0].check().codes
+        assert not {"labels-mixed-up", "negated-layer"} & {*codes}
+    # One of five convolutions and the linear layer is 17 %, three are 50 %.
+    for layer, method, is_early in (
+        (["1"], "gradcam", 1),
+        (["1"], "layercam", 0),
+        (["5"], "gradcam", 0),
+        (["1", "5"], "gradcam", 0),
+    ):
+        codes = camtool.explain(Deep(), image, 0, layer=layer, method=method)[0].check().codes
+        assert ("early-layer" in codes) == is_early
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
+def test_wrong_transforms_on_photos_are_named(shared: Path, name: str, monkeypatch) -> None:
+    """For the model as camtool loads it, and for the bare module, which says nothing about its transform."""
+    loaded = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
+    steps = [v2.Resize(256), v2.CenterCrop(224), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    norm = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    wrong = {
+        "byte-range": [*steps, v2.Lambda(lambda values: 255 * values)],
+        "unusual-range": [*steps, norm, norm],
+        "other-normalization": steps,
+        "channels-swapped": [*steps, norm, v2.Lambda(lambda values: values.flip(0))],
+        "right": [*steps, norm],
+    }
+    monkeypatch.setattr("camtool.trust.checks.running.CHECKS", {"transform": CHECKS["transform"]})
+    paths = sorted((shared / "images").glob("n*.jpg"))[::4]
+    for code, parts in wrong.items():
+        for model in (loaded, loaded.model):
+            explainer = camtool.Explainer(model, transform=v2.Compose(parts))
+            reports = [explainer(path).check() for path in paths]
+            named = sum(report.ok if code == "right" else code in report.codes for report in reports)
+            assert named == len(paths), code
 
 
 # ----------------------------------------------------------------------------------------------------- no trace
