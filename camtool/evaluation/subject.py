@@ -13,13 +13,16 @@ from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch
+from camtool.maps import upcast
 from camtool.models import Loaded, Transform, to_loaded
+from camtool.outputs import predictions
 from camtool.outputs.class_scores import Link
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
@@ -35,6 +38,7 @@ class LabeledBatch:
         unlikely: ``(N,)``, the classes of the lowest score.
         probabilities: ``(N,)``, the probability of each class that is explained.
         link: The link from scores to probabilities.
+        class_count: The number of classes.
     """
 
     batch: InputBatch
@@ -42,6 +46,7 @@ class LabeledBatch:
     unlikely: Tensor
     probabilities: Tensor
     link: Link
+    class_count: int
 
     @property
     def images(self) -> Tensor:
@@ -109,7 +114,17 @@ class Subject:
             raise MetricError("target_class: give one class for each image: an index, a label, or None for the top.")
         classes = torch.tensor(indices, device=probabilities.device)
         rows = torch.arange(len(classes), device=probabilities.device)
-        return LabeledBatch(batch, classes, probabilities.argmin(1), probabilities[rows, classes], link)
+        return LabeledBatch(
+            batch, classes, probabilities.argmin(1), probabilities[rows, classes], link, probabilities.shape[1]
+        )
+
+    def score_classes(self, images: Tensor) -> Tensor:
+        """Return the scores ``(N, K)`` of all classes for images that are the model's input."""
+        with Cleanup(), guard(self.model), torch.no_grad():
+            output = predictions.to_batch(run_model(self.model, images), len(images))
+            scores = predictions.get_predictions(output, self.model)
+        assert isinstance(scores, Tensor)  # as for the batch that was labeled
+        return upcast(scores)
 
     def make_score(self, labeled: LabeledBatch, kind: Any) -> ClassScore:
         """Return the score of each image's class, as a ``"probability"`` or as a ``"logit"``."""

@@ -33,6 +33,7 @@ from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.hooks.structures.nested_tensors import get_bytes
 from camtool.models import Loaded, Transform
 from camtool.progress import PassCounter, Stage, follow_loop
+from camtool.trust.checks.input_checks import FolderTrials
 from camtool.trust.metrics import METRICS
 
 Progress: TypeAlias = Callable[[int, int, str], object]
@@ -123,11 +124,14 @@ def evaluate(
                 items = labeled.batch.items
                 placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
                 run.measure(labeled, placed, others)
+                run.try_other_inputs(labeled)
                 done += len(items)
         if of_mosaics:
             asked = [requests[index] for index in spread]
             labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
             run.measure(labeled, None, of_mosaics)
+            if not others:
+                run.try_other_inputs(labeled)
     return run.finish(tuple(chosen), count)
 
 
@@ -172,6 +176,12 @@ class _Run:
     layers: dict[Candidate, str] = field(default_factory=dict)
     times: dict[Candidate, float] = field(default_factory=dict)
     values: dict[tuple[Candidate, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    trials: FolderTrials = field(default_factory=FolderTrials)
+
+    def try_other_inputs(self, labeled: LabeledBatch) -> None:
+        """Score a batch with other channels, orientation and values, to warn if the images are predicted better so."""
+        if labeled.link == "softmax" and labeled.class_count > 2:
+            self.trials.add(labeled.images, labeled.batch.items[0], self.subject.score_classes)
 
     def measure(
         self, labeled: LabeledBatch, truth: InputTruth | None, metrics: Mapping[str, Mapping[str, Any]]
@@ -250,7 +260,7 @@ class _Run:
             self.progress(self.done, self.total, str(candidate))
 
     def finish(self, metrics: tuple[str, ...], count: int) -> Evaluation:
-        """Return the table, sorted by the first metric.
+        """Return the table, sorted by the first metric, with the warnings about the images.
 
         Raises:
             MethodError: All methods were refused.
@@ -263,7 +273,8 @@ class _Run:
         rows = [self._make_row(candidate, metrics) for candidate in measured]
         rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
         refused = {str(candidate): reason for candidate, reason in self.refused.items()}
-        return Evaluation(tuple(rows), metrics, refused, self.failed, tuple(self.notes), count, self.seed)
+        notes = (*self.notes, *self.trials.find_warnings())
+        return Evaluation(tuple(rows), metrics, refused, self.failed, notes, count, self.seed)
 
     def _make_row(self, candidate: Candidate, metrics: tuple[str, ...]) -> EvaluationRow:
         values = {name: np.asarray(self.values[candidate, name]) for name in metrics}

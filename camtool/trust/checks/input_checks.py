@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from math import log
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ from camtool.models.preprocessing import Preprocessing, Renormalized
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
+from camtool.warning_codes import MapWarning
 
 # The thresholds were chosen on 45 photos with three crops of each and 27 other photos, MobileNetV2 and SqueezeNet.
 # ``python -m benchmarks checks`` counts false alarms.
@@ -44,6 +47,15 @@ _SAME_NORMALIZATION = 0.05
 
 _CAFFE_SPAN = 200
 """White minus black of bytes from which a mean is subtracted, as models of Caffe take them, in BGR."""
+
+_FEWEST_IMAGES, _MOST_IMAGES = 8, 64
+"""Images of a folder from which on inputs are compared, and up to which."""
+
+_STANDARD_ERRORS = 3.0
+"""Standard errors that the mean gain over a folder must exceed."""
+
+_LEAST_GAIN = 0.05
+"""Mean gain that is more than rounding: a range that the images have already changes nothing else."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -246,3 +258,58 @@ def _find_black_and_white(inputs: Tensor, item: PreparedInput) -> tuple[Tensor, 
         return -mean / std, (1 - mean) / std
     black = -1.0 if low < 0 else 0.0
     return torch.full_like(mean, black), torch.full_like(mean, 1.0 if high <= 1 else 255.0)
+
+
+# ------------------------------------------------------------------------------------------------------ a folder
+
+
+@dataclass(frozen=True)
+class FolderTrials:
+    """Gains in certainty by other channels, orientation or values, over the images of a folder.
+
+    One image seldom tells, as many photos are recognized with wrong colors, too. The mean over many does.
+
+    Attributes:
+        gains: What is changed → for each image how far the contrast of the highest score rises by it, see
+            ``_MORE_CONTRAST``.
+    """
+
+    gains: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, inputs: Tensor, item: PreparedInput, score: Callable[[Tensor], Tensor]) -> None:
+        """Score images and their variants, until there are enough.
+
+        Args:
+            inputs: ``(N, 3, H, W)``, as the model gets them.
+            item: One of them, whose normalization holds for all.
+            score: Returns class scores ``(N, K)`` of such images.
+        """
+        inputs = inputs[: max(0, _MOST_IMAGES - max(map(len, self.gains.values()), default=0))]
+        if not len(inputs) or inputs.ndim != 4 or inputs.shape[1] != len(_IMAGENET_MEAN):
+            return
+        variants = {"channels-swapped": _exchange_channels(inputs, item), "upside-down": inputs.flip(2, 3)}
+        variants |= {f"scale-misfit {name}": values for name, values in _list_ranges(inputs, item).items()}
+        before = _measure_certainty_of_scores(score(inputs)).contrast
+        for name, images in variants.items():
+            gain = _measure_certainty_of_scores(score(images.to(inputs))).contrast - before
+            self.gains[name] += gain.tolist()
+
+    def find_warnings(self) -> Iterator[MapWarning]:
+        """Yield a warning for the change after which the images are predicted better, if there is one."""
+        errors = {name: _count_standard_errors(gains) for name, gains in self.gains.items()}
+        name = max(errors, key=lambda name: errors[name], default="")
+        if name and errors[name] > _STANDARD_ERRORS and np.mean(self.gains[name]) > _LEAST_GAIN:
+            code, _, values = name.partition(" ")
+            change = {"channels-swapped": "red and blue exchanged", "upside-down": "the images turned by 180 degrees"}
+            yield MapWarning(
+                f"Over {len(self.gains[name])} images, the model recognizes more with "
+                f"{change.get(code, f'values normalized to {values}')}: the contrast of its highest score rises by "
+                f"{np.mean(self.gains[name]):.2f}, {errors[name]:.1f} standard errors.",
+                code,
+            )
+
+
+def _count_standard_errors(gains: list[float]) -> float:
+    """Return the mean of gains in its standard errors; 0 for few images or equal gains."""
+    error = np.std(gains, ddof=1) / len(gains) ** 0.5 if len(gains) >= _FEWEST_IMAGES else 0.0
+    return float(np.mean(gains) / error) if error > 0 else 0.0
