@@ -341,8 +341,7 @@ class Explainer(Generic[Result]):
             self._recommend = partial(_recommend, model, settings)
             method = "gradcam"  # until the first images come
         methods = [find_method(choice) for choice in to_list(method)]
-        modules = None if layer is None else [unwrap_layer(whole, choice) for choice in to_list(layer)]
-        layers = None if modules is None else [find_module_name(loaded.model, module) for module in modules]
+        layers = None if layer is None else [unwrap_layer(whole, choice) for choice in to_list(layer)]
         for name, given in (("method", methods), ("layer", layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -357,14 +356,13 @@ class Explainer(Generic[Result]):
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
-            layers=layers,
+            layers=None if layers is None else [find_module_name(loaded.model, module) for module in layers],
             merge=merges.get_merge(settings.merge) if "merge" in changed else settings.merge,
             labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,
             placement=settings.placement,
             depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),
-            transform=settings.transform,
-            declared=loaded.transform,
+            transforms=(settings.transform, loaded.transform),
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
 

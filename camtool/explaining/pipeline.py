@@ -104,8 +104,7 @@ class BatchExplainer:
         depths: Other layers on the way to each layer that the methods read.
         engines: The engines to try, in order, before the model as it is.
         notes: Warnings that every explanation gets.
-        transform: The transform that the user gave instead of the model's own, for :meth:`check`.
-        declared: The transform that the model came with.
+        transforms: The transform that the user gave instead of the model's own, and that of the model, if any.
     """
 
     model: nn.Module
@@ -120,8 +119,7 @@ class BatchExplainer:
     depths: Depths = 0
     engines: Sequence[str] = ()
     notes: tuple[MapWarning, ...] = ()
-    transform: Transform | None = None
-    declared: Transform | None = None
+    transforms: tuple[Transform | None, Transform | None] = (None, None)
 
     @property
     def needs_layers(self) -> bool:
@@ -401,8 +399,8 @@ class BatchExplainer:
                 recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
                 training=training,
                 labels=self.find_labels(forward_pass)[0],
-                transform=self.transform,
-                declared=self.declared,
+                transform=self.transforms[0],
+                declared=self.transforms[1],
             )
             title = (
                 f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"

@@ -258,7 +258,7 @@ class InputPreparer:
             *image_files.get_reading_notes(image),
             *find_image_warnings(image, geometry),
             *notes,
-            *find_range_warnings(value_range, black, white),
+            *(find_range_warnings(value_range, black, white) if value_range.is_large else ()),
         )
         view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
         return PreparedInput(tensor, view, notes, black, white, is_photo=True)

@@ -188,6 +188,7 @@ class ValueRange:
         is_constant: True if each plane has a single value.
         is_unit: True if the values are in [0, 1], up to rounding.
         is_byte: True if the values are the bytes of an image rather than normalized values.
+        is_large: True if a value is larger than the usual normalizations make it.
     """
 
     channels: int
@@ -196,6 +197,7 @@ class ValueRange:
     is_constant: bool
     is_unit: bool
     is_byte: bool
+    is_large: bool
 
     @classmethod
     def of_tensor(cls, tensor: Tensor) -> ValueRange:
@@ -212,7 +214,8 @@ class ValueRange:
         lowest, highest, is_constant = float(low.min()), float(high.max()), bool((low == high).all())
         is_unit = lowest >= -_ROUNDING and highest <= 1 + _ROUNDING
         is_byte = lowest >= -_ROUNDING and _BRIGHT < highest <= 255 + _ROUNDING
-        return cls(len(planes), lowest, highest, is_constant, is_unit, is_byte)
+        is_large = max(-lowest, highest) > _NORMALIZED_LIMIT
+        return cls(len(planes), lowest, highest, is_constant, is_unit, is_byte, is_large)
 
 
 def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapWarning]:
@@ -253,7 +256,7 @@ def find_tensor_warnings(value_range: ValueRange, black: Tensor | None, white: T
             "photo instead of a tensor.",
             "not-normalized",
         )
-    else:
+    elif value_range.is_large:
         yield from find_range_warnings(value_range, black, white)
 
 
@@ -274,7 +277,7 @@ def find_range_warnings(value_range: ValueRange, black: Tensor | None, white: Te
             "byte-range",
         )
     # Bytes minus a mean, as Caffe's models take them, lie between the two limits.
-    elif _NORMALIZED_LIMIT < size <= _BRIGHT or size > _BYTE_LIMIT + _ROUNDING:
+    elif value_range.is_large and (size <= _BRIGHT or size > _BYTE_LIMIT + _ROUNDING):
         yield MapWarning(f"{text}, as if normalized twice, or without a division by 255 before.", "unusual-range")
 
 
