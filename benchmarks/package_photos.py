@@ -21,6 +21,13 @@ _PHOTOS = {
     "gradio/media_assets/images": ("cheetah.jpg", "cheetah1.jpg", "groot.jpeg", "lion.jpg", "tower.jpg"),
     "gradio/test_data": ("cheetah2.jpg",),
     "imgaug": ("quokka.jpg",),
+    "foolbox/data": tuple(
+        f"imagenet_{number:02}_{label}.jpg"
+        for number, label in enumerate(
+            (243, 559, 438, 990, 949, 853, 609, 609, 915, 455, 541, 630, 741, 471, 129, 99, 251, 22, 317, 305)
+        )
+    ),
+    "dianna/data": ("bee.jpg",),
 }
 """Folders in packages, and the photos in them; drawings and test patterns are left out."""
 
