@@ -53,6 +53,8 @@ class Explanation:
         predicted_index: The index of the model's top class for the image. The explained target may be another.
             ``None`` if the model is no classifier, or if its scores are not finite.
         predicted_label: The label of that class; ``None`` if there is none.
+        uncertainty: The standard deviation of ``raw``, of the same shape, if passes refined it, see
+            :func:`camtool.refine`; else ``None``.
     """
 
     raw: NDArray[np.float32]
@@ -69,6 +71,7 @@ class Explanation:
     checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
     predicted_index: int | None = None
     predicted_label: str | None = None
+    uncertainty: NDArray[np.float32] | None = None
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -156,6 +159,26 @@ class Explanation:
     def _caption(self) -> str:
         """The label and, if there is one, the probability."""
         return self.label if self.probability is None else f"{self.label} {self.probability:.0%}"
+
+    def uncertainty_overlay(
+        self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP
+    ) -> NDArray[np.uint8]:
+        """Return the photo with the uncertainty over it in place of the heat, ``(H, W, 3)`` uint8.
+
+        The most uncertain cell has full color, and no color is the least uncertainty of all cells.
+
+        Args:
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+
+        Raises:
+            CamtoolError: No passes refined the explanation.
+        """
+        if self.uncertainty is None:
+            raise CamtoolError("this explanation has no uncertainty; draw that of camtool.refine(result, passes=64).")
+        return self.view.draw_overlay(
+            self.view.place_map(self.uncertainty, self.centers), alpha=alpha, colormap=colormap
+        )
 
     def masked(self) -> NDArray[np.uint8]:
         """Return the photo times the heatmap, ``(H, W, 3)`` uint8: only the important parts remain visible."""
@@ -290,7 +313,7 @@ class Explanation:
         if min(self.raw.shape) <= 2 * cells:
             raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
         inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]
-        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None)
+        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None, uncertainty=None)
 
     def __getstate__(self) -> dict[str, object]:
         # The checker holds the model, which may be large and need not be picklable.

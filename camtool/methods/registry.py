@@ -442,7 +442,9 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
     @wraps(outer)
     def run_wrapper(evidence: Evidence, **options: Any) -> Tensor:
         inner = _bind_options(method, {name: value for name, value in options.items() if name in inner_options})
-        return outer(evidence, inner, **{name: value for name, value in options.items() if name in outer_options})
+        maps = outer(evidence, inner, **{name: value for name, value in options.items() if name in outer_options})
+        evidence.uncertainty.clear()  # that of a part of the maps
+        return maps
 
     keywords = [
         option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (inner_options | outer_options).values()

@@ -14,6 +14,7 @@ from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import compute_chunk_size
 from camtool.maps import scale_by_peak, unsqueeze_like
 from camtool.methods.options import check_count, check_depths, check_number
+from camtool.methods.refinement import check_passes, refine_method
 from camtool.methods.registry import method
 from camtool.targets import Target
 
@@ -153,6 +154,7 @@ def faithcam(
     power: float = 1.5,
     focus: float = 0.25,
     kinship: float = 3.0,
+    passes: int = 0,
 ) -> Tensor:
     """Show what the score used where the class wins.
 
@@ -204,14 +206,18 @@ def faithcam(
         power: How strongly positions are suppressed at which rivals win.
         focus: How strongly positions are suppressed at which the layer has little evidence for the target.
         kinship: How strongly a rival is discounted if its evidence is at the same positions; 0 discounts none.
+        passes: The number of further forward passes, of the masked image, that correct the map and say how certain each
+            cell is, see :mod:`camtool.methods.refinement`; 0 for none.
 
     Returns:
-        The maps ``(R, *grid)``, on the finest grid of the depths, not negative.
+        The maps ``(R, *grid)``, on the finest grid of the depths, not negative. With passes, they are the drop of the
+        score without one of 14 x 14 cells, on a grid of at least as many.
 
     Raises:
         MethodError: An option is out of range.
     """
     check_depths(depths)
+    check_passes(passes, least=0)
     check_count("rivals", rivals, least=0)
     check_number("temperature", temperature, above=0)
     for name, value in (("power", power), ("focus", focus), ("kinship", kinship)):
@@ -220,7 +226,8 @@ def faithcam(
     contributions = (evidence.gradients * evidence.activations).sum(1).relu()
     traced = trace_contributions(evidence, (won * (contributions > 0))[:, None] * evidence.gradients)
     gate = won * scale_by_peak(contributions) ** focus
-    return _add_depths(evidence, _scale_to_equal_means([depth_maps.relu() for depth_maps in traced]), gate)
+    maps = _add_depths(evidence, _scale_to_equal_means([depth_maps.relu() for depth_maps in traced]), gate)
+    return refine_method(evidence, maps, passes) if passes else maps
 
 
 def _find_shares(evidence: Evidence, rivals: int, temperature: float, kinship: float) -> Tensor:

@@ -1,0 +1,336 @@
+"""Faithfulness against forward passes: ``python -m benchmarks refine``.
+
+Maps of one pass that masks correct (:func:`camtool.refine`), from ``faithcam``, from ``gradcam`` and from no map,
+beside RISE, Score-CAM, occlusion, KernelSHAP (captum) and a greedy search like LiMA's, each with at most as many
+passes. Photos are those of installed packages, on which nothing was chosen, and of ``--photos`` those on which the
+constants were.
+
+Measures, each a mean over photos with its standard error. **Single deletion**: Spearman's correlation of the heat in
+4 x 4 cells with the drop of the logit when a cell is set to 0, the mean color. **49 cells**: the same in 7 x 7 cells
+that show the blurred photo. **Masks**: 40 random masks of 5 x 5, 6 x 6, 9 x 9 or 11 x 11 cells, 10 for each of four
+shares of the photo, each with both fills; the heat under a mask is correlated with the drop among masks of one share
+and fill, as the size alone predicts most of the drop. **Sizes**: the same among all 40 masks. **Insertion**: the mean
+probability while the hottest pixels are shown on the blurred photo. No pass of a method is one of a measure: grids,
+shapes and positions of the masks differ.
+
+A gain is that over the map of one pass, paired by photo. **Coverage** is the share of the measures' drops (16, 49, and
+80 under masks) that lie in the intervals of 90 %.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import camtool
+from benchmarks.package_photos import read_package_photos
+from benchmarks.paired import describe_machine
+from benchmarks.photos import read_labels
+from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.forward_pass import ForwardPass
+from camtool.hooks.state.guard import guard
+from camtool.methods.refinement import RefinedMaps, correct_maps, measure_drops
+from camtool.targets import ClassScore
+from camtool.trust.metrics.faithfulness import compute_insertion
+from camtool.trust.metrics.removal import blur_images
+from camtool.trust.metrics.scores import ClassScore as ClassProbability
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+PASSES = (16, 32, 64, 128)
+
+MEASURES = ("single deletion", "49 cells", "masks", "sizes", "insertion")
+
+_SHARES, _GRIDS = (0.06, 0.12, 0.25, 0.5), (5, 6, 9, 11)
+
+_LEAST = 0.1
+"""The least probability of the class."""
+
+_INSIDE = 1.6449
+"""Half of an interval of 90 %, in standard deviations."""
+
+Heat = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Removals:
+    """What a measure removes from a photo, and what the logit loses.
+
+    Attributes:
+        masks: ``(M, H, W)`` booleans.
+        drops: ``(M,)``.
+    """
+
+    masks: Tensor
+    drops: Heat
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A prepared photo ``(1, C, H, W)``, a class, and what removing parts of it does, by measure and fill."""
+
+    inputs: Tensor
+    index: int
+    cells: Removals
+    fine: Removals
+    masks: tuple[Removals, Removals]
+
+
+def main(
+    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
+    photos: Annotated[
+        Path | None, typer.Option(help="Folder with photos and labels.csv; default: of packages.")
+    ] = None,
+    only: Annotated[list[str], typer.Option(help="Part of a row's name; may be repeated.")] = [],  # noqa: B006
+    limit: Annotated[int, typer.Option(help="The largest number of photos.")] = 1000,
+    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
+    out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = RESULTS,
+) -> None:
+    """Measure, print the rows, and write them to a JSON file."""
+    torch.set_num_threads(threads)
+    old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
+    for name, file in (pair.split("=", 1) for pair in weights):
+        loaded = camtool.load(name, file)
+        numbers: dict[str, list[list[float]]] = {}
+        for question in list(_ask(loaded, photos))[:limit]:
+            for row, values in _measure(loaded.model, question, only):
+                numbers.setdefault(row, []).append(values)
+        place = f"{name}, {'photos of packages' if photos is None else 'photos the constants were chosen on'}"
+        for row, measured in numbers.items():
+            prior = numbers.get(_name_prior(row))
+            old[f"{place}, {row}"] = _summarize(np.array(measured), None if prior is None else np.array(prior))
+            print(f"{place}, {row}", json.dumps(old[f"{place}, {row}"]), flush=True)
+        result = {"machine": describe_machine(threads), "rows": old}
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _name_prior(row: str) -> str:
+    """Return the row of one pass that a row is compared with."""
+    return "gradcam, 1" if row.startswith("refine gradcam") or row == "gradcam, 1" else "faithcam, 1"
+
+
+def _summarize(measured: Heat, prior: Heat | None) -> dict[str, Any]:
+    """Return mean and standard error of each measure, the paired gain with its own, and the coverage."""
+    entry: dict[str, Any] = {"photos": len(measured)}
+    for at, measure in enumerate(MEASURES):
+        entry[measure] = _average(measured[:, at])
+        if prior is not None:
+            entry[measure] += _average(measured[:, at] - prior[:, at])
+    if measured.shape[1] > len(MEASURES):
+        entry["coverage"] = [round(float(value), 3) for value in measured[:, len(MEASURES) :].mean(0)]
+    return entry
+
+
+def _average(values: Heat) -> list[float]:
+    """Return the mean and its standard error."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return [round(float(values.mean()), 4), round(float(error), 4)]
+
+
+# --------------------------------------------------------------------------------------------------------- questions
+
+
+def _ask(loaded: camtool.Loaded, folder: Path | None) -> Iterator[Question]:
+    """Yield the questions about the photos of a folder and their classes, or about those of packages."""
+    assert loaded.transform is not None
+    photos: Iterator[tuple[Any, int | None]] = ((image, None) for _, image in read_package_photos())
+    if folder is not None:
+        photos = ((Image.open(path).convert("RGB"), index) for path, index in read_labels(folder))
+    for image, index in photos:
+        inputs = torch.as_tensor(loaded.transform(image))[None].clone()
+        with torch.inference_mode():
+            probabilities = loaded.model(inputs)[0].softmax(0)
+        wanted = int(probabilities.argmax()) if index is None else index
+        if probabilities[wanted] >= _LEAST:
+            gray, blurred = torch.zeros_like(inputs), blur_images(inputs)
+            remove = partial(_remove, loaded.model, inputs, wanted)
+            masks = _draw_random_masks(inputs.shape[-1])
+            yield Question(
+                inputs,
+                wanted,
+                remove(_draw_cells(4, inputs.shape[-1]), gray),
+                remove(_draw_cells(7, inputs.shape[-1]), blurred),
+                (remove(masks, gray), remove(masks, blurred)),
+            )
+
+
+@torch.inference_mode()
+def _remove(model: nn.Module, inputs: Tensor, index: int, masks: Tensor, fill: Tensor) -> Removals:
+    """Return what the logit loses without the parts under masks."""
+    parts = [model(torch.where(part[:, None], fill, inputs))[:, index] for part in masks.split(16)]
+    return Removals(masks, (model(inputs)[0, index] - torch.cat(parts)).double().numpy())
+
+
+def _draw_cells(cells: int, size: int) -> Tensor:
+    """Return a mask for each cell of a grid."""
+    return _enlarge(torch.eye(cells * cells).reshape(-1, cells, cells), size)
+
+
+def _draw_random_masks(size: int) -> Tensor:
+    """Return ten masks for each share of the photo, on grids in turn."""
+    generator, masks = torch.Generator().manual_seed(999), []
+    for share in _SHARES:
+        for number in range(10):
+            cells = _GRIDS[number % len(_GRIDS)]
+            order = torch.rand(cells * cells, generator=generator).argsort()
+            chosen = (order < max(1, round(share * cells * cells))).float()
+            masks.append(_enlarge(chosen.reshape(1, cells, cells), size))
+    return torch.cat(masks)
+
+
+def _enlarge(masks: Tensor, size: int) -> Tensor:
+    return nn.functional.interpolate(masks[:, None], (size, size), mode="nearest")[:, 0] > 0.5
+
+
+# ---------------------------------------------------------------------------------------------------------- measures
+
+
+def _measure(model: nn.Module, question: Question, only: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
+    """Yield the name of each row and its measures, with the coverage where there is one."""
+    for row, explain in _list_rows().items():
+        if only and not any(part in row for part in only):
+            continue
+        heat, refined = explain(model, question)
+        yield row, [*_judge(model, question, heat), *(() if refined is None else _cover(question, refined))]
+
+
+def _judge(model: nn.Module, question: Question, heat: NDArray[np.floating[Any]]) -> list[float]:
+    """Return the measures of a heatmap at the size of the input."""
+    wide = torch.from_numpy(np.ascontiguousarray(heat)).double()
+
+    def sum_heat(removals: Removals) -> Heat:
+        sums: Heat = (removals.masks.flatten(1).double() @ wide.flatten()).numpy()
+        return sums
+
+    among_all, among_one = [], []
+    for of_fill in question.masks:
+        under = sum_heat(of_fill)
+        among_all.append(_correlate(under, of_fill.drops))
+        among_one += [_correlate(under[at : at + 10], of_fill.drops[at : at + 10]) for at in range(0, 40, 10)]
+    score = ClassProbability(model, question.inputs, question.index)
+    inserted = compute_insertion(score, question.inputs, wide[None].float(), steps=10)
+    cells = (_correlate(sum_heat(of_cells), of_cells.drops) for of_cells in (question.cells, question.fine))
+    return [*cells, float(np.mean(among_one)), float(np.mean(among_all)), float(inserted[0])]
+
+
+def _correlate(heat: Heat, drops: Heat) -> float:
+    """Return Spearman's correlation; 0 for constant heat."""
+    return float(spearmanr(heat, drops)[0]) if np.ptp(heat) > 0 and np.ptp(drops) > 0 else 0.0
+
+
+def _cover(question: Question, refined: RefinedMaps) -> list[float]:
+    """Return the shares of the drops of the cells, the fine cells and the masks that lie in intervals of 90 %."""
+    (posterior,) = refined.posteriors
+    assert posterior is not None
+    shares = []
+    for removals in ([question.cells], [question.fine], question.masks):
+        inside = []
+        for of_fill in removals:
+            cover = nn.functional.adaptive_avg_pool2d(of_fill.masks.double(), 14).flatten(1)
+            mean, deviation = posterior.predict(cover)
+            inside.append(np.abs(of_fill.drops - mean.numpy()) <= _INSIDE * deviation.numpy())
+        shares.append(float(np.mean(inside)))
+    return shares
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+Explain = Callable[[nn.Module, Question], "tuple[NDArray[Any], RefinedMaps | None]"]
+
+
+def _list_rows() -> dict[str, Explain]:
+    """Return the functions from a model and a question to a heatmap, by name."""
+    rows: dict[str, Explain] = {f"{name}, 1": partial(_explain, name, {}) for name in ("faithcam", "gradcam")}
+    for passes in PASSES:
+        rows |= {f"refine {name}, {passes}": partial(_refine, name, passes) for name in ("faithcam", "gradcam")}
+        rows[f"no prior, {passes}"] = partial(_refine, "none", passes)
+        rows[f"rise, {passes}"] = partial(_explain, "rise", {"samples": passes})
+        rows[f"scorecam, {passes}"] = partial(_explain, "scorecam", {"max_channels": passes})
+        # Windows that overlap by half, as many along each axis as fit; one pass is that of the whole photo.
+        side = math.isqrt(passes - 1)
+        windows = {"window": 2 / (side + 1), "stride": 1 / (side + 1)}
+        rows[f"occlusion, {passes}"] = partial(_explain, "occlusion", windows)
+        rows[f"kernelshap, {passes}"] = partial(_explain_by_kernel_shap, passes)
+        rows[f"greedy, {passes}"] = partial(_search_greedily, passes)
+    return rows
+
+
+def _explain(method: str, options: dict[str, Any], model: nn.Module, question: Question) -> tuple[NDArray[Any], None]:
+    return camtool.explain(model, question.inputs, [question.index], method=method, **options)[0].heatmap, None
+
+
+def _refine(method: str, passes: int, model: nn.Module, question: Question) -> tuple[NDArray[Any], RefinedMaps]:
+    """Return what :func:`camtool.refine` draws, with what it knows of the cells."""
+    name = "gradcam" if method == "none" else method
+    (result,) = camtool.explain(model, question.inputs, [question.index], method=name)
+    raw = torch.from_numpy(result.raw)[None] * (method != "none")
+    # The first masks of many are those of fewer, as these numbers of passes are whole rounds.
+    evidence, cover, drops = _hide_parts(model, question)
+    refined = correct_maps(evidence, raw, result.centers, cover[:passes], drops[:passes])
+    return replace(result, raw=refined.maps[0].numpy(), centers=refined.centers).heatmap, refined
+
+
+@lru_cache(maxsize=1)
+def _hide_parts(model: nn.Module, question: Question) -> tuple[Evidence, Tensor, Tensor]:
+    """Return the evidence of a question and what the largest number of masks covers and takes."""
+    with guard(model), torch.no_grad():
+        forward_pass = ForwardPass(model, question.inputs, [])
+        (evidence,) = gather_evidence(forward_pass, [ClassScore(question.index)], [0], at_input=True)
+        return evidence, *measure_drops(evidence, PASSES[-1])
+
+
+def _explain_by_kernel_shap(passes: int, model: nn.Module, question: Question) -> tuple[NDArray[Any], None]:
+    from captum.attr import KernelShap
+
+    torch.manual_seed(0)
+    parts = torch.arange(36.0).reshape(1, 1, 6, 6)
+    numbers = nn.functional.interpolate(parts, question.inputs.shape[2:], mode="nearest").long()
+    with torch.no_grad():
+        values = KernelShap(model).attribute(
+            question.inputs, target=question.index, feature_mask=numbers, n_samples=passes, perturbations_per_eval=16
+        )
+    return values[0, 0].numpy(), None
+
+
+@torch.inference_mode()
+def _search_greedily(passes: int, model: nn.Module, question: Question) -> tuple[NDArray[Any], None]:
+    """Return the order in which parts raise the logit most when the blurred photo gets them back.
+
+    Each round scores every part that is still blurred, and gives back a quarter of them, the best ones, as long as
+    passes are left. The parts are 4 x 4 or 6 x 6 cells. Those that are never given back follow by their last gain.
+    """
+    cells = 4 if passes < 36 else 6
+    parts, blurred = _draw_cells(cells, question.inputs.shape[-1]), blur_images(question.inputs)
+    order: list[int] = []
+    left, gains = [*range(len(parts))], torch.zeros(len(parts))
+    shown = torch.zeros_like(parts[0])
+    while left and len(left) <= passes:
+        passes -= len(left)
+        masks = parts[left] | shown
+        scores = [model(torch.where(part[:, None], question.inputs, blurred)) for part in masks.split(16)]
+        gains[left] = torch.cat(scores)[:, question.index]
+        best = sorted(left, key=lambda part: -float(gains[part]))[: math.ceil(len(left) / 4)]
+        order += best
+        left = [part for part in left if part not in best]
+        shown = parts[order].any(0)
+    order += sorted(left, key=lambda part: -float(gains[part]))
+    ranks = torch.empty(len(parts))
+    ranks[order] = torch.arange(len(parts), 0, -1.0)
+    return (parts * ranks[:, None, None]).sum(0).numpy(), None
+
+
+if __name__ == "__main__":
+    typer.run(main)
