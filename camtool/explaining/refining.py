@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from camtool.errors import CamtoolError
 from camtool.evidence.evidence import gather_evidence
+from camtool.explaining.explanation import Explanation
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.methods.refinement import check_passes, refine_maps
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
 
 
 def refine(result: Explanation, passes: int = 64) -> Explanation:
@@ -42,11 +40,14 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
 
     Raises:
         MethodError: ``passes`` is not a whole number from 1 to 1024, or the model resizes its images itself.
-        CamtoolError: The explanation was pickled or changed, so its model is unknown, or was refined before.
+        CamtoolError: The result is no explanation, or it was pickled, changed or refined, so its model is unknown.
     """
     check_passes(passes)
+    if not isinstance(result, Explanation):
+        got = f"a {type(result).__name__}"
+        raise CamtoolError(f"result must be one explanation, got {got}; call refine() on each that explain() returned.")
     if result.checker is None or result.uncertainty is not None:
-        reason = "was pickled, changed or not made by explain()" if result.checker is None else "is refined already"
+        reason = "was pickled, changed or not made by explain()" if result.uncertainty is None else "is refined already"
         raise CamtoolError(f"this explanation {reason}; call refine() on what explain() returns.")
     # The checker is a method of the explainer of the batch, with the arguments that say which row of it this is.
     checker = cast("partial[object]", result.checker)

@@ -255,6 +255,10 @@ def test_what_cannot_be_refined_is_an_error(demo: camtool.Loaded) -> None:
         camtool.refine(pickle.loads(pickle.dumps(result)))
     with pytest.raises(CamtoolError, match="refined already"):
         camtool.refine(camtool.explain(demo.model, x, 3, method="faithcam", passes=4)[0])
+    with pytest.raises(CamtoolError, match="refined already"):
+        camtool.refine(camtool.refine(result, 4))
+    with pytest.raises(CamtoolError, match="result must be one explanation, got a list; call refine"):
+        camtool.refine([result], 4)  # type: ignore[arg-type]
     with pytest.raises(CamtoolError, match="no uncertainty"):
         result.uncertainty_overlay()
     assert camtool.refine(result, 4).trim_border().uncertainty is None
