@@ -105,7 +105,7 @@ def recommend(
         model: A classifier, or what :func:`camtool.load` returned.
         images: A list of what :func:`camtool.explain` takes as one image, or the model's input ``(N, C, H, W)``; ten or
             more are needed for a choice. Of more than 32, 32 are used, and less if the model is so slow that to remove
-            parts of them would take more than a third of the time.
+            parts of them, 48 forward passes for each, would take more than a third of the time; twelve at least.
         truth: For each image where its object is, see :func:`camtool.evaluate`.
         target_class: The class of each image; by default the model's top class.
         seconds: The time. A candidate that is not measured to the end by then is left out.

@@ -287,12 +287,12 @@ class Explanation:
         seven times as long as the explanation. The model is left as it was; the results are deterministic.
 
         Raises:
-            CamtoolError: The explanation was loaded from a pickle, so its model is unknown.
+            CamtoolError: The explanation was loaded from a pickle, refined or trimmed, so its model is unknown.
         """
         if self.checker is None:
             raise CamtoolError(
-                "this explanation has no model to check: it was pickled, or was not made by explain(). Explain the "
-                "image again and call check() on the result."
+                "this explanation has no model to check: it was pickled, refined or trimmed, or was not made by "
+                "explain(). Call check() on what explain() returned."
             )
         return self.checker(self)
 

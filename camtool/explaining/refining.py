@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 
 from camtool.errors import CamtoolError
@@ -15,7 +16,11 @@ from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.methods.refinement import check_passes, refine_maps
+from camtool.trust.map_warnings import OF_VALUES, find_value_warnings
 from camtool.warning_codes import MapWarning
+
+_SAME_SCORE = 0.02
+"""Share of a score by which engines and precisions may differ."""
 
 
 def refine(result: Explanation, passes: int = 64) -> Explanation:
@@ -39,8 +44,9 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         rises, on a grid of at least as many cells; ``uncertainty`` is its standard deviation.
 
     Raises:
-        MethodError: ``passes`` is not a whole number from 1 to 1024, or the model resizes its images itself.
-        CamtoolError: The result is no explanation, or it was pickled, changed or refined, so its model is unknown.
+        MethodError: ``passes`` is not a whole number from 4 to 1024, or the model resizes its images itself.
+        CamtoolError: The result is no explanation; it was pickled, trimmed or refined, so its model is unknown; or the
+            model has changed.
     """
     check_passes(passes)
     if not isinstance(result, Explanation):
@@ -56,13 +62,33 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         at_input = replace(explainer, methods=(), engines=())
         forward_pass = at_input.run_forward_pass(observe, batch.select(slice(image, image + 1)))
         (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
-        refined = refine_maps(evidence, torch.from_numpy(result.raw)[None], result.centers, passes)
-    notes = (MapWarning(note, "method-note") for note in evidence.notes.get(0, ()))
+        _check_score(float(evidence.scores[0]), result.score)
+        maps = torch.from_numpy(np.ascontiguousarray(result.raw))[None]
+        with torch.autocast(evidence.scores.device.type, enabled=False):
+            refined = refine_maps(evidence, maps, result.centers, passes)
+    notes = [MapWarning(note, "method-note") for note in evidence.notes.get(0, ())]
+    if refined.posteriors[0] is None:
+        return replace(result, warnings=(*result.warnings, *notes))
+    raw = refined.maps[0].numpy()
+    kept = [warning for warning in result.warnings if warning.code not in OF_VALUES]
     return replace(
         result,
-        raw=refined.maps[0].numpy(),
+        raw=raw,
         uncertainty=refined.uncertainty[0].numpy(),
         centers=refined.centers,
-        warnings=(*result.warnings, *notes),
+        warnings=(*kept, *find_value_warnings(raw), *notes),
         checker=None,
     )
+
+
+def _check_score(now: float, before: float) -> None:
+    """Check that the model still gives the score of the explanation, up to what an engine or precision changes.
+
+    Raises:
+        CamtoolError: It does not.
+    """
+    if abs(now - before) > _SAME_SCORE * max(abs(now), abs(before)):
+        raise CamtoolError(
+            f"the model has changed: the score was {before:.4g} when it was explained, and is {now:.4g} now; explain "
+            "the image again."
+        )

@@ -20,9 +20,9 @@ refined map. Few or contradictory drops change little: the uncertainty shrinks t
 
 Masks are made by a low-discrepancy sequence, without random numbers: the first of each round divide the image into
 Voronoi cells, so that each round covers each pixel once. Rounds have 4, 8, 4, 16, 12 and 20 masks, and then begin
-again; the third and the fifth have masks of 16 and 5 pieces each. Half of the masks show the blurred image, half gray,
-i.e. an input of 0: nobody knows which removal will be asked for. Constants were chosen on 24 photos, see
-docs/refine.md.
+again; the third and the fifth have masks of 16 and 5 pieces each. Half of the masks show the blurred image, half an
+input of 0, which is gray if the model's input is normalized: nobody knows which removal will be asked for. Constants
+were chosen on 24 photos, see docs/refine.md.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, interpolate, pad
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, pad
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
@@ -47,6 +48,9 @@ from camtool.hooks.structures.modules import find_detector_transform
 from camtool.maps import ROUNDING_STEPS, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import blur_input
 from camtool.methods.options import check_count
+
+FEWEST_PASSES = 4
+"""The smallest number of masks: the first round, which hides each pixel once."""
 
 MOST_PASSES = 1024
 """The largest number of masks; the regression takes the cube of it."""
@@ -111,7 +115,7 @@ class RefinedMaps:
         maps: ``(R, *grid)``, the drop of the score without a cell of the regression; 0 where it rises.
         uncertainty: ``(R, *grid)``, the standard deviation of the maps; NaN where nothing could be measured.
         centers: Where the cells lie; ``None`` for a grid that covers the input evenly.
-        posteriors: One for each row; ``None`` where nothing could be measured.
+        posteriors: One for each row; ``None`` where nothing could be measured, so the map is as before.
     """
 
     maps: Tensor
@@ -120,14 +124,16 @@ class RefinedMaps:
     posteriors: list[Posterior | None]
 
 
-def check_passes(passes: object, *, least: int = 1) -> None:
-    """Check that ``passes`` is a whole number from ``least`` to :data:`MOST_PASSES`.
+def check_passes(passes: Any, *, least: int = FEWEST_PASSES) -> None:
+    """Check that ``passes`` is a whole number from :data:`FEWEST_PASSES` to :data:`MOST_PASSES`, or ``least``.
 
     Raises:
         MethodError: It is not.
     """
     check_count("passes", passes, least=least)
-    if isinstance(passes, int) and passes > MOST_PASSES:
+    if least < passes < FEWEST_PASSES:
+        raise MethodError(f"passes must be {least}, or {FEWEST_PASSES} or more, got {passes}.")
+    if passes > MOST_PASSES:
         raise MethodError(f"passes must be at most {MOST_PASSES}, got {passes}; 128 are enough for most maps.")
 
 
@@ -171,7 +177,9 @@ def correct_maps(
     refined, deviations = fine.clone(), torch.full_like(fine, torch.nan)
     for row, posterior in enumerate(posteriors):
         if posterior is None:
-            evidence.add_note(row, "The score is the same under all masks, or not finite, so they corrected nothing.")
+            text = "The score is the same under all masks, up to rounding, or not finite, so they corrected nothing."
+            evidence.add_note(row, text)
+            refined[row] *= unit[row, 0]
             continue
         by_cell = torch.stack([posterior.correction, posterior.covariance.diag()[:-2].sqrt()]).unflatten(1, cells)
         correction, deviations[row] = resample(by_cell, None, grid, onto, holds=True)
@@ -185,7 +193,9 @@ def correct_maps(
 def refine_method(evidence: Evidence, maps: Tensor, passes: int) -> Tensor:
     """Return what :func:`refine_maps` does with a method's own maps ``(R, *grid)``, and keep the uncertainty."""
     refined = refine_maps(evidence, maps, evidence.find_centers(maps, at_depths=True), passes)
-    evidence.uncertainty.update(enumerate(refined.uncertainty.float().cpu().numpy()))
+    deviations = refined.uncertainty.float().cpu().numpy()
+    known = (row for row, posterior in enumerate(refined.posteriors) if posterior is not None)
+    evidence.uncertainty.update((row, deviations[row]) for row in known)
     return refined.maps
 
 
@@ -233,27 +243,33 @@ def measure_drops(evidence: Evidence, passes: int) -> tuple[Tensor, Tensor]:
     """
     size = evidence.inputs.shape[2:]
     cells = (_CELLS[len(size)],) * len(size)
-    masks, sigma = make_masks(passes, cells), _BLUR * min(size)
-    cover = [_POOLS[len(cells)](_draw(mask[None], size), cells).flatten() for mask in masks]
+    # The first of three axes may be time, or a few thick slices.
+    masks, sigma = make_masks(passes, cells), _BLUR * min(size[-2:])
+    cover = [_POOLS[len(cells)](_draw(mask[None], size).double(), cells).flatten() for mask in masks]
     drops = torch.empty(passes, len(evidence.images), dtype=torch.float64, device="cpu")
     for rows in evidence.rows_by_image:
         x = evidence.inputs[evidence.images[rows[0]]]
         hide = partial(_hide, x, blur_input(x, math.ceil(3 * sigma), sigma), masks)
         scores = score_inputs(evidence, rows, passes, hide)
         lost = (evidence.scores[rows] - scores).double().cpu()
-        rounding = ROUNDING_STEPS * torch.finfo(scores.dtype).eps * scores.abs().amax(0).double().cpu()
+        # Scores of 8 or 11 bits differ by one step of rounding; those of 24 by what the sums before them add.
+        step = torch.finfo(scores.dtype).eps
+        steps = ROUNDING_STEPS if step <= torch.finfo(torch.float32).eps else 1
+        rounding = steps * step * scores.abs().amax(0).double().cpu()
         drops[:, rows] = torch.where(lost.abs().amax(0) <= rounding, 0, lost)
     return torch.stack(cover), drops
 
 
 def _draw(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Return masks at the input's size, ``(m, *size)`` float64."""
-    return interpolate(masks[:, None].double(), tuple(size), mode="nearest")[:, 0]
+    """Return masks at the input's size, each pixel that of the point it lies at: ``(m, *size)``, boolean."""
+    for axis, length in enumerate(size, 1):
+        masks = masks.index_select(axis, torch.arange(length, device="cpu") * masks.shape[axis] // length)
+    return masks
 
 
 def _hide(x: Tensor, blurred: Tensor, masks: Tensor, part: slice) -> Tensor:
     """Return an input ``(C, *size)`` under masks, blurred below the even ones, else 0: ``(m, C, *size)``."""
-    hidden = _draw(masks[part], x.shape[1:]).bool().to(x.device)[:, None]
+    hidden = _draw(masks[part], x.shape[1:]).to(x.device)[:, None]
     is_even = unsqueeze_like(torch.arange(part.start, part.stop, device=x.device) % 2 == 0, x[None])
     return torch.where(hidden, torch.where(is_even, blurred, 0), x)
 

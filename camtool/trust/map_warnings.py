@@ -22,6 +22,9 @@ _HIGHEST_RANKS = 5
 """A class below these ranks gets a warning. Top-5 accuracy is the usual measure of what a classifier considers at all;
 the map of a class that the model does not believe in says little."""
 
+OF_VALUES = frozenset({"not-finite", "constant-map", "zero-gradient", "cells-not-read"})
+"""Codes of warnings about the values of a map, which another map does not inherit."""
+
 
 def find_map_warnings(
     evidence: Sequence[Evidence], raw: NDArray[Any], row: int, target: Target, context: ScoreContext
@@ -41,7 +44,7 @@ def find_map_warnings(
     # Some methods read more than this gradient, e.g. those on a path from a black image: their maps may say something.
     is_empty = has_zero_gradient and find_limits(raw) is None
     return [
-        *(_explain_zero_gradient(used, row) if is_empty else _check_values(raw)),
+        *(_explain_zero_gradient(used, row) if is_empty else find_value_warnings(raw)),
         *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.find_link().is_assumed),
         *_check_layers(evidence, target, has_zero_gradient=has_zero_gradient),
     ]
@@ -61,7 +64,7 @@ def _explain_zero_gradient(used: Sequence[Evidence], row: int) -> Iterator[MapWa
         )
 
 
-def _check_values(raw: NDArray[Any]) -> Iterator[MapWarning]:
+def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
     """Warn if the map holds NaN or infinite values, or is constant."""
     if not np.isfinite(raw).all():
         yield MapWarning("The map holds values that are not finite, so it is shown as empty.", "not-finite")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.methods.families.scorecam import blur_input
 from camtool.methods.refinement import make_masks, measure_drops, refine_maps, regress
 from camtool.targets import ClassScore, Detection
+from camtool.trust.map_warnings import find_value_warnings
 from camtool.trust.metrics.removal import blur_images
 from camtool.trust.metrics.sanity import compute_cascading_randomization
 from tests.helpers.nets import small_detector
@@ -236,7 +238,7 @@ def test_the_map_depends_on_the_weights(demo: camtool.Loaded) -> None:
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
-@pytest.mark.parametrize("passes", [-1, 1.5, True, "8", 1025])
+@pytest.mark.parametrize("passes", [-1, 3, 1.5, True, "8", 1025, np.int64(1025)])
 def test_passes_are_checked_before_work(passes: Any, demo: camtool.Loaded) -> None:
     x = prepare_images(draw_scene(UNSEEN).image[None])
     (result,) = camtool.explain(demo.model, x, 3)
@@ -249,7 +251,7 @@ def test_passes_are_checked_before_work(passes: Any, demo: camtool.Loaded) -> No
 def test_what_cannot_be_refined_is_an_error(demo: camtool.Loaded) -> None:
     x = prepare_images(draw_scene(UNSEEN).image[None])
     (result,) = camtool.explain(demo.model, x, 3)
-    with pytest.raises(MethodError, match="passes must be a whole number of 1 or more, got 0"):
+    with pytest.raises(MethodError, match="passes must be a whole number of 4 or more, got 0"):
         camtool.refine(result, 0)
     with pytest.raises(CamtoolError, match="was pickled"):
         camtool.refine(pickle.loads(pickle.dumps(result)))
@@ -279,9 +281,84 @@ def test_scores_that_tell_nothing_leave_the_map(score: float) -> None:
     heat = torch.rand(1, 14, 14).double()
     refined = refine_maps(evidence, heat, None, 8)
     above = heat - heat.min()
-    assert_close(refined.maps, above / above.sum())
+    assert_close(refined.maps, above)
     assert refined.uncertainty.isnan().all()
-    assert evidence.notes[0] == ["The score is the same under all masks, or not finite, so they corrected nothing."]
+    assert evidence.notes[0] == [NOTHING]
+
+
+NOTHING = "The score is the same under all masks, up to rounding, or not finite, so they corrected nothing."
+
+
+class Signed(nn.Module):
+    """A score that rises with the light, and one that falls; a third one that is always the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1, bias=False)
+        nn.init.constant_(self.conv.weight, 1 / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        light = self.conv(x).relu().mean((1, 2, 3))
+        return torch.stack([20 + 2.4 * light, -light, 0 * light + 1], 1)
+
+
+def make_square() -> Tensor:
+    x = torch.zeros(1, 3, 64, 64)
+    x[..., 16:32, 16:32] = 16
+    return x
+
+
+def test_the_refined_map_has_the_warnings_of_its_own_values() -> None:
+    (rising,) = camtool.explain(Signed().eval(), make_square(), 0, layer="conv")
+    assert "constant-map" not in [warning.code for warning in camtool.refine(rising, 64).warnings]
+    constant = replace(rising, raw=np.ones_like(rising.raw), warnings=(*find_value_warnings(np.ones((2, 2))),))
+    assert [warning.code for warning in constant.warnings] == ["constant-map"]
+    assert "constant-map" not in [warning.code for warning in camtool.refine(constant, 64).warnings]
+    (falling,) = camtool.explain(Signed().eval(), torch.ones(1, 3, 64, 64), 1, method="occlusion")
+    refined = camtool.refine(falling, 64)  # the score rises without any part, which is no drop
+    assert refined.raw.max() == 0
+    assert "constant-map" in [warning.code for warning in refined.warnings]
+
+
+def test_without_a_drop_the_explanation_stays_as_it_was() -> None:
+    (result,) = camtool.explain(Signed().eval(), make_square(), 0, layer="conv")
+    same = replace(result, score=1.0, checker=partial(result.checker.func, *result.checker.args[:-1], ClassScore(2)))
+    refined = camtool.refine(same, 8)
+    np.testing.assert_array_equal(refined.raw, result.raw)
+    assert refined.uncertainty is None
+    assert refined.warnings[-1] == NOTHING
+
+
+def test_drops_of_half_precision_count() -> None:
+    net, x = Signed().eval().bfloat16(), make_square().bfloat16()
+    (result,) = camtool.explain(net, x, 0, layer="conv")
+    refined = camtool.refine(result, 64)
+    assert NOTHING not in refined.warnings
+    assert refined.heatmap[16:32, 16:32].mean() > 10 * refined.heatmap[40:, 40:].mean()
+
+
+def test_a_model_that_was_trained_meanwhile_is_an_error() -> None:
+    net = Signed().eval()
+    (result,) = camtool.explain(net, make_square(), 0, layer="conv")
+    net.conv.weight.data.mul_(1.5)
+    with pytest.raises(CamtoolError, match=r"the model has changed: the score was 22.4 .* and is 23.6 now"):
+        camtool.refine(result, 8)
+
+
+def test_a_map_that_was_turned_by_hand_is_refined() -> None:
+    (result,) = camtool.explain(Signed().eval(), make_square(), 0, layer="conv")
+    assert camtool.refine(replace(result, raw=result.raw[::-1]), 8).uncertainty is not None
+
+
+def test_frames_are_blurred_by_their_own_size() -> None:
+    class Clip(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.square().mean((1, 2, 3, 4)), x.mean((1, 2, 3, 4))], 1)
+
+    clip = torch.randn(1, 3, 8, 56, 56)
+    drops = measure_drops(look(Clip(), clip, [0]), 28)[1][:, 0]
+    # Without its details a part of noise is nearly as weak as without anything.
+    assert drops[0::2].mean() > 0.8 * drops[1::2].mean()
 
 
 def test_passes_that_are_too_few_are_told() -> None:
@@ -290,8 +367,8 @@ def test_passes_that_are_too_few_are_told() -> None:
             return torch.stack([x.mean((1, 2, 3)), -x.mean((1, 2, 3))], 1)
 
     evidence = look(Last(), torch.rand(1, 1, 28, 28).double() + 1, [0])
-    refine_maps(evidence, torch.rand(1, 14, 14).double(), None, 1)
-    assert evidence.notes[0] == ["The masks corrected no cell by more than its uncertainty; take more passes than 1."]
+    refine_maps(evidence, torch.rand(1, 14, 14).double(), None, 4)
+    assert evidence.notes[0] == ["The masks corrected no cell by more than its uncertainty; take more passes than 4."]
 
 
 # ------------------------------------------------------------------------------------------------------- real photos
