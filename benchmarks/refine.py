@@ -14,7 +14,8 @@ probability while the hottest pixels are shown on the blurred photo. No pass of 
 shapes and positions of the masks differ.
 
 A gain is that over the map of one pass, paired by photo. **Coverage** is the share of the measures' drops (16, 49, and
-80 under masks) that lie in the intervals of 90 %.
+80 under masks) that lie in the intervals of 90 %. Without ``--weights`` nothing is measured: the tables of
+``docs/refine.md`` and ``assets/refine.png`` are made from the JSON file.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -46,9 +48,16 @@ from camtool.methods.refinement import RefinedMaps, correct_maps, measure_drops
 from camtool.targets import ClassScore
 from camtool.trust.metrics.faithfulness import compute_insertion
 from camtool.trust.metrics.removal import blur_images
+from camtool.trust.metrics.sanity import compute_cascading_randomization
 from camtool.trust.metrics.scores import ClassScore as ClassProbability
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RESULTS = Path(__file__).with_suffix(".json")
+_ROOT = Path(__file__).parents[1]
+PAGE, FIGURE = _ROOT / "docs" / "refine.md", _ROOT / "assets" / "refine.png"
+START, END = "<!-- measured -->", "<!-- /measured -->"
 
 PASSES = (16, 32, 64, 128)
 
@@ -90,28 +99,42 @@ class Question:
 
 
 def main(
-    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
+    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")] = [],  # noqa: B006
     photos: Annotated[
         Path | None, typer.Option(help="Folder with photos and labels.csv; default: of packages.")
     ] = None,
     only: Annotated[list[str], typer.Option(help="Part of a row's name; may be repeated.")] = [],  # noqa: B006
     limit: Annotated[int, typer.Option(help="The largest number of photos.")] = 1000,
+    randomized: Annotated[int, typer.Option(help="Randomize the weights, on so many photos, and measure no more.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
     out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = RESULTS,
 ) -> None:
-    """Measure, print the rows, and write them to a JSON file."""
+    """Measure, print the rows, and write them to a JSON file; without weights, write page and figure from it."""
+    if not weights:
+        rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+        before, _, after = PAGE.read_text(encoding="utf-8").partition(START)
+        PAGE.write_text(before + write_tables(rows) + after.partition(END)[2], encoding="utf-8")
+        draw_curves(rows).savefig(FIGURE, dpi=150)
+        return
     torch.set_num_threads(threads)
     old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     for name, file in (pair.split("=", 1) for pair in weights):
         loaded = camtool.load(name, file)
+        place = f"{name}, {_UNSEEN if photos is None else _CHOSEN}"
         numbers: dict[str, list[list[float]]] = {}
-        for question in list(_ask(loaded, photos))[:limit]:
+        for question in islice(_ask(loaded, photos), randomized or limit):
+            if randomized:
+                for row, value in _randomize(loaded.model, question):
+                    numbers.setdefault(f"randomized, {row}", []).append([value])
+                continue
             for row, values in _measure(loaded.model, question, only):
                 numbers.setdefault(row, []).append(values)
-        place = f"{name}, {'photos of packages' if photos is None else 'photos the constants were chosen on'}"
         for row, measured in numbers.items():
             prior = numbers.get(_name_prior(row))
-            old[f"{place}, {row}"] = _summarize(np.array(measured), None if prior is None else np.array(prior))
+            if randomized:
+                old[f"{place}, {row}"] = {"photos": len(measured), "correlation": _average(np.array(measured)[:, 0])}
+            else:
+                old[f"{place}, {row}"] = _summarize(np.array(measured), None if prior is None else np.array(prior))
             print(f"{place}, {row}", json.dumps(old[f"{place}, {row}"]), flush=True)
         result = {"machine": describe_machine(threads), "rows": old}
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -138,6 +161,91 @@ def _average(values: Heat) -> list[float]:
     """Return the mean and its standard error."""
     error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return [round(float(values.mean()), 4), round(float(error), 4)]
+
+
+# ------------------------------------------------------------------------------------------------------ page, figure
+
+NETWORKS = {"mobilenet_v2": "MobileNetV2", "squeezenet1_1": "SqueezeNet 1.1"}
+
+_UNSEEN, _CHOSEN = "photos of packages", "photos the constants were chosen on"
+
+_LINES = {
+    "refine faithcam": ("refine, from faithcam", "#c2410c", 2.4),
+    "refine gradcam": ("refine, from gradcam", "#2563eb", 2.4),
+    "no prior": ("refine, from no map", "#0f766e", 1.6),
+    "occlusion": ("occlusion", "#7c3aed", 1.2),
+    "rise": ("RISE", "#6b7280", 1.2),
+    "scorecam": ("Score-CAM", "#a16207", 1.2),
+    "kernelshap": ("KernelSHAP (captum)", "#db2777", 1.2),
+    "greedy": ("greedy search", "#9ca3af", 1.2),
+}
+"""For each method its name, the color and the width of its line."""
+
+
+def write_tables(rows: dict[str, Any]) -> str:
+    """Return the tables of the page, between their markers."""
+    heads = [f"{measure}" for measure in MEASURES]
+    lines = [START, "| network, photos, prior | passes | " + " | ".join(heads) + " | coverage: 16, 49, masks |"]
+    lines.append("|---" * (len(heads) + 3) + "|")
+    for (network, name), place, prior in product(NETWORKS.items(), (_UNSEEN, _CHOSEN), ("faithcam", "gradcam")):
+        for passes in PASSES:
+            row = rows.get(f"{network}, {place}, refine {prior}, {passes}")
+            if row is not None:
+                shown = f"{name}, {row['photos']} {'unseen' if place == _UNSEEN else 'tuned on'}, `{prior}`"
+                gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in MEASURES]
+                coverage = ", ".join(f"{share:.2f}" for share in row["coverage"])
+                lines.append(f"| {shown} | {passes} | {' | '.join(gains)} | {coverage} |")
+    lines += ["", "*Gains over the map of one pass. The methods themselves, on unseen photos:*", ""]
+    shown_measures = [measure for measure in MEASURES if measure != "sizes"]
+    for network, name in NETWORKS.items():
+        lines.append(f"| {name} | " + " | ".join(f"{m}: 16, 32, 64, 128 passes" for m in shown_measures) + " |")
+        lines.append("|---" * (len(shown_measures) + 1) + "|")
+        for method in ("faithcam", "gradcam"):
+            row = rows[f"{network}, {_UNSEEN}, {method}, 1"]
+            means = [f"{row[measure][0]:.3f} ± {row[measure][1]:.3f}" for measure in shown_measures]
+            lines.append(f"| `{method}`, one pass | {' | '.join(means)} |")
+        for method, (label, _, _) in _LINES.items():
+            by_passes = [rows[f"{network}, {_UNSEEN}, {method}, {passes}"] for passes in PASSES]
+            means = [", ".join(f"{row[measure][0]:.3f}" for row in by_passes) for measure in shown_measures]
+            lines.append(f"| {label} | {' | '.join(means)} |")
+        lines.append("")
+    lines += ["| map, weights randomized from the output | " + " | ".join(NETWORKS.values()) + " |", "|---|---|---|"]
+    for row in ("faithcam, 1", "faithcam, 64", "refine gradcam, 64"):
+        both = [rows[f"{network}, {_UNSEEN}, randomized, {row}"]["correlation"] for network in NETWORKS]
+        lines.append(f"| {row} | " + " | ".join(f"{mean:.3f} ± {error:.3f}" for mean, error in both) + " |")
+    return "\n".join([*lines, END])
+
+
+def draw_curves(rows: dict[str, Any]) -> Figure:
+    """Return the figure: each measure against the passes, a row of plots for each network."""
+    from matplotlib.figure import Figure
+
+    shown = [measure for measure in MEASURES if measure != "sizes"]
+    figure = Figure(figsize=(11, 5.8))
+    plots = figure.subplots(len(NETWORKS), len(shown), sharex=True)
+    for at, ((network, name), line) in enumerate(zip(NETWORKS.items(), plots, strict=True)):
+        for measure, plot in zip(shown, line, strict=True):
+            for method, (label, color, width) in _LINES.items():
+                values = np.array([rows[f"{network}, {_UNSEEN}, {method}, {p}"][measure][:2] for p in PASSES])
+                plot.plot(PASSES, values[:, 0], color=color, lw=width, label=label, zorder=width, marker="o", ms=3)
+            for method in ("faithcam", "gradcam"):
+                level = rows[f"{network}, {_UNSEEN}, {method}, 1"][measure][0]
+                color = _LINES[f"refine {method}"][1]
+                plot.axhline(level, color=color, lw=1, ls=(0, (4, 3)), label=f"{method}, one pass")
+            plot.set_xscale("log", base=2)
+            plot.set_xticks(PASSES, [str(passes) for passes in PASSES])
+            plot.spines[["top", "right"]].set_visible(False)
+            plot.tick_params(labelsize=8, length=2)
+            plot.grid(axis="y", color="#e5e7eb", lw=0.6)
+            if at == 0:
+                plot.set_title(measure.capitalize(), fontsize=10, loc="left", pad=8)
+            else:
+                plot.set_xlabel("forward passes", fontsize=9)
+        line[0].set_ylabel(f"{name}, higher is better", fontsize=9)
+    handles, labels = plots[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    return figure
 
 
 # --------------------------------------------------------------------------------------------------------- questions
@@ -229,6 +337,22 @@ def _judge(model: nn.Module, question: Question, heat: NDArray[np.floating[Any]]
 def _correlate(heat: Heat, drops: Heat) -> float:
     """Return Spearman's correlation; 0 for constant heat."""
     return float(spearmanr(heat, drops)[0]) if np.ptp(heat) > 0 and np.ptp(drops) > 0 else 0.0
+
+
+def _randomize(model: nn.Module, question: Question) -> Iterator[tuple[str, float]]:
+    """Yield for each method the mean absolute rank correlation of its map with those of a randomized model.
+
+    The last quarter of the layers has random weights, then the last half, and so on, as in Adebayo et al. 2018.
+    """
+    for row, options in (("faithcam, 1", {}), ("faithcam, 64", {"passes": 64}), ("refine gradcam, 64", None)):
+
+        def explain(images: Tensor, _: Tensor, options: dict[str, Any] | None = options) -> Tensor:
+            method = "gradcam" if options is None else "faithcam"
+            (result,) = camtool.explain(model, images, [question.index], method=method, **(options or {}))
+            return torch.from_numpy((camtool.refine(result) if options is None else result).heatmap)[None]
+
+        maps = explain(question.inputs, torch.zeros(1))
+        yield row, float(compute_cascading_randomization(model, explain, question.inputs, maps, groups=4)[0])
 
 
 def _cover(question: Question, refined: RefinedMaps) -> list[float]:

@@ -168,7 +168,7 @@ def correct_maps(
     cells = (_CELLS[dims],) * dims
     grid = [max(own, least) for own, least in zip(maps.shape[1:], cells, strict=True)]
     onto = centers if tuple(grid) == tuple(maps.shape[1:]) else None
-    above = upcast(maps - maps.amin(tuple(range(1, maps.ndim)), keepdim=True)).double().cpu().nan_to_num(0, 0, 0)
+    above = upcast(maps - maps.amin(tuple(range(1, maps.ndim)), keepdim=True)).cpu().double().nan_to_num(0, 0, 0)
     heat = _POOLS[dims](resample(above, centers, size, None), cells).flatten(1)
     total = heat.sum(1, keepdim=True)
     unit = torch.where(total > 0, total, 1)
@@ -251,11 +251,11 @@ def measure_drops(evidence: Evidence, passes: int) -> tuple[Tensor, Tensor]:
         x = evidence.inputs[evidence.images[rows[0]]]
         hide = partial(_hide, x, blur_input(x, math.ceil(3 * sigma), sigma), masks)
         scores = score_inputs(evidence, rows, passes, hide)
-        lost = (evidence.scores[rows] - scores).double().cpu()
+        lost = (evidence.scores[rows] - scores).cpu().double()
         # Scores of 8 or 11 bits differ by one step of rounding; those of 24 by what the sums before them add.
         step = torch.finfo(scores.dtype).eps
         steps = ROUNDING_STEPS if step <= torch.finfo(torch.float32).eps else 1
-        rounding = steps * step * scores.abs().amax(0).double().cpu()
+        rounding = steps * step * scores.abs().amax(0).cpu().double()
         drops[:, rows] = torch.where(lost.abs().amax(0) <= rounding, 0, lost)
     return torch.stack(cover), drops
 

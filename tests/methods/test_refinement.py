@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch.testing import assert_close
 
 import camtool
 from benchmarks.photos import read_photos
-from benchmarks.refine import PASSES, _draw_cells, _remove
+from benchmarks.refine import PAGE, PASSES, RESULTS, _draw_cells, _remove, write_tables
 from camtool.demo.camnet import prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError
@@ -372,6 +373,11 @@ def test_passes_that_are_too_few_are_told() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- real photos
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    assert write_tables(rows) in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
