@@ -208,7 +208,7 @@ class InputPreparer:
         black, white = (None, None) if transform is None else find_black_and_white(given, transform)
         values = tensor.detach().cpu()  # once, as each copy waits for a GPU
         value_range = ValueRange.of_tensor(values)
-        notes = find_tensor_warnings(value_range, black, white)
+        notes = find_tensor_warnings(value_range, black, white, kind)
         return PreparedInput(given, build_view(values, value_range, kind, transform), tuple(notes), black, white)
 
     def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
@@ -240,7 +240,8 @@ class InputPreparer:
         tensor = values.to(self._device, get_dtype(self._model))
         is_unit = bool(notes)
         black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
-        notes = (*file_image.notes, *notes, *find_tensor_warnings(ValueRange.of_tensor(tensor), black, white))
+        warnings = find_tensor_warnings(ValueRange.of_tensor(tensor), black, white, kind)
+        notes = (*file_image.notes, *notes, *warnings)
         return PreparedInput(tensor, build_file_view(file_image, kind, geometry), notes, black, white)
 
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:

@@ -19,7 +19,7 @@ from camtool.inputs.image_files import read_image
 SAME, BYTES, TWICE, UNIT, DARK, PART = (
     "same everywhere",
     "like the bytes of a photo",
-    "as if normalized twice",
+    "Were they normalized twice",
     "are in [0, 1]",
     "nearly black",
     "saw only",
@@ -101,6 +101,7 @@ RANGES = {
     "[0, 1]": (lambda values: values, []),
     "[-1, 1]": (lambda values: 2 * values - 1, []),
     "bytes minus a mean": (lambda values: 255 * values - 120, []),
+    "a small standard deviation": (lambda values: (values - 0.1) / 0.07, []),
 }
 
 
@@ -138,6 +139,30 @@ def test_values_of_bytes_give_no_warning_if_the_transform_makes_them() -> None:
 def test_large_values_of_other_inputs_give_no_warning() -> None:
     reflectances = 200 * torch.rand(1, 13, 32, 32)
     assert list_warnings(reflectances, Net(13)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "is_byte"),
+    [
+        (torch.linspace(-1024, 1024, 1024), False),
+        (torch.linspace(-10, 10, 1024), False),
+        (torch.linspace(0, 63, 1024), False),
+        (torch.linspace(0, 80, 1024), True),
+    ],
+    ids=["CT", "two normalizations", "a depth in meters", "bytes"],
+)
+def test_one_channel_gives_a_warning_only_for_bytes(values: Tensor, is_byte: bool) -> None:
+    assert list_warnings(values.reshape(1, 1, 32, 32), Net(1)) == [BYTES] * is_byte
+
+
+@pytest.mark.parametrize("kind", ["signal", "volume", "clip"])
+@pytest.mark.parametrize("values", [torch.linspace(0, 200, 1536), torch.linspace(-9, 900, 1536)])
+def test_signals_volumes_and_clips_have_no_range_of_photos(kind: Any, values: Tensor) -> None:
+    shape = {"signal": (1, 3, 512), "volume": (1, 3, 8, 8, 8), "clip": (1, 3, 8, 8, 8)}[kind]
+    conv = nn.Conv1d(3, 4, 3) if kind == "signal" else nn.Conv3d(3, 4, 3)
+    pool = nn.AdaptiveAvgPool1d(1) if kind == "signal" else nn.AdaptiveAvgPool3d(1)
+    model = nn.Sequential(conv, nn.ReLU(), pool, nn.Flatten(), nn.Linear(4, 3))
+    assert list_warnings(values.reshape(shape), model, kind=kind) == []
 
 
 def test_a_tensor_without_normalization_gives_a_warning_if_the_transform_normalizes() -> None:
