@@ -170,8 +170,8 @@ _NORMALIZED_LIMIT = 8
 pixels are bright; ImageNet's, applied twice, reaches from -11 to 10."""
 
 _DARK_LIMIT = -3
-"""The lowest value of an image normalized twice is below this (of 56 photos that were tried, in all). A small standard deviation
-makes bright pixels as large, but black is only the negative mean in standard deviations."""
+"""An image that is normalized twice has lower values (56 photos of 56). A small standard deviation makes bright pixels
+as large, but black only minus the mean in standard deviations."""
 
 _BYTE_LIMIT = 255
 """Largest magnitude of bytes, also of those from which a mean was subtracted."""

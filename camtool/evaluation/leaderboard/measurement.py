@@ -180,7 +180,7 @@ class _Run:
 
     def try_other_inputs(self, labeled: LabeledBatch) -> None:
         """Score a batch with other channels, orientation and values, to warn if the images are predicted better so."""
-        if labeled.link == "softmax" and labeled.class_count > 2:
+        if labeled.link == "softmax":
             self.trials.add(labeled.images, labeled.batch.items[0], self.subject.score_classes)
 
     def measure(

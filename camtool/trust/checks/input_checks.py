@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from camtool.errors import CamtoolError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.measured_transforms import ColorResponse, probe_colors
 from camtool.geometry.resampling import Floats
@@ -54,8 +55,12 @@ _FEWEST_IMAGES, _MOST_IMAGES = 8, 64
 _STANDARD_ERRORS = 3.0
 """Standard errors that the mean gain over a folder must exceed."""
 
-_LEAST_GAIN = 0.05
-"""Mean gain that is more than rounding: a range that the images have already changes nothing else."""
+_LEAST_GAIN, _LEAST_GAIN_OF_FEW = 0.05, 0.2
+"""Mean gain that counts: the first is more than rounding, as a range that the images have already changes nothing
+else. With less than ``_MANY_CLASSES`` the contrast of small networks rises by chance, so the second holds."""
+
+_FEWEST_CLASSES, _MANY_CLASSES = 10, 100
+"""Classes from which on folders are compared, and from which on small gains count."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -263,7 +268,7 @@ def _find_black_and_white(inputs: Tensor, item: PreparedInput) -> tuple[Tensor, 
 # ------------------------------------------------------------------------------------------------------ a folder
 
 
-@dataclass(frozen=True)
+@dataclass
 class FolderTrials:
     """Gains in certainty by other channels, orientation or values, over the images of a folder.
 
@@ -272,9 +277,13 @@ class FolderTrials:
     Attributes:
         gains: What is changed → for each image how far the contrast of the highest score rises by it, see
             ``_MORE_CONTRAST``.
+        refused: Changes with which the model cannot run.
+        least_gain: Mean gain from which on a change is named.
     """
 
     gains: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    refused: set[str] = field(default_factory=set)
+    least_gain: float = _LEAST_GAIN
 
     def add(self, inputs: Tensor, item: PreparedInput, score: Callable[[Tensor], Tensor]) -> None:
         """Score images and their variants, until there are enough.
@@ -282,23 +291,38 @@ class FolderTrials:
         Args:
             inputs: ``(N, 3, H, W)``, as the model gets them.
             item: One of them, whose normalization holds for all.
-            score: Returns class scores ``(N, K)`` of such images.
+            score: Returns class scores ``(N, K)`` of such images. If it raises a ``CamtoolError``, the change is left
+                out.
         """
         inputs = inputs[: max(0, _MOST_IMAGES - max(map(len, self.gains.values()), default=0))]
         if not len(inputs) or inputs.ndim != 4 or inputs.shape[1] != len(_IMAGENET_MEAN):
             return
         variants = {"channels-swapped": _exchange_channels(inputs, item), "upside-down": inputs.flip(2, 3)}
         variants |= {f"scale-misfit {name}": values for name, values in _list_ranges(inputs, item).items()}
-        before = _measure_certainty_of_scores(score(inputs)).contrast
+        try:
+            scores = score(inputs)
+        except CamtoolError:  # e.g. a model that takes one image at a time
+            return
+        if scores.shape[1] < _FEWEST_CLASSES:
+            return
+        self.least_gain = _LEAST_GAIN if scores.shape[1] >= _MANY_CLASSES else _LEAST_GAIN_OF_FEW
+        before = _measure_certainty_of_scores(scores).contrast
         for name, images in variants.items():
-            gain = _measure_certainty_of_scores(score(images.to(inputs))).contrast - before
-            self.gains[name] += gain.tolist()
+            if name in self.refused:
+                continue
+            try:
+                after = _measure_certainty_of_scores(score(images.to(inputs))).contrast
+            except CamtoolError:
+                self.refused.add(name)
+                self.gains.pop(name, None)  # what is left would be a mean over some of the images
+            else:
+                self.gains[name] += (after - before).tolist()
 
     def find_warnings(self) -> Iterator[MapWarning]:
         """Yield a warning for the change after which the images are predicted better, if there is one."""
         errors = {name: _count_standard_errors(gains) for name, gains in self.gains.items()}
         name = max(errors, key=lambda name: errors[name], default="")
-        if name and errors[name] > _STANDARD_ERRORS and np.mean(self.gains[name]) > _LEAST_GAIN:
+        if name and errors[name] > _STANDARD_ERRORS and np.mean(self.gains[name]) > self.least_gain:
             code, _, values = name.partition(" ")
             change = {"channels-swapped": "red and blue exchanged", "upside-down": "the images turned by 180 degrees"}
             yield MapWarning(

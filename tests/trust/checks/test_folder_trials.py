@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import camtool
+from camtool.errors import ForwardError
 from camtool.trust.checks.input_checks import FolderTrials
 from tests.helpers import photos
 
@@ -46,7 +47,7 @@ def test_at_most_64_images_of_three_channels_are_scored(demo) -> None:
 
     def score(images: torch.Tensor) -> torch.Tensor:
         counted.append(len(images))
-        return images.flatten(1)[:, :5]
+        return images.flatten(1)[:, :10]
 
     for _ in range(3):
         trials.add(item.tensor.expand(30, -1, -1, -1), item, score)
@@ -55,6 +56,60 @@ def test_at_most_64_images_of_three_channels_are_scored(demo) -> None:
     trials = FolderTrials()
     trials.add(torch.zeros(2, 1, 8, 8), item, score)
     assert not trials.gains
+
+
+@pytest.mark.parametrize(("classes", "least"), [(9, None), (10, 0.2), (99, 0.2), (100, 0.05)])
+def test_few_classes_take_a_larger_gain(demo, classes: int, least: float | None) -> None:
+    """One class of K has the score 1 + c and the others 0: its contrast is (K - 1) / sqrt(K), whatever c is."""
+    trials = FolderTrials()
+    (item,) = [camtool.Explainer(demo).prepare(Image.fromarray(photos.unseen(0).image))]
+    trials.add(item.tensor.expand(9, -1, -1, -1), item, lambda images: torch.eye(classes)[:1].expand(len(images), -1))
+    assert bool(trials.gains) == (least is not None)
+    for gain in [] if least is None else [0.9 * least, 1.1 * least]:
+        trials.gains["upside-down"] = [gain - 0.01, gain + 0.01] * 8
+        assert bool([*trials.find_warnings()]) == (gain > least)
+
+
+class Strict(torch.nn.Module):
+    """A classifier of ten classes that refuses values above a limit."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.body, self.head, self.limit = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4, 10), limit
+        self.eval()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return scores ``(N, 10)``."""
+        if float(images.abs().max()) > self.limit:
+            raise ValueError("values are too large")
+        scores: torch.Tensor = self.head(self.body(images).relu().mean((2, 3)))
+        return scores
+
+
+def test_a_change_that_the_model_refuses_costs_no_results() -> None:
+    images = torch.rand(10, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    table = camtool.evaluate(Strict(10.0), images, ["gradcam"], metrics=["sparsity"], batch_size=4)
+    assert len(table.rows) == 2
+    assert all(np.isfinite(row.values["sparsity"]).all() and len(row.values["sparsity"]) == 10 for row in table.rows)
+
+
+def test_a_change_that_is_refused_for_some_images_is_left_out(demo) -> None:
+    trials, model = FolderTrials(), Strict(2.2)
+    (item,) = [camtool.Explainer(demo).prepare(Image.fromarray(photos.unseen(0).image))]
+
+    def score(images: torch.Tensor) -> torch.Tensor:
+        try:
+            return model(images).detach()
+        except ValueError as error:
+            raise ForwardError(str(error)) from error
+
+    dark = torch.full((4, 3, 8, 8), -0.9)
+    dark[:, :, 0, 0] = 0.5
+    for images in (dark, -dark, dark):  # only the bright batch exceeds 2.2 with ImageNet's normalization
+        trials.add(images, item, score)
+    assert {len(gains) for gains in trials.gains.values()} == {12}
+    assert trials.refused == {"scale-misfit ImageNet's mean and standard deviation"}
+    assert not trials.refused & trials.gains.keys()
 
 
 def exchange(pixels: np.ndarray) -> np.ndarray:
