@@ -33,11 +33,12 @@ _REACH = 3
 _FULL = 0.96
 """Share of the usual response to white minus black from which an output pixel shows the photo alone."""
 
-_SOLID = (256, 256)
-"""Size of a photo of one color."""
-
 _NONLINEAR = 0.02
 """Share of white minus black by which the gray of a linear transform may differ: a few levels of rounding."""
+
+_PURE = 0.25
+"""Share of white minus black that blue may have in the first of three channels to count as none, and red in the last;
+from 1 - this on it counts as all. Gray values have 0.11 of blue and 0.3 of red in each channel."""
 
 _DRIFT = 1 / 200
 """Share of the photo's side by which coordinates may differ from a line: resampling bends them, by a pixel at most for
@@ -103,24 +104,29 @@ class ColorResponse(NamedTuple):
     is_reversed: bool
 
 
-def probe_colors(transform: Transform) -> ColorResponse | None:
+def probe_colors(transform: Transform, photo: tuple[int, int]) -> ColorResponse:
     """Measure a transform's normalization and order of channels by passing photos of one color through it.
 
-    Returns:
-        The response; ``None`` if the transform is random, or its values are not linear in the photo's.
+    Args:
+        transform: As for :func:`probe_geometry`.
+        photo: Size (H, W) of the photos.
+
+    Raises:
+        GeometryError: The transform is random, returns no image, or its values are not linear in the photo's.
     """
     colors = np.array([[0, 0, 0], [255, 255, 255], [128, 128, 128], [255, 0, 0], [0, 0, 255]])
-    try:
-        outputs = _transform_images(transform, [np.broadcast_to(color, (*_SOLID, 3)) for color in colors])
-    except GeometryError:
-        return None
+    outputs = _transform_images(transform, [np.broadcast_to(color, (*photo, 3)) for color in colors])
     # The middle shows the photo in any crop, and no padding.
     black, white, gray, red, blue = (output[:, output.shape[1] // 2, output.shape[2] // 2] for output in outputs)
     span = white - black
     if not np.allclose(gray - black, span * 128 / 255, rtol=0, atol=_NONLINEAR * np.abs(span).max()) or not span.all():
-        return None
-    first, last = ((color - black) / span for color in (red, blue))
-    return ColorResponse(black, white, len(span) == 3 and bool(first.argmax() == 2 and last.argmax() == 0))
+        raise GeometryError(
+            f"transform {describe_transform(transform)} returns values that are not linear in the photo's, so its "
+            f"normalization cannot be measured. {REMEDY}"
+        )
+    shares = np.array([(red - black) / span, (blue - black) / span])
+    exchanged = len(span) == 3 and np.allclose(shares[:, [0, 2]], [[0, 1], [1, 0]], rtol=0, atol=_PURE)
+    return ColorResponse(black, white, exchanged)
 
 
 def _draw_ramps(n: int, across: int) -> list[Floats]:

@@ -236,6 +236,14 @@ COLORS = {
     "BGR bytes": (lambda photo: 255 * to_tensor(photo).flip(0), ([0, 0, 0], [255, 255, 255], True)),
     "inverted": (lambda photo: 1 - to_tensor(photo), ([1, 1, 1], [0, 0, 0], False)),
     "gray": (v2.Compose([v2.Grayscale(), to_tensor]), ([0], [1], False)),
+    "gray in three channels": (
+        v2.Compose([v2.Grayscale(3), to_tensor, v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]),
+        ([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], [0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225], False),
+    ),
+    "a crop far from the corner": (
+        lambda photo: to_tensor(photo.crop((300, 300, 364, 364))),
+        ([0] * 3, [1] * 3, False),
+    ),
     "padded": (letterbox, ([0, 0, 0], [1, 1, 1], False)),
 }
 
@@ -244,21 +252,22 @@ COLORS = {
 @pytest.mark.parametrize("name", COLORS)
 def test_the_response_to_colors_is_that_of_the_arithmetic(name):
     transform, (black, white, is_reversed) = COLORS[name]
-    response = probe_colors(transform)
+    response = probe_colors(transform, (400, 400))
     np.testing.assert_allclose(response.black, black, atol=1e-5)
     np.testing.assert_allclose(response.white, white, atol=1e-5)
     assert response.is_reversed == is_reversed
 
 
 @pytest.mark.parametrize(
-    "transform",
+    ("transform", "match"),
     [
-        lambda photo: to_tensor(photo) ** 2.2,
-        lambda photo: to_tensor(photo) - to_tensor(photo).mean(),
-        lambda photo: to_tensor(photo) + random.random(),
-        lambda photo: torch.ones(3, 8, 8),
+        (lambda photo: to_tensor(photo) ** 2.2, "not linear"),
+        (lambda photo: to_tensor(photo) - to_tensor(photo).mean(), "not linear"),
+        (lambda photo: to_tensor(photo) + random.random(), "is random"),
+        (lambda photo: torch.ones(3, 8, 8), "not linear"),
     ],
     ids=["gamma", "a mean for each photo", "random", "constant"],
 )
-def test_values_that_are_not_linear_in_the_photo_have_no_response(transform):
-    assert probe_colors(transform) is None
+def test_values_that_are_not_linear_in_the_photo_have_no_response(transform, match):
+    with pytest.raises(GeometryError, match=match):
+        probe_colors(transform, (64, 48))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, GeometryError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.measured_transforms import ColorResponse, probe_colors
 from camtool.geometry.resampling import Floats
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.transform_output import Transform, find_statistics
+from camtool.geometry.transform_output import Transform, describe_transform, find_statistics
 from camtool.hooks.structures.modules import read_tree
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.models import find_transform
@@ -62,6 +62,11 @@ else. With less than ``_MANY_CLASSES`` the contrast of small networks rises by c
 _FEWEST_CLASSES, _MANY_CLASSES = 10, 100
 """Classes from which on folders are compared, and from which on small gains count."""
 
+_LONGEST = 8
+"""Longer side of the photos that measure a transform, in shorter sides: resizing longer ones may take gigabytes."""
+
+_Measured = TypeVar("_Measured")
+
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -84,35 +89,61 @@ def find_skip_reason(context: CheckContext) -> str | None:
 
 def check_transform(context: CheckContext) -> Iterator[Finding]:
     """Find what the user's transform does otherwise than the model's own, by photos of known colors and places."""
-    user, model = context.transform, context.forward_pass.model
-    if user is None or user is context.declared or not context.item.is_photo:
-        return
-    declared = context.declared or find_transform(model)
-    if declared is None and _is_imagenet_classifier(context):
-        declared = build_default_transform()
-    yield from _check_places(context.item.geometry, declared)
-    response = probe_colors(user)
-    expected = None if declared is None else probe_colors(declared)
-    if response is None:
-        return
-    is_stated = isinstance(user, (Preprocessing, Renormalized)) and user.channels == "bgr"
-    is_caffe = bool(np.ptp([response.black, response.white]) > _CAFFE_SPAN) and response.black.min() < 0
-    if response.is_reversed and not (expected.is_reversed if expected else is_stated or is_caffe):
-        yield Finding(
-            "channels-swapped",
-            "The transform returns blue as the first channel and red as the last (BGR)"
-            f"{', unlike that of the model' if expected else ', and nothing says that the model expects this'}.",
-        )
-    yield from _check_normalization(context, response, expected)
-
-
-def _check_places(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:
-    """Find a transform that turns a photo upside down, or changes its aspect."""
+    user, geometry = context.transform, context.item.geometry
+    assert user is not None  # else the check is skipped
     top, _, bottom, _ = geometry.box
     if top > bottom:
         yield Finding("upside-down", "The transform turns the photo upside down.")
+    declared, whose = context.declared or find_transform(context.forward_pass.model), "that of the model"
+    is_guess = declared is None and _is_imagenet_classifier(context)
+    if is_guess:
+        declared, whose = build_default_transform(), "torchvision's usual one"
+    height, width = geometry.photo
+    photo = min(height, _LONGEST * width), min(width, _LONGEST * height)
+    response = _measure(probe_colors, user, photo)
+    span = np.ptp([response.black, response.white])
+    is_caffe = response.is_reversed and bool(span > _CAFFE_SPAN and response.black.min() < 0)
+    expected = None if declared is None or (is_guess and is_caffe) else _measure(probe_colors, declared, photo)
+    is_stated = isinstance(user, (Preprocessing, Renormalized)) and user.channels == "bgr"
+    if response.is_reversed and not (is_stated or (expected.is_reversed if expected else is_caffe)):
+        yield Finding(
+            "channels-swapped",
+            "The transform returns blue as the first channel and red as the last (BGR), "
+            f"{f'unlike {whose}' if expected else 'and nothing says that the model expects this'}.",
+        )
+    yield from _check_normalization(context, response, expected, whose)
+    yield from _check_aspect(geometry, declared)
+
+
+def find_transform_skip_reason(context: CheckContext) -> str | None:
+    """Return why the transform cannot be checked; ``None`` if it can."""
+    if not context.item.is_photo:
+        return "the input was given as a tensor"
+    is_own = context.transform is None or context.transform is context.declared
+    return "it takes a transform= that is not the model's own" if is_own else None
+
+
+def _measure(
+    measure: Callable[[Transform, tuple[int, int]], _Measured], transform: Transform, photo: tuple[int, int]
+) -> _Measured:
+    """Return a measurement of a transform.
+
+    Raises:
+        GeometryError: The measurement or the transform, which is the user's code, failed.
+    """
+    try:
+        return measure(transform, photo)
+    except CamtoolError:
+        raise
+    except Exception as error:
+        name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
+        raise GeometryError(f"transform {name} fails on a photo of one color. {problem}") from error
+
+
+def _check_aspect(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:
+    """Find a transform that changes the aspect of a photo."""
     aspect = _compute_aspect(geometry)
-    usual = 1.0 if declared is None else _compute_aspect(read_geometry(declared, geometry.photo))
+    usual = 1.0 if declared is None else _compute_aspect(_measure(read_geometry, declared, geometry.photo))
     if not 1 / _SQUASHED < aspect / usual < _SQUASHED:
         yield Finding(
             "aspect-changed",
@@ -129,9 +160,11 @@ def _compute_aspect(geometry: Geometry) -> float:
 
 
 def _check_normalization(
-    context: CheckContext, response: ColorResponse, expected: ColorResponse | None
+    context: CheckContext, response: ColorResponse, expected: ColorResponse | None, whose: str
 ) -> Iterator[Finding]:
     """Find a normalization other than the model's, or none although nothing shows that the model normalizes."""
+    if _has_other_head(context.forward_pass.model):
+        return
     black, white = response.black, response.white
     text = f"The transform turns black into {_join(black)} and white into {_join(white)}"
     if expected is not None and len(expected.black) == len(black):
@@ -139,10 +172,17 @@ def _check_normalization(
         order = slice(None, None, 1 if response.is_reversed == expected.is_reversed else -1)
         usual_black, usual_white = expected.black[order], expected.white[order]
         if max(np.abs(black - usual_black).max(), np.abs(white - usual_white).max()) > allowed:
-            sentence = f"{text}; that of the model turns them into {_join(usual_black)} and {_join(usual_white)}."
+            sentence = f"{text}; {whose} turns them into {_join(usual_black)} and {_join(usual_white)}."
             yield Finding("other-normalization", sentence)
     elif np.allclose([black, white], [[0.0], [1.0]], rtol=0, atol=_SAME_NORMALIZATION) and not _normalizes(context):
         yield Finding("unit-range", f"{text}, and nothing shows whether the model expects this.")
+
+
+def _has_other_head(model: nn.Module) -> bool:
+    """Return True for a model of timm with other classes than it was trained on, maybe with another normalization."""
+    config = getattr(model, "pretrained_cfg", None)
+    classes = config.get("num_classes") if isinstance(config, Mapping) else None
+    return classes is not None and classes != getattr(model, "num_classes", classes)
 
 
 def _join(values: Floats) -> str:

@@ -50,7 +50,8 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
     for name, check in CHECKS.items():
         reason = _find_skip_reason(name, context)
         try:
-            findings += [] if reason else [*check(context)]
+            if reason is None:
+                findings.extend(check(context))  # one by one, so that those before an error are kept
         except CamtoolError as error:  # e.g. a model that differentiates in its forward pass
             reason = f"it failed: {error}"
         if reason:
@@ -62,6 +63,8 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
 
 def _find_skip_reason(name: str, context: CheckContext) -> str | None:
     """Return why a check does not apply; ``None`` if it does."""
+    if name == "transform":
+        return input_checks.find_transform_skip_reason(context)
     if name in ("channels", "scale"):
         return input_checks.find_skip_reason(context)
     if name == "other classes":

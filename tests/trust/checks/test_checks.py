@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.models import squeezenet1_1
 from torchvision.transforms import v2
 
 import camtool
@@ -122,6 +123,15 @@ SOUND = {
     "a module that normalizes": (Inside(HALF), PIXELS),
     "bytes minus a mean, in BGR": (Net(), to_caffe),
     "BGR that the user states": (Net(), camtool.preprocessing(128, channels="bgr", mean=0.5, std=0.5)),
+    "BGR that the user states, of a model of RGB": (
+        camtool.load("demo"),
+        camtool.preprocessing(128, channels="bgr", mean=0.5, std=0.5),
+    ),
+    "bytes minus a mean, in BGR, for a network of torchvision": (squeezenet1_1().eval(), to_caffe),
+    "gray values in three channels": (
+        Net(),
+        v2.Compose([v2.Grayscale(3), PIXELS, v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]),
+    ),
     "gray values": (Net(channels=1), v2.Compose([v2.Grayscale(), PIXELS, v2.Normalize([0.45], [0.226])])),
 }
 
@@ -134,6 +144,59 @@ def test_a_sound_transform_has_no_finding(title: str) -> None:
     codes = {"byte-range", "unusual-range", "other-normalization", "unit-range", "channels-swapped", "upside-down"}
     assert not {*report.codes} & {*codes, "aspect-changed"}
     assert "transform" not in report.skipped
+
+
+def refuse_small(photo: Image.Image) -> torch.Tensor:
+    if min(photo.size) < 300:
+        raise ValueError("the photo is too small")
+    return 2 * PIXELS(photo) - 1
+
+
+def refuse_red(photo: Image.Image) -> torch.Tensor:
+    if photo.getpixel((0, 0)) == (255, 0, 0):
+        raise KeyError("red")
+    return 2 * PIXELS(photo) - 1
+
+
+def test_photos_that_measure_a_transform_have_the_size_of_the_photo(demo) -> None:
+    """The transform refuses photos of other sizes, or crops far from the corner."""
+    photo = Image.fromarray(photos.unseen(0).image).resize((400, 300))
+    report = camtool.explain(demo, photo, transform=lambda image: refuse_small(image).flip(0)).check()
+    assert "channels-swapped" in report.codes
+    report = camtool.explain(demo, photo, transform=lambda image: PIXELS(image.crop((270, 170, 398, 298)))).check()
+    assert "other-normalization" in report.codes
+
+
+def test_a_transform_that_fails_on_a_photo_of_one_color_is_a_reason() -> None:
+    photo = Image.fromarray(photos.unseen(0).image)
+    report = camtool.explain(Net(), photo, 0, transform=refuse_red, layer="layer").check()
+    assert "KeyError: 'red'" in report.skipped["transform"]
+
+
+@pytest.mark.parametrize("is_broken_everywhere", [False, True])
+def test_what_was_found_before_the_models_own_transform_failed_is_kept(demo, is_broken_everywhere) -> None:
+    declared = (lambda _: {}["mine"]) if is_broken_everywhere else refuse_red
+    photo = Image.fromarray(photos.unseen(0).image)
+    turning = camtool.Loaded(demo.model, declared)
+    report = camtool.explain(turning, photo, transform=lambda image: refuse_red(image.rotate(180))).check()
+    assert "upside-down" in report.codes
+    assert "KeyError" in report.skipped["transform"]
+
+
+def test_the_normalization_of_a_network_of_torchvision_is_called_usual() -> None:
+    photo = Image.fromarray(photos.unseen(0).image)
+    report = camtool.explain(squeezenet1_1().eval(), photo, 0, transform=v2.Compose([PIXELS, HALF])).check()
+    (finding,) = (each for each in report.findings if each.code == "other-normalization")
+    assert "torchvision's usual one turns them into -2.12, -2.04, -1.8" in finding.sentence
+
+
+@pytest.mark.parametrize(("classes", "is_named"), [(1000, True), (5, False)])
+def test_a_model_of_timm_with_other_classes_may_be_normalized_otherwise(classes: int, is_named) -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("mobilenetv3_small_050", num_classes=classes).eval()
+    photo = Image.fromarray(photos.unseen(0).image)
+    report = camtool.explain(model, photo, 0, transform=v2.Compose([PIXELS, HALF])).check()
+    assert ("other-normalization" in report.codes) == is_named
 
 
 def test_a_model_that_squeezes_photos_itself_has_no_finding(demo) -> None:
