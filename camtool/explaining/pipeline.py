@@ -403,6 +403,7 @@ class BatchExplainer:
                 labels=self.find_labels(forward_pass)[0],
                 transform=self.transforms[0],
                 declared=self.transforms[1],
+                is_layer_given=self.layers is not None,
             )
             title = (
                 f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"

@@ -42,6 +42,7 @@ class CheckContext:
         labels: The names of the classes; ``None`` if they are unknown.
         transform: The transform that the user gave instead of the model's own, if any.
         declared: The transform that the model came with, if any.
+        is_layer_given: True if the user named the layer.
     """
 
     raw: NDArray[Any]
@@ -53,6 +54,7 @@ class CheckContext:
     labels: Sequence[str] | None = None
     transform: Transform | None = None
     declared: Transform | None = None
+    is_layer_given: bool = False
 
     @property
     def target(self) -> Target:

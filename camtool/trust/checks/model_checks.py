@@ -43,8 +43,10 @@ _UNRELATED = 5.0
 networks, and between -2 and 2 if the classes are shuffled."""
 
 _EARLY = 0.4
-"""Share of the layers with weights up to the explained one below which it is early. Default layers have 0.62 (AlexNet)
-and more, in 17 architectures of torchvision."""
+"""Share of the layers with weights and a grid up to the explained one below which it is early."""
+
+_COMMON = 0.1
+"""Share of the classes from which on a word that they share says nothing of their kind, e.g. in "class 1"."""
 
 
 def find_training_modules(model: nn.Module) -> list[str]:
@@ -109,34 +111,53 @@ def check_other_paths(context: CheckContext) -> Iterator[Finding]:
 
 def check_depth(context: CheckContext) -> Iterator[Finding]:
     """Find a layer early in a classifier, for a method that weighs channels by one number each."""
-    if context.class_scores is None or not context.method.is_weighting or context.method.cost != "a pass":
-        return
-    # Methods that weigh each cell are meant for such layers, too, e.g. layercam.
-    if any(side > 1 for side in context.method.function(context.evidence[0]).shape[2:]):
-        return
     names = [call.name for call in context.calls]
     layers = [of_layer.layer for of_layer in context.evidence if of_layer.layer in names]
     if not layers:
         return
     last = max(len(names) - names[::-1].index(layer) for layer in layers)
-    has_weights = [has_matrix(call.module) for call in context.calls]
+    has_weights = [has_matrix(call.module) and _has_grid(call.shape) for call in context.calls]
     share = sum(has_weights[:last]) / max(1, sum(has_weights))
     if share < _EARLY:
         yield Finding(
             "early-layer",
-            f"{' + '.join(map(repr, layers))} ends after {share:.0%} of the model's layers with weights. Its "
+            f"{' + '.join(map(repr, layers))} ends after {share:.0%} of the model's layers with a grid. Its "
             "channels are edges and textures of all classes, and one weight for each cannot tell where the class is.",
             {"share of the layers": share},
         )
 
 
+def find_depth_skip_reason(context: CheckContext) -> str | None:
+    """Return why the depth of the layer is not judged; ``None`` if it is."""
+    if not context.is_layer_given:
+        return "camtool chose the layer"
+    if context.class_scores is None:
+        return "it takes a classifier"
+    # Methods that weigh each cell are meant for early layers, too, e.g. layercam.
+    is_weighting = context.method.is_weighting and context.method.cost == "a pass"
+    if not is_weighting or any(side > 1 for side in context.method.function(context.evidence[0]).shape[2:]):
+        return "the method does not weigh each channel by one number"
+    return None
+
+
+def _has_grid(shape: Sequence[int] | None) -> bool:
+    """Return True for the shape of maps ``(N, C, *grid)`` or tokens ``(N, T, C)`` with more than one cell."""
+    return shape is not None and len(shape) > 2 and max(shape[2:] if len(shape) > 3 else shape[1:]) > 1
+
+
+def find_last_layer_skip_reason(context: CheckContext) -> str | None:
+    """Return why the last layer is not judged; ``None`` if it is."""
+    if context.class_scores is None or len(context.class_scores) < _FEWEST_CLASSES:
+        return f"it takes a classifier of {_FEWEST_CLASSES} classes or more"
+    return "no linear layer returns the scores" if context.forward_pass.find_class_vectors() is None else None
+
+
 def check_last_layer(context: CheckContext) -> Iterator[Finding]:
     """Find a last layer whose weights are negated, or whose classes have the names of other classes."""
-    scores = context.class_scores
-    if scores is None or len(scores) < _FEWEST_CLASSES:
-        return
-    heads = find_linear_layers(context.forward_pass.model, classes=len(scores))
-    for name, (weight, _) in [*heads.items()][-1:]:
+    vectors = context.forward_pass.find_class_vectors()
+    assert vectors is not None  # else the check is skipped
+    heads = find_linear_layers(context.forward_pass.model, classes=len(vectors))
+    for name, weight in [(name, weight) for name, (weight, _) in heads.items() if torch.equal(weight, vectors)][:1]:
         centered = weight.cpu().double() - weight.cpu().double().mean(0)
         skewness = float((centered**3).mean() / (centered**2).mean() ** 1.5)
         if skewness < _NEGATIVE_SKEW and _reads_positive(context, name):
@@ -170,22 +191,24 @@ def _reads_positive(context: CheckContext, name: str) -> bool:
     return tensor is not None and bool(tensor.min() >= 0)
 
 
-def _compare_related(centered: Tensor, labels: Sequence[str]) -> float | None:
+def _compare_related(centered: Tensor, labels: Sequence[object]) -> float | None:
     """Return by how many standard errors classes with related names are more alike; ``None`` if there are too few.
 
     Args:
         centered: ``(K, D)``, the weights of each class, minus their mean.
-        labels: The names; only the first of several synonyms counts.
+        labels: The names, or numbers; only the first of several synonyms counts.
     """
     if len(labels) != len(centered):
         return None
     unit = centered / centered.norm(dim=1, keepdim=True).clamp(min=torch.finfo(centered.dtype).tiny)
     alike, differ = unit @ unit.T, ~torch.eye(len(unit), dtype=torch.bool)
-    words = [re.split(r"[\s_-]+", label.partition(",")[0].strip().lower()) for label in labels]
+    words = [re.split(r"[\s_-]+", str(label).partition(",")[0].strip().lower()) for label in labels]
     errors = list[float]()
     # The last word is the kind, e.g. of dog; in names of species the first one is.
     for place in (-1, 0):
         kinds = np.array([name[place] if name[place].isalpha() else str(k) for k, name in enumerate(words)])
+        _, place_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+        kinds = np.where(counts[place_of] > _COMMON * len(kinds), np.arange(len(kinds)).astype(str), kinds)
         related = torch.from_numpy(kinds[:, None] == kinds) & differ
         pairs = int(related.sum()) // 2
         if pairs >= _FEWEST_CLASSES:

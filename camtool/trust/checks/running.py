@@ -48,8 +48,8 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
     skipped: dict[str, str] = {}
     findings: list[Finding] = []
     for name, check in CHECKS.items():
-        reason = _find_skip_reason(name, context)
         try:
+            reason = _find_skip_reason(name, context)
             if reason is None:
                 findings.extend(check(context))  # one by one, so that those before an error are kept
         except CamtoolError as error:  # e.g. a model that differentiates in its forward pass
@@ -63,6 +63,10 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
 
 def _find_skip_reason(name: str, context: CheckContext) -> str | None:
     """Return why a check does not apply; ``None`` if it does."""
+    if name == "last layer":
+        return model_checks.find_last_layer_skip_reason(context)
+    if name == "depth":
+        return model_checks.find_depth_skip_reason(context)
     if name == "transform":
         return input_checks.find_transform_skip_reason(context)
     if name in ("channels", "scale"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -253,15 +254,18 @@ def _prepared(transform: Callable[[Image.Image], Tensor]):
 
 
 def make_kinds(*, is_sorted: bool = True, sign: int = 1) -> camtool.Loaded:
-    """A model of 200 classes of 8 kinds: a class has the weight 1 for the channel of its kind, and nearly 0 else."""
+    """200 classes of 20 kinds: each has the weight 1 for the two channels of its kind, and nearly 0 else."""
     net = Net(classes=200)
-    kinds = torch.arange(200) % 8
+    kinds = torch.arange(200) % 20
+    pairs = torch.tensor([*combinations(range(8), 2)])
     order = kinds if is_sorted else kinds[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
     noise = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        net.head.weight.copy_(sign * (torch.eye(8)[order] + 0.1 * noise))
+        net.head.weight.copy_(sign * (torch.eye(8)[pairs[order]].sum(1) + 0.1 * noise))
         net.head.bias.zero_()
-    return camtool.Loaded(net, labels=[f"some{index} kind{'abcdefgh'[kind]}" for index, kind in enumerate(kinds)])
+    return camtool.Loaded(
+        net, labels=[f"some{index} kind{'abcdefghijklmnopqrst'[kind]}" for index, kind in enumerate(kinds)]
+    )
 
 
 class Deep(nn.Sequential):

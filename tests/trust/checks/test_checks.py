@@ -218,7 +218,7 @@ def test_kinds_in_their_order_and_late_layers_have_no_finding() -> None:
     for model in (kinds, species):
         codes = camtool.explain(model, image, 0, layer="layer")[0].check().codes
         assert not {"labels-mixed-up", "negated-layer"} & {*codes}
-    # One of five convolutions and the linear layer is 17 %, three are 50 %.
+    # One of five convolutions is 20 %, three are 60 %.
     for layer, method, is_early in (
         (["1"], "gradcam", 1),
         (["1"], "layercam", 0),
@@ -227,6 +227,82 @@ def test_kinds_in_their_order_and_late_layers_have_no_finding() -> None:
     ):
         codes = camtool.explain(Deep(), image, 0, layer=layer, method=method)[0].check().codes
         assert ("early-layer" in codes) == is_early
+
+
+NAMES = {
+    "numbers": [*range(200)],
+    "nothing": [None] * 200,
+    "a first word that all share": [f"class {index}" for index in range(200)],
+    "a last word that an eighth shares": [f"n{index} kind{'abcdefgh'[index % 8]}" for index in range(200)],
+}
+
+
+@pytest.mark.parametrize("title", NAMES)
+def test_names_that_say_nothing_of_kinds_are_not_judged(title: str) -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model = camtool.Loaded(make_kinds(is_sorted=False).model, labels=NAMES[title])
+    report = camtool.explain(model, image, 0, layer="layer")[0].check()
+    assert "labels-mixed-up" not in report.codes
+    assert "last layer" not in report.skipped
+
+
+class TwoHeads(Net):
+    """A network with a second head for training, which is registered last and not read."""
+
+    def __init__(self, first: Net, second: Net) -> None:
+        super().__init__(classes=200)
+        self.load_state_dict(first.state_dict())
+        self.auxiliary = second.head
+
+
+@pytest.mark.parametrize("is_first_negated", [False, True])
+def test_the_layer_that_returns_the_scores_is_judged(is_first_negated) -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    sound, negated = make_kinds().model, make_kinds(sign=-1).model
+    model = TwoHeads(negated, sound) if is_first_negated else TwoHeads(sound, negated)
+    codes = camtool.explain(model, image, 0, layer="layer")[0].check().codes
+    assert ("negated-layer" in codes) == is_first_negated
+
+
+def test_the_reason_says_why_the_last_layer_is_not_judged() -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    scaled = Net(classes=200, behind=nn.Softplus())
+    reasons = [camtool.explain(net, image, 0, layer="layer")[0].check().skipped for net in (Net(), scaled)]
+    assert [each["last layer"] for each in reasons] == [
+        "it takes a classifier of 100 classes or more",
+        "no linear layer returns the scores",
+    ]
+
+
+class Wide(nn.Sequential):
+    """One convolution, and four linear layers without a grid."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        tail = [nn.Linear(4, 4) for _ in range(4)]
+        super().__init__(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail)
+        self.eval()
+
+
+def test_a_layer_is_early_only_if_a_later_one_has_a_grid_and_the_user_named_it(monkeypatch) -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    report = camtool.explain(Wide(), image, 0, layer="1")[0].check()
+    assert "early-layer" not in report.codes
+    assert "depth" not in report.skipped
+    monkeypatch.setattr("camtool.trust.checks.model_checks._EARLY", 2.0)  # any layer is early
+    assert "early-layer" in camtool.explain(Deep(), image, 0, layer="9")[0].check().codes
+    report = camtool.explain(Deep(), image, 0)[0].check()
+    assert "early-layer" not in report.codes
+    assert report.skipped["depth"] == "camtool chose the layer"
+
+
+def test_the_reasons_of_skipped_checks_of_transform_and_depth() -> None:
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    skipped = camtool.explain(Net(), image, 0, layer="layer", method="layercam")[0].check().skipped
+    assert skipped["transform"] == "the input was given as a tensor"
+    assert skipped["depth"] == "the method does not weigh each channel by one number"
+    demo = camtool.explain(camtool.load("demo"), Image.fromarray(photos.unseen(0).image)).check()
+    assert demo.skipped["transform"] == "it takes a transform= that is not the model's own"
 
 
 @pytest.mark.slow
