@@ -295,7 +295,7 @@ _KINDS = (
     ),
     WarningKind(
         "early-layer",
-        "Less than 40 % of a classifier's layers with a grid come before the end of the given one, and each channel has one weight.",
+        "Less than 40 % of a classifier's layers with a grid come up to that given, and each channel has one weight.",
         "Leave layer= out for the best layer, or choose a method that weighs cells, e.g. layercam.",
     ),
     WarningKind(

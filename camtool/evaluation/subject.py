@@ -38,7 +38,6 @@ class LabeledBatch:
         unlikely: ``(N,)``, the classes of the lowest score.
         probabilities: ``(N,)``, the probability of each class that is explained.
         link: The link from scores to probabilities.
-        class_count: The number of classes.
     """
 
     batch: InputBatch
@@ -46,7 +45,6 @@ class LabeledBatch:
     unlikely: Tensor
     probabilities: Tensor
     link: Link
-    class_count: int
 
     @property
     def images(self) -> Tensor:
@@ -114,9 +112,7 @@ class Subject:
             raise MetricError("target_class: give one class for each image: an index, a label, or None for the top.")
         classes = torch.tensor(indices, device=probabilities.device)
         rows = torch.arange(len(classes), device=probabilities.device)
-        return LabeledBatch(
-            batch, classes, probabilities.argmin(1), probabilities[rows, classes], link, probabilities.shape[1]
-        )
+        return LabeledBatch(batch, classes, probabilities.argmin(1), probabilities[rows, classes], link)
 
     def score_classes(self, images: Tensor) -> Tensor:
         """Return the scores ``(N, K)`` of all classes for images that are the model's input."""
