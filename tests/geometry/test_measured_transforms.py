@@ -240,6 +240,10 @@ COLORS = {
         v2.Compose([v2.Grayscale(3), to_tensor, v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]),
         ([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], [0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225], False),
     ),
+    "almost gray": (
+        lambda photo: 0.9 * to_tensor(photo).mean(0, keepdim=True) + 0.1 * to_tensor(photo).flip(0),
+        ([0] * 3, [1] * 3, False),
+    ),
     "a crop far from the corner": (
         lambda photo: to_tensor(photo.crop((300, 300, 364, 364))),
         ([0] * 3, [1] * 3, False),
