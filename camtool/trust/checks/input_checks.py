@@ -57,7 +57,7 @@ _STANDARD_ERRORS = 3.0
 
 _LEAST_GAIN, _LEAST_GAIN_OF_FEW = 0.05, 0.2
 """Mean gain that counts: the first is more than rounding, as a range that the images have already changes nothing
-else. With less than ``_MANY_CLASSES`` the contrast of small networks rises by chance, so the second holds."""
+else. With fewer than ``_MANY_CLASSES`` the contrast of small networks rises by chance, so the second holds."""
 
 _FEWEST_CLASSES, _MANY_CLASSES = 10, 100
 """Classes from which on folders are compared, and from which on small gains count."""
@@ -98,6 +98,7 @@ def check_transform(context: CheckContext) -> Iterator[Finding]:
     is_guess = declared is None and _is_imagenet_classifier(context)
     if is_guess:
         declared, whose = build_default_transform(), "torchvision's usual one"
+    yield from _check_aspect(geometry, declared)
     height, width = geometry.photo
     photo = min(height, _LONGEST * width), min(width, _LONGEST * height)
     response = _measure(probe_colors, user, photo)
@@ -112,7 +113,6 @@ def check_transform(context: CheckContext) -> Iterator[Finding]:
             f"{f'unlike {whose}' if expected else 'and nothing says that the model expects this'}.",
         )
     yield from _check_normalization(context, response, expected, whose)
-    yield from _check_aspect(geometry, declared)
 
 
 def find_transform_skip_reason(context: CheckContext) -> str | None:
@@ -137,7 +137,9 @@ def _measure(
         raise
     except Exception as error:
         name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
-        raise GeometryError(f"transform {name} fails on a photo of one color. {problem}") from error
+        raise GeometryError(
+            f"transform {name} fails on a photo of the size {photo} that measures it: {problem}"
+        ) from error
 
 
 def _check_aspect(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:

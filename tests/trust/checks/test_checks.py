@@ -171,6 +171,15 @@ def test_a_transform_that_fails_on_a_photo_of_one_color_is_a_reason() -> None:
     assert "KeyError: 'red'" in report.skipped["transform"]
 
 
+def test_the_aspect_is_judged_without_the_colors(demo) -> None:
+    """Divided by the brightest value, gray becomes white, so the values are not linear."""
+    photo = Image.fromarray(photos.unseen(0).image).resize((160, 120))
+    brightest = v2.Lambda(lambda values: values / values.max().clamp(min=0.1))
+    report = camtool.explain(demo, photo, transform=v2.Compose([v2.Resize((128, 128)), PIXELS, brightest])).check()
+    assert "aspect-changed" in report.codes
+    assert "not linear" in report.skipped["transform"]
+
+
 @pytest.mark.parametrize("is_broken_everywhere", [False, True])
 def test_what_was_found_before_the_models_own_transform_failed_is_kept(demo, is_broken_everywhere) -> None:
     declared = (lambda _: {}["mine"]) if is_broken_everywhere else refuse_red
