@@ -341,7 +341,8 @@ class Explainer(Generic[Result]):
             self._recommend = partial(_recommend, model, settings)
             method = "gradcam"  # until the first images come
         methods = [find_method(choice) for choice in to_list(method)]
-        layers = None if layer is None else [unwrap_layer(whole, choice) for choice in to_list(layer)]
+        wanted = None if layer is None else (unwrap_layer(whole, choice) for choice in to_list(layer))
+        layers = None if wanted is None else [find_module_name(loaded.model, module) for module in wanted]
         for name, given in (("method", methods), ("layer", layers)):
             if given is not None and not given:
                 raise CamtoolError(f"{name} asks for nothing; give one or more.")
@@ -356,7 +357,7 @@ class Explainer(Generic[Result]):
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
-            layers=None if layers is None else [find_module_name(loaded.model, module) for module in layers],
+            layers=layers,
             merge=merges.get_merge(settings.merge) if "merge" in changed else settings.merge,
             labels=settings.labels if settings.labels is not None else loaded.labels,
             text=loaded.text,

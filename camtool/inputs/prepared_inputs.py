@@ -255,7 +255,7 @@ def find_tensor_warnings(
         value_range: The range of its values.
         black: ``(C,)``, the value of a black pixel; ``None`` if the normalization is unknown.
         white: ``(C,)``, the value of a white one.
-        kind: What the input is. Only images are expected in a range of photos.
+        kind: What the input is. Only images and clips are expected in a range of photos.
     """
     if value_range.is_constant:
         yield MapWarning(_CONSTANT, "constant-image")
@@ -265,7 +265,7 @@ def find_tensor_warnings(
             "photo instead of a tensor.",
             "not-normalized",
         )
-    elif value_range.is_large and kind == "image":
+    elif value_range.is_large and kind in ("image", "clip"):
         yield from find_range_warnings(value_range, black, white)
 
 
