@@ -338,8 +338,7 @@ class Explainer(Generic[Result]):
         if isinstance(method, str) and method == "auto":
             if layer is not None or options:
                 raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
-            self._recommend = partial(_recommend, model, settings)
-            method = "gradcam"  # until the first images come
+            self._recommend, method = partial(_recommend, model, settings), "gradcam"  # until the first images come
         methods = [find_method(choice) for choice in to_list(method)]
         wanted = None if layer is None else (unwrap_layer(whole, choice) for choice in to_list(layer))
         layers = None if wanted is None else [find_module_name(loaded.model, module) for module in wanted]
