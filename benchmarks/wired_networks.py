@@ -44,7 +44,7 @@ class Square:
         corner: Row and column of its first cell.
         role: What it means to the score. ``"evidence"``: the score is lower without it, or would be if the spare
             evidence were gone, too. ``"counter-evidence"``: the score is higher without it. ``"none"``: the score is
-            the same with and without it, whatever else is in the image.
+            the same with and without it, for all subsets of the others.
         other: Its color when it is removed.
         width: Its width in cells.
     """

@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import _SHARED
 from benchmarks.__main__ import main as run_named
 
 ROOT = Path(__file__).parents[1]
-SHARED = (
-    "__init__",
-    "__main__",
-    "language_model",
-    "package_photos",
-    "paired",
-    "photos",
-    "truth_scenes",
-    "wired_networks",
-)
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in _SHARED)
 
 pytestmark = pytest.mark.slow
 

@@ -91,7 +91,7 @@ def probe_geometry(transform: Transform, photo: tuple[int, int]) -> Geometry:
 
 
 class ColorResponse(NamedTuple):
-    """What a transform makes of colors.
+    """The values that a transform returns for colors.
 
     Attributes:
         black: ``(C,)``, the values of a black photo.

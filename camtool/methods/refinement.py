@@ -78,7 +78,7 @@ _SCALES = [_USUAL_SCALE * math.exp(2 * step / 3) for step in range(-3, 4)]
 
 @dataclass(frozen=True)
 class Posterior:
-    """What masks tell of the cells of one image and one target, in units of the score, float64 on the CPU.
+    """The posterior of the cells of one image and one target, in units of the score, float64 on the CPU.
 
     Attributes:
         heat: ``a``, the drop that the map explains in all.
@@ -226,7 +226,7 @@ def make_masks(passes: int, cells: Sequence[int]) -> Tensor:
 
 
 def _count_up(count: int) -> Tensor:
-    """Return 0, 1, ... ``(count,)`` in float64 on the CPU, whatever the default device is."""
+    """Return 0, 1, ... ``(count,)`` in float64 on the CPU, on any default device."""
     return torch.arange(count, dtype=torch.float64, device="cpu")
 
 

@@ -110,7 +110,9 @@ def check_other_paths(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_depth(context: CheckContext) -> Iterator[Finding]:
-    """Find a layer early in a classifier, for a method that weighs channels by one number each."""
+    """Find a layer early in a classifier that the user chose, for a method that weighs channels by one number each."""
+    if not context.is_layer_given:
+        return
     names = [call.name for call in context.calls]
     layers = [of_layer.layer for of_layer in context.evidence if of_layer.layer in names]
     if not layers:
@@ -130,7 +132,7 @@ def check_depth(context: CheckContext) -> Iterator[Finding]:
 def find_depth_skip_reason(context: CheckContext) -> str | None:
     """Return why the depth of the layer is not judged; ``None`` if it is."""
     if not context.is_layer_given:
-        return "camtool chose the layer"
+        return None  # there is no choice to judge, so nothing is said
     if context.class_scores is None:
         return "it takes a classifier"
     # Methods that weigh each cell are meant for early layers, too, e.g. layercam.

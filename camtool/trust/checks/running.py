@@ -67,8 +67,6 @@ def _find_skip_reason(name: str, context: CheckContext) -> str | None:
         return model_checks.find_last_layer_skip_reason(context)
     if name == "depth":
         return model_checks.find_depth_skip_reason(context)
-    if name == "transform":
-        return input_checks.find_transform_skip_reason(context)
     if name in ("channels", "scale"):
         return input_checks.find_skip_reason(context)
     if name == "other classes":
