@@ -387,7 +387,7 @@ def test_keys_in_the_large_view(opened: Opened, report: Path) -> None:
     page.keyboard.press("Escape")
     assert page.get_by_role("dialog").count() == 0
     # The tile of the photo that was shown last has the focus.
-    assert page.evaluate("document.activeElement.closest('li').ariaPosInSet") == "4"
+    sync_api.expect(page.locator("li[aria-posinset='4'] .tile")).to_be_focused()
 
 
 def test_back_closes_the_large_view(opened: Opened, report: Path) -> None:
