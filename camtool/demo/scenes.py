@@ -7,7 +7,7 @@
 
 A seed gives the same scene, bit for bit, on any machine and in any order of calls, and the same scene at any size.
 ``classes`` and ``mark`` change nothing else: the same seed with another class gives the same image with another shape
-at the same position.
+at the same position. With another ``position``, the object's color follows the background there.
 """
 
 from __future__ import annotations
@@ -77,7 +77,13 @@ class Scene:
 
 
 def draw_scene(
-    seed: int, *, classes: Sequence[str | int] | None = None, objects: int = 1, size: int = 128, mark: bool = False
+    seed: int,
+    *,
+    classes: Sequence[str | int] | None = None,
+    objects: int = 1,
+    size: int = 128,
+    mark: bool = False,
+    position: tuple[float, float] | None = None,
 ) -> Scene:
     """Draw a scene.
 
@@ -87,17 +93,19 @@ def draw_scene(
         objects: Number of objects: 1, 2 or 4.
         size: Side of the image in pixels, 32 or more.
         mark: Draw a watermark in the lower right corner.
+        position: Center (x, y) of the only object, in units of the image's side; ``None`` for a random one.
 
     Raises:
         CamtoolError: An argument has a value that is not allowed.
     """
-    _check_arguments(seed, objects, size)
+    _check_arguments(seed, objects, size, position)
     random = RandomNumbers(seed, _SCENE)
     painter = choose_background(random)
     light = Light.from_random(random)
     shuffled = random.shuffle(range(len(LABELS)))[:objects]
     indices = shuffled if classes is None else _find_indices(classes, objects)
     places = _choose_places(random, objects)
+    places = places if position is None else [(*position, places[0][2])]
     thumbnail = painter(_THUMBNAIL)
     canvas = painter(size)
     masks = []
@@ -116,7 +124,7 @@ def draw_scene(
     return Scene(_convert_to_uint8(canvas, RandomNumbers(seed, _GRAIN)), items, box)
 
 
-def _check_arguments(seed: int, objects: int, size: int) -> None:
+def _check_arguments(seed: int, objects: int, size: int, position: tuple[float, float] | None) -> None:
     """Raise an error if an argument is out of range."""
     if seed < 0:
         raise CamtoolError(f"seed must be 0 or more, got {seed}.")
@@ -124,6 +132,8 @@ def _check_arguments(seed: int, objects: int, size: int) -> None:
         raise CamtoolError(f"objects must be one of {', '.join(map(str, _RADII))}, got {objects}.")
     if size < 32:
         raise CamtoolError(f"size must be 32 or more, got {size}.")
+    if position is not None and (objects != 1 or not all(0 <= at < 1 for at in position)):
+        raise CamtoolError(f"position must be two numbers in [0, 1), of one object, got {position}, objects={objects}.")
 
 
 def _find_indices(classes: Sequence[str | int], objects: int) -> list[int]:

@@ -112,6 +112,17 @@ def test_the_watermark_changes_only_its_box():
         assert min(x0, y0) > 96
 
 
+def test_an_object_lies_where_it_is_asked_to_be():
+    for seed in range(10):
+        scenes = [draw_scene(seed, classes=["square"], position=at) for at in ((0.3, 0.7), (0.7, 0.3))]
+        for scene, (x, y) in zip(scenes, ((0.3, 0.7), (0.7, 0.3)), strict=True):
+            x0, y0, x1, y1 = scene.objects[0].box
+            assert x0 < 128 * x < x1
+            assert y0 < 128 * y < y1
+        radii = [np.sqrt(scene.objects[0].mask.sum()) for scene in scenes]
+        assert max(radii) / min(radii) < 1.3  # a tip may lie outside, or below a stick
+
+
 def test_classes_are_given_by_name_or_index():
     assert len(LABELS) == 10
     for index, label in enumerate(LABELS):
@@ -140,6 +151,8 @@ def test_a_shape_fills_its_circle_and_its_distance_has_slope_one_at_most(label):
         ({"classes": [10]}, "classes must be among arrow.*got 10"),
         ({"classes": ["star", "heart"]}, "must be 1 different ones for objects=1"),
         ({"classes": ["star", "star"], "objects": 2}, "must be 2 different ones"),
+        ({"position": (0.5, 1.2)}, r"position must be two numbers in \[0, 1\)"),
+        ({"position": (0.5, 0.5), "objects": 2}, "of one object"),
     ],
 )
 def test_wrong_arguments_raise_an_error(arguments, message):
