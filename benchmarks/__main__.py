@@ -14,6 +14,7 @@ _SHARED = (
     "package_photos",
     "paired",
     "photos",
+    "planted_scenes",
     "truth_scenes",
     "wired_networks",
 )
