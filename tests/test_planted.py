@@ -173,6 +173,15 @@ def test_the_first_layers_are_those_of_the_demo() -> None:
     assert expected.shape == (2, 96, 16, 16)
 
 
+def test_positions_are_seen_by_their_networks_alone() -> None:
+    x = torch.zeros(2, 96, 16, 16)
+    x[0, 0, 2, 2] = x[1, 0, 13, 13] = 1
+    network = build_network("grid head").eval()
+    network.stem, network.features = nn.Identity(), nn.Identity()
+    assert (network(x)[0] - network(x)[1]).abs().max() > 0
+    assert {network.architecture for network in plan_networks() if network.kind == "position"} == {"grid head"}
+
+
 @torch.inference_mode()
 def test_folding_keeps_the_outputs() -> None:
     models = []
