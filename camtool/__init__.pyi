@@ -6,6 +6,7 @@ Each name has a line ``from HOME import NAME as NAME``. Lines from ``camtool`` i
 from camtool import errors as errors
 from camtool import figures as figures
 from camtool import hooks as hooks
+from camtool import losses as losses
 from camtool import maps as maps
 from camtool import recorder as recorder
 from camtool import rendering as rendering
