@@ -11,6 +11,7 @@ from camtool import maps as maps
 from camtool import recorder as recorder
 from camtool import rendering as rendering
 from camtool import targets as targets
+from camtool import testing as testing
 from camtool.attention_maps.attention import attention as attention
 from camtool.attention_maps.maps import AttentionMaps as AttentionMaps
 from camtool.concept_maps.concepts import Concepts as Concepts

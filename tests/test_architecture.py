@@ -93,9 +93,9 @@ def test_the_architecture_page_shows_the_import_contract() -> None:
 
 
 def test_the_top_of_the_package_shows_the_architecture() -> None:
-    """At most 30 entries besides ``__init__`` and the like, on at most 14 floors of imports."""
+    """At most 31 entries besides ``__init__`` and the like, on at most 14 floors of imports."""
     layers = read_layers()
-    assert sum(map(len, layers)) <= 30  # the next test compares them with the packages
+    assert sum(map(len, layers)) <= 31  # the next test compares them with the packages
     assert len(layers) <= 14
 
 
